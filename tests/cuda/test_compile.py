@@ -30,6 +30,7 @@ MOST_REGISTERS = {
     "add_pieces": 64,
     "weight_gradients": 64,
     "step_rows": 64,
+    "step_runs": 64,
     "lay_out_gradients": 64,
     "match_rows": 40,
     "count_rows": 64,
@@ -152,16 +153,18 @@ def reads_in_flight(instructions: list[tuple[str, str]], width: str) -> int:
 
 
 # Kernels for rows of fp32 without weights, by 16 bytes: lookups and sums of dim 64, on 16 lanes;
-# products with rows, of which there is one kernel for all dims; updates by one list of gradients.
+# products with rows, of which there is one kernel for all dims; updates by one list of gradients,
+# and by gradients of rows that are read once.
 @pytest.mark.parametrize(
     ("source", "kernel"),
     [
         ("lookup", "pool_bags.*Float32RowELi16ELi16ELi4ELb0E"),
         ("lookup", "pool_short_bags.*Float32RowELi16ELi16E"),
-        ("sum_gradients", "sum_runs.*Float32RowELi16ELi16E(?!.*Lb1EEv$)"),
+        ("sum_gradients", "sum_runs.*Float32RowELi16ELi16E"),
         ("weight_gradients", "weight_gradients.*Float32RowELi4E(?!.*Lb1EEv$)"),
         ("row_groups", "add_rows"),
         *(("update_rows", f"step_rows.*{name}ELi4ELb0E") for name in ("3Sgd", "Adagrad", "Adam")),
+        *(("update_runs", f"step_runs.*{name}ELi4E") for name in ("3Sgd", "Adagrad", "Adam")),
     ],
 )
 def test_rows_are_read_by_sixteen_bytes_and_enough_are_on_their_way(

@@ -20,6 +20,7 @@ from scripts.gpu_check import (
     stage_64_training,
     stage_66_links,
 )
+from tests.support.cuda.devices import Cuda, Device
 
 
 @pytest.mark.check
@@ -85,6 +86,25 @@ def test_the_steps_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -
     ]  # fmt: skip
     assert not any(r["failed"] for r in found)
     assert all(0 < r["distinct"] <= r["rows"] for r in found)
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_the_step_of_one_rank_is_right(device: Device, length: int) -> None:
+    if isinstance(device, Cuda):
+        pytest.skip("the benchmark itself looks there")
+    arena = torch.randn(300, 8)
+    backward = stage_64_training.Backward(arena, "uniform", 40, length)
+    backward.ops = torch.ops.oper_emulated
+    backward.sort()
+    assert backward.is_right(backward.step)
+    before = arena.clone()
+    backward.state.zero_()
+    backward.step()
+    found = arena.clone()
+    arena.copy_(before)
+    backward.state.zero_()
+    backward.step_apart()
+    assert torch.equal(found, arena)
 
 
 def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@ threads."""
 
 import ctypes
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,169 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.base import native
-from oper.plan.layout import SLOT_BITS, SLOT_MASK
 from scripts import build_cuda
 from tests.support.cuda import emulator
 from tests.support.cuda.devices import Device
+from tests.support.cuda.gradient_batches import FILLED, Batch
 from tests.support.examples import examples
-from tests.support.runtime.accesses import random_accesses, sorted_runs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PIECES = build_cuda.CSRC / "include/oper/step/pieces.h"
 SHORT_PIECE = 7
-FILLED = -(2.0**100)  # no sum is that
-
-
-class Batch:
-    """Gradients of the bags of a batch, and its accesses sorted by row.
-
-    `dims` are the buckets' and `gap` the values between two bags' gradients. `hot` accesses of the
-    first feature, in the middle of it, read one row.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        sizes: list[int],
-        dims: list[int],
-        *,
-        ranks: int = 2,
-        slots: int = 50,
-        hot: int = 0,
-        gap: int = 0,
-        offset_type: type | None = None,
-        weighted: bool = False,
-        means: bool = False,
-        by_bag: bool = False,
-        frozen: bool = False,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        accesses = random_accesses(rng, ranks, sizes, len(dims), slots, 10, frozen)
-        # Rows that are read often are to lie anywhere among the others.
-        field, slot = accesses.addresses >> SLOT_BITS, accesses.addresses & SLOT_MASK
-        accesses.addresses[:] = field << SLOT_BITS | slot * 48271 % (2**31 - 1)
-        accesses.bucket_slots = [2**31] * len(dims)
-        if hot:
-            first = (sizes[0] - hot) // 2
-            accesses.addresses[first : first + hot] = accesses.addresses[first]
-        features, self.dims = accesses.features, dims
-        bags = np.array(sizes, dtype=np.int64)
-        offsets = np.arange(sum(sizes) + 1)
-        if offset_type is not None:
-            bags = np.array([int(rng.integers(1, size + 3)) for size in sizes])
-            lengths = [
-                rng.multinomial(size, np.full(of_feature, 1 / of_feature))
-                for size, of_feature in zip(sizes, bags, strict=True)
-            ]
-            offsets = np.append(0, np.cumsum(np.concatenate(lengths))).astype(offset_type)
-        features["dim"] = np.array(dims)[features["bucket"]]
-        features["bags"], features["first_bag"] = bags, np.cumsum(bags) - bags
-        features["out_stride"] = features["dim"] + gap
-        room = bags * features["out_stride"]
-        features["out_base"] = np.cumsum(room) - room
-        features["mean"] = rng.integers(0, 2, len(sizes)) if means else 0
-
-        position, start, _, before = sorted_runs(accesses)
-        self.sorted = accesses.tensors()
-        if by_bag:
-            position = np.searchsorted(offsets, position, side="right") - 1
-        self.codes, self.before = ranks + 1, before
-        self.groups = torch.from_numpy(np.stack([before, self._places()]))
-        self.grad = torch.from_numpy(rng.standard_normal(room.sum())).to(dtype)
-        self.positions = torch.from_numpy(position.astype(np.int32))
-        self.run_start = torch.from_numpy(start.astype(np.int32))
-        self.accesses, self.scale, self.by_bag = sum(sizes), 1 / 3, by_bag
-        self.offsets = None if offset_type is None else torch.from_numpy(offsets)
-        self.weights = torch.randn(self.accesses) if weighted else None
-        self.features = accesses.words
-        self.segment_offset = torch.from_numpy(accesses.segment_offset)
-
-    def _places(self) -> list[int]:
-        """Values before each group's: a bucket's begin at a multiple of 16."""
-        places = [0]
-        for group, rows in enumerate(np.diff(self.before)):
-            bucket, code = divmod(group, self.codes)
-            if code == 0:
-                places[-1] = -(-places[-1] // 16) * 16
-            places.append(places[-1] + int(rows) * self.dims[bucket])
-        return places
-
-    def calls(self) -> Iterator[tuple[int, int, int]]:
-        """Bucket, first and last group of calls that sum all runs: replicas apart from others."""
-        for bucket in range(len(self.dims)):
-            first = bucket * self.codes
-            yield bucket, first, first + 1
-            yield bucket, first + 1, first + self.codes
-
-    def values(self) -> torch.Tensor:
-        return torch.full((int(self.groups[1, -1]) + 3,), FILLED)
-
-    def arguments(self) -> Iterator[list[Any]]:
-        """Those of the operator but for `values` and `by_bag`, of all calls."""
-        for bucket, first, last in self.calls():
-            runs = [self.positions, self.run_start, self.groups, bucket, first, last]
-            batch = [self.offsets, self.weights, self.features, self.segment_offset]
-            yield [self.grad, *runs, *batch, self.dims[bucket], self.scale]
-
-    def on_the_processor(self) -> torch.Tensor:
-        values = self.values()
-        for arguments in self.arguments():
-            native.ops().sum_gradients(*arguments, values, self.by_bag)
-        return values
-
-    def on(self, device: Device, order: int = 0, sort: bool = False) -> torch.Tensor:
-        """Of runs that the device sorted, or of the processor's, with room for all accesses: what
-        lies beyond is anything."""
-
-        def put(given: Any) -> Any:
-            return device.put(given) if isinstance(given, torch.Tensor) else given
-
-        def with_room(tensor: torch.Tensor, size: int) -> Any:
-            beyond = torch.full((size - len(tensor),), 2**30, dtype=tensor.dtype)
-            return put(torch.cat([tensor, beyond]))
-
-        positions = with_room(self.positions, self.accesses)
-        run_start = with_room(self.run_start, self.accesses + 1)
-        if sort:
-            addresses, segments, features, *rest = self.sorted
-            read = [put(addresses), put(segments), features, *rest]
-            read.append(put(self.offsets) if self.by_bag else None)
-            found = device.start("sort_accesses", *read, device.stream, None, order=order)
-            positions, run_start, _, before = found
-            assert torch.equal(before.cpu(), self.groups[0])
-        values = put(self.values())
-        for arguments in self.arguments():
-            on_device = [*map(put, arguments), values, self.by_bag, device.stream]
-            on_device[1:3] = positions, run_start
-            device.start("sum_gradients", *on_device, order=order)
-        summed: torch.Tensor = values.cpu()
-        return summed
-
-    def by_definition(self, piece: int) -> torch.Tensor:
-        """float32 sums of pieces of so many accesses, without offsets and weights."""
-        values = self.values()
-        features, starts = self.features, self.run_start.tolist()
-        for bucket, first, last in self.calls():
-            (first_run, at), (last_run, _) = self.groups[:, [first, last]].T.tolist()
-            dim = self.dims[bucket]
-            for run in range(first_run, last_run):
-                pieces: list[torch.Tensor] = []
-                positions = self.positions[starts[run] : starts[run + 1]].tolist()
-                for n, position in enumerate(positions):
-                    if n % piece == 0:
-                        pieces.append(torch.zeros(dim))
-                    f = int(torch.searchsorted(self.segment_offset, position, right=True)) - 1
-                    base, stride = features[f, 7:9].tolist()
-                    place = base + (position - int(self.segment_offset[f])) * stride
-                    pieces[-1] += self.grad[place : place + dim].float()
-                total = torch.zeros(dim)
-                for of_piece in pieces:
-                    total += of_piece
-                out = at + (run - first_run) * dim
-                values[out : out + dim] = (total if len(pieces) > 1 else pieces[0]) * self.scale
-        return values
 
 
 def assert_equal_bits(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizers import STATES, Optimizer
+from tests.support.cuda import gradient_batches
 from tests.support.cuda.devices import Device
+from tests.support.cuda.gradient_batches import LR, TORCH_DTYPE, assert_equal_arenas
 from tests.support.examples import examples
 
-TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 KINDS = [kind for kind in STATES if kind != "none"]
-LR, STEPS = 0.3, 3
+STEPS = 3
 GROUPS, GROUP = 5, 2  # of each list, and the one that is updated
 BEYOND = 7  # elements of slots and values behind what the counts name
 
@@ -62,23 +63,7 @@ class Lists:
         return self.slots, self.values, self.groups
 
 
-class Arena:
-    """Rows and state; a slot has room for more than they take."""
-
-    def __init__(
-        self, optimizer: Optimizer, dtype: str, values: torch.Tensor, spare: tuple[int, int]
-    ) -> None:
-        self.optimizer, self.dtype, self.dim = optimizer, dtype, values.shape[1]
-        bytes = values.to(TORCH_DTYPE[dtype]).view(torch.uint8)
-        width = optimizer.state_bytes(self.dim) + spare[1]
-        empty = torch.zeros(len(values), spare[0], dtype=torch.uint8)
-        self.rows = torch.cat([bytes.reshape(len(values), -1), empty], 1).contiguous()
-        self.state = torch.zeros(len(values), width, dtype=torch.uint8)
-
-    def arguments(self, step: int) -> list[Any]:
-        settings = self.optimizer.settings(LR, step)
-        return [self.dim, DTYPE_CODE[self.dtype], self.optimizer.kind, settings]
-
+class Arena(gradient_batches.Arena):
     def update_on_the_processor(self, lists: Lists, step: int) -> int:
         updated = torch.tensor([100])
         group = [GROUP] * len(lists.slots)
@@ -96,11 +81,6 @@ class Arena:
         device.start("update_rows", *given, group, rows, state, *rest, order=order)
         self.rows, self.state = rows.cpu(), state.cpu()
         return int(updated) - 100
-
-
-def assert_equal_bits(found: Arena, expected: Arena) -> None:
-    assert torch.equal(found.rows, expected.rows)
-    assert torch.equal(found.state, expected.state)
 
 
 def check(
@@ -125,7 +105,7 @@ def check(
     for order in orders or device.orders:
         found = Arena(optimizer, dtype, values, spare)
         assert counts == [found.update_on(device, b, n + 1, order) for n, b in enumerate(batches)]
-        assert_equal_bits(found, expected)
+        assert_equal_arenas(found, expected)
 
 
 # Rows of one piece and of many, of no whole number of pieces, and longer than what the threads of a
@@ -249,6 +229,12 @@ def test_refused_arguments(device: Device) -> None:
             device.start("update_rows", *changed)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_rows_beyond_16_bits_of_slots_are_rounded_alike(device: Device, dtype: str) -> None:
+    optimizer = Optimizer("sgd", stochastic_rounding=True)
+    check(device, optimizer, dtype, 4, lists=1, rows=2**16 + 500, share=0.01, orders=(1,))
+
+
 def test_rounding_at_random_is_the_devices_too(device: Device) -> None:
     """And is not what rounding to the nearest gives."""
     optimizer = Optimizer("sgd", stochastic_rounding=True)
@@ -263,5 +249,5 @@ def test_rounding_at_random_is_the_devices_too(device: Device) -> None:
         found.update_on(device, lists, 7, 2)
         expected.update_on_the_processor(lists, 7)
         nearest.update_on_the_processor(lists, 7)
-        assert_equal_bits(found, expected)
+        assert_equal_arenas(found, expected)
         assert not torch.equal(found.rows, nearest.rows)

@@ -24,9 +24,10 @@ template <typename Row, int kBytes, int kLanes>
 cudaError_t sum(const SumArguments& a, cudaStream_t stream) {
   constexpr int64_t kColumns = kLanes * Values<Row, kBytes>::kCount;
   const auto parts = static_cast<unsigned>((a.dim + kColumns - 1) / kColumns);
-  const Launch how{dim3(blocks_for(a.accesses, kLanes), parts), kThreads, stream};
-  return a.factor ? launch(how, sum_runs<Row, kBytes, kLanes, kAhead, true>, a)
-                  : launch(how, sum_runs<Row, kBytes, kLanes, kAhead, false>, a);
+  const int64_t items = a.values ? a.accesses : partial_sums(a.accesses);
+  if (items == 0) return cudaSuccess;
+  const Launch how{dim3(blocks_for(items, kLanes), parts), kThreads, stream};
+  return launch(how, sum_runs<Row, kBytes, kLanes, kAhead>, a);
 }
 
 // A gradient gets as many threads as it has pieces, up to a warp.

@@ -56,6 +56,7 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_sort_scratch", found.sort_scratch);
   find(library, "oper_cuda_sort", found.sort);
   find(library, "oper_cuda_update_rows", found.update_rows);
+  find(library, "oper_cuda_update_runs", found.update_runs);
   find(library, "oper_cuda_lay_out_gradients", found.lay_out_gradients);
   find(library, "oper_cuda_merge_gradients", found.merge_gradients);
   find(library, "oper_cuda_mark_replicas", found.mark_replicas);

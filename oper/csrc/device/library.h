@@ -22,6 +22,7 @@ struct DeviceLibrary {
   SortScratch* sort_scratch = nullptr;
   SortLauncher* sort = nullptr;
   UpdateLauncher* update_rows = nullptr;
+  RunUpdateLauncher* update_runs = nullptr;
   LayoutLauncher* lay_out_gradients = nullptr;
   MergeLauncher* merge_gradients = nullptr;
   MarkLauncher* mark_replicas = nullptr;

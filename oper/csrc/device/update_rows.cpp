@@ -7,16 +7,10 @@
 
 #include <algorithm>
 
-#include "cpu/common/arguments.h"
-#include "cpu/step/update_arguments.h"
-#include "device/library.h"
+#include "device/step_arguments.h"
 
 namespace oper {
 namespace {
-
-constexpr int64_t kWideBytes = 4 * sizeof(float);
-
-bool is_wide(const void* place) { return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0; }
 
 // Group number `group` of rows and gradients that lie on the device. Where dim is a multiple of
 // four values, so is what lies before a group's gradients: a bucket's begin at multiples of
@@ -43,13 +37,7 @@ void update_rows(at::TensorList slots, at::TensorList values, at::TensorList gro
   const c10::DeviceGuard guard(rows.device());
   const size_t number = number_of(optimizer);
   UpdateArguments a{};
-  a.settings = settings_of(settings);
-  a.arena = arena_of(rows, state, dim, dtype, number);
-  a.slots = rows.size(0);
-  check_on(state, rows, "state");
-  check_on(updated, rows, "updated");
-  a.updated =
-      reinterpret_cast<unsigned long long*>(writable_elements<int64_t>(updated, 1, "updated"));
+  set_step(rows, state, dim, dtype, number, settings, updated, a);
   const size_t lists = slots.size();
   TORCH_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
                     "slots, values, groups, group: ", lists, ", ", values.size(), ", ",
@@ -58,9 +46,6 @@ void update_rows(at::TensorList slots, at::TensorList values, at::TensorList gro
                     " can be merged on a device");
   if (lists == 0) return;
   a.lists = static_cast<int64_t>(lists);
-  a.wide_rows =
-      dim % 4 == 0 && is_wide(a.arena.rows) && a.arena.row_bytes % bytes_of_row(dtype, 4) == 0;
-  a.wide_state = is_wide(a.arena.state) && a.arena.state_bytes % kWideBytes == 0;
   int64_t most_rows = 0;
   for (size_t n = 0; n < lists; ++n) {
     a.list[n] = list_of(slots[n], values[n], groups[n], group[n], rows);

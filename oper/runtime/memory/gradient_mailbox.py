@@ -30,9 +30,9 @@ from oper.runtime.comm.shared_segment import (
     Segment,
     aligned,
 )
-from oper.runtime.memory.device import Cpu, Cuda, Device
+from oper.runtime.memory.device import Cpu, Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out, most_values, room
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, most_values
 
 _SLACK = 4  # a mailbox on a device grows by a quarter of what is needed beyond that
 
@@ -51,29 +51,6 @@ class Mailbox(Protocol):
 
     def read(self, rank: int) -> RowGradients:
         """What a rank has for all owners."""
-
-
-class OwnMailbox:
-    """The mailbox of a device's only rank, of buckets of the given dims, which nobody else reads:
-    memory of torch's, which comes round in the order of the device's work."""
-
-    def __init__(self, device: Device, dims: Sequence[int]) -> None:
-        self._device, self._dims = device, tuple(dims)
-        self._content: RowGradients | None = None
-        self.bytes = 0
-
-    def open(self, rows: SortedRows) -> RowGradients:
-        self._content = None  # the memory of the last step's
-        groups = laid_out(rows.before, self._dims, self._device)
-        size = room(rows.slots, groups, self._dims, self._device)
-        values = torch.empty(size, device=self._device.torch_device)
-        self._content = RowGradients(rows.slots, groups, values)
-        self.bytes = max(self.bytes, rows.slots.nbytes + groups.nbytes + values.nbytes)
-        return self._content
-
-    def read(self, rank: int) -> RowGradients:
-        assert self._content is not None
-        return self._content
 
 
 class Mailboxes:

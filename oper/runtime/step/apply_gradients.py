@@ -3,7 +3,8 @@
 The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
 all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
 the sparse AllReduce and are updated on every rank. Every sum has a fixed order, so that equal runs
-give equal bits.
+give equal bits. Where a device has the only rank, nobody else's gradients are to come: the threads
+that sum a row's update it at once.
 
 Four counters of the signals order the ranks; each is the number of the step that a rank finished:
 
@@ -13,7 +14,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,12 +30,12 @@ from oper.runtime.memory.gradient_mailbox import (
     DeviceMailboxes,
     Mailbox,
     Mailboxes,
-    OwnMailbox,
 )
 from oper.runtime.memory.heap import TableMemory
-from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, SortedRows
+from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
+from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out, merged, room
@@ -83,8 +84,9 @@ class Gradients:
     @property
     def shared_bytes(self) -> dict[str, int]:
         """Bytes of this rank's shared memory that a step's gradients pass through."""
+        mailbox = 0 if self.mailboxes is None else self.mailboxes.bytes
         allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
-        return {"mailbox": self.mailboxes.bytes, "allreduce": allreduce}
+        return {"mailbox": mailbox, "allreduce": allreduce}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -148,10 +150,48 @@ class Gradients:
         held: HeldGradients | None,
     ) -> None:
         step = self.steps + 1
+        if self.mailboxes is None:
+            self._count(rows)
+            self._apply_alone(batch, grad, held)
+        else:
+            self._send_and_apply(step, self.mailboxes, batch, grad, rows, held)
+        self.steps = step
+        self._counters.add(steps=1)
+        self._signals.post("applied", step)
+
+    @property
+    def _bucket_numbers(self) -> range:
+        return range(len(self._in_heap))
+
+    def _own_group(self, b: int) -> int:
+        """The group of a bucket's rows that this rank owns."""
+        return b * (1 + self._node.ranks) + 1 + self._node.rank
+
+    def _apply_alone(
+        self, batch: PreparedBatch, grad: torch.Tensor, held: HeldGradients | None
+    ) -> None:
+        """Update the rows of a device's only rank, by what is held or by a batch."""
+        self.optimizer_steps += 1
+        for b in self._bucket_numbers:
+            if held is None:
+                self._update_by_runs(b, batch, grad)
+            else:
+                self._update(b, [held.sums], [self._own_group(b)])
+
+    def _send_and_apply(
+        self,
+        step: int,
+        mailboxes: Mailbox,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        rows: SortedRows,
+        held: HeldGradients | None,
+    ) -> None:
+        """Leave gradients for the rows' owners, and update this rank's rows by those of all."""
         if self._replicas is not None:
             self._replicas.begin(step, rows)
         self._signals.wait("applied", self.steps, "update its rows")
-        mine = self.mailboxes.open(rows)
+        mine = mailboxes.open(rows)
         if held is None:
             self._sum(batch, grad, self._bucket_numbers, mine)
         else:
@@ -164,25 +204,18 @@ class Gradients:
         self._signals.post("published", step)
         received = self._received(rows, mine)
         self._signals.wait("published", step, "send its gradients")
-        self._apply(step, received)
-        self.steps = step
-        self._counters.add(steps=1)
-        self._signals.post("applied", step)
+        ranks = range(self._node.ranks)
+        self._apply(step, received, [received.get(r) or mailboxes.read(r) for r in ranks])
 
-    @property
-    def _bucket_numbers(self) -> range:
-        return range(len(self._in_heap))
-
-    def _apply(self, step: int, received: Mapping[int, RowGradients]) -> None:
-        """Update this rank's rows, then its copies of the replicas, whose sums come last."""
+    def _apply(self, step: int, received: Collection[int], parts: Sequence[RowGradients]) -> None:
+        """Update this rank's rows by what each rank has for them, in mailboxes but for those that
+        were received from, then its copies of the replicas, whose sums come last."""
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
-        parts = [received.get(r) or self.mailboxes.read(r) for r in range(self._node.ranks)]
         for b in self._bucket_numbers:
-            group = b * (1 + self._node.ranks) + 1 + self._node.rank
-            groups = [b if r in received else group for r in range(self._node.ranks)]
-            self._update(b, parts, groups)
+            ranks = range(self._node.ranks)
+            self._update(b, parts, [b if r in received else self._own_group(b) for r in ranks])
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:
@@ -233,6 +266,38 @@ class Gradients:
         )
         self._counters.add_later(updated, _updated_rows)
 
+    def _update_by_runs(self, b: int, batch: PreparedBatch, grad: torch.Tensor) -> None:
+        """Sum the gradients of each row of a bucket over its accesses in a batch, on a device, and
+        update it."""
+        bucket, rows = self._buckets[b], batch.rows
+        if not bucket.trained:
+            return
+        assert isinstance(rows, Runs)
+        updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
+        self._device.ops().update_runs(
+            grad,
+            rows.positions,
+            rows.starts,
+            rows.slots,
+            rows.before,
+            self._own_group(b),
+            batch.offsets,
+            batch.weights,
+            batch.features_there,
+            batch.segment_offset,
+            self._scale,
+            rows.by_bag,
+            self._heap.rows(bucket.width),
+            self._heap.state(bucket.width),
+            bucket.dim,
+            DTYPE_CODE[bucket.dtype],
+            bucket.optimizer.kind,
+            bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
+            updated,
+            self._device.stream,
+        )
+        self._counters.add_later(updated, _updated_rows)
+
     def _count(self, rows: SortedRows) -> None:
         self._counters.add_later(rows.before.diff().view(-1, 1 + rows.ranks), self._sent)
 
@@ -251,14 +316,13 @@ def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
     return {"updated_rows": int(updated[0])}
 
 
-def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox:
-    """What this rank's gradients go through."""
+def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox | None:
+    """What this rank's gradients go through; None of a device's only rank, whose rows have no
+    others and no replicas."""
     dims = [bucket.dim for bucket in buckets]
     if isinstance(device, Cpu):
         return Mailboxes(node, dims)
-    if len(node.peers) == 1:
-        return OwnMailbox(device, dims)
-    return DeviceMailboxes(node, device, dims)
+    return None if node.ranks == 1 else DeviceMailboxes(node, device, dims)
 
 
 def _no_sums(rows: SortedRows, dims: Sequence[int], device: Device) -> RowGradients:

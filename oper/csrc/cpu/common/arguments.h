@@ -18,6 +18,7 @@
 //   `out`. number_rows vouches.
 // * update_rows on a device: slots that ascend in each group. SortedRows vouches; a slot that is
 //   not the arena's is passed over.
+// * update_runs on a device: as sum_gradients and update_rows.
 // * mark_replicas on a device: as update_rows; a slot that is no replica's is passed over.
 // * unite_replicas on a device: bitmaps of no more replicas than there is room for, and no bits
 //   beyond a bucket's. mark_replicas vouches for the bits, DeviceBitmap for the room.

@@ -21,14 +21,6 @@ size_t number_of(c10::string_view name) {
   }
 }
 
-// f(Optimizer{}) of a number.
-template <size_t n = 0, typename F>
-auto with_optimizer(size_t number, const F& f) {
-  if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
-    if (number != n) return with_optimizer<n + 1>(number, f);
-  return f(std::tuple_element_t<n, Optimizers>{});
-}
-
 // The settings of a step, which come as StepSettings.
 inline Settings settings_of(at::ArrayRef<double> values) {
   constexpr size_t kSize = sizeof(StepSettings) / sizeof(double);

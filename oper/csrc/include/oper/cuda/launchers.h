@@ -85,7 +85,7 @@ struct SumArguments {
   int64_t by_bag;
   int64_t dim;
   float scale;
-  float* values;
+  float* values;  // null: of long runs alone, where their first pieces' are
   // Room for what is found on the way: the bag of each access, by position (null: by_bag, or bags
   // hold one each); of each sorted access, where its gradient lies in `grad` and what it is
   // multiplied by (null: 1); partial sums [partial_sums(accesses), dim].
@@ -209,9 +209,8 @@ struct UpdateList {
   const int64_t* first_value;  // [1] values of `values` before the group
 };
 
-// An update of an arena's rows by the sums of their gradients over the lists, in their order.
-// Pointers are the device's.
-struct UpdateArguments {
+// A step of an arena's rows. Pointers are the device's.
+struct StepArguments {
   Arena arena;
   int64_t slots;  // of the arena
   Settings settings;
@@ -219,8 +218,18 @@ struct UpdateArguments {
   int64_t wide_rows;   // 1: four values of rows and gradients each can be read and written at once
   int64_t wide_state;  // 1: four values of the state's parts as well, if that is so of rows
   int64_t lanes;       // threads that hold a row, which the launcher sets
+};
+
+// By the sums of the rows' gradients over the lists, in their order.
+struct UpdateArguments : StepArguments {
   int64_t lists;
   UpdateList list[kMostLists];
+};
+
+// By the gradients of a batch, summed by row, whose partial sums are there.
+struct RunUpdateArguments : StepArguments {
+  SumArguments sums;
+  const int64_t* run_slot;  // as run_start
 };
 
 constexpr int kMostBuckets = 960;  // of a layout: they are parameters too
@@ -370,6 +379,9 @@ using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t most_rows,
                            void* stream);
 
+// Sums gradients of float32 and takes the rows' steps of the optimizer of this number.
+using RunUpdateLauncher = int(const RunUpdateArguments*, int64_t optimizer, void* stream);
+
 // Makes groups [2, G + 1] of the rows before each group [G + 1], of which there are one or more.
 using LayoutLauncher = int(const BucketDims*, const int64_t* before, int64_t* groups, void* stream);
 
@@ -414,8 +426,8 @@ using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
     (int64_t{11} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
-    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims) + sizeof(MergeArguments) +
-    sizeof(MarkArguments) + sizeof(UnionArguments) + sizeof(ListArguments) +
-    sizeof(AggregateArguments) + sizeof(SliceArguments);
+    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(RunUpdateArguments) +
+    sizeof(BucketDims) + sizeof(MergeArguments) + sizeof(MarkArguments) + sizeof(UnionArguments) +
+    sizeof(ListArguments) + sizeof(AggregateArguments) + sizeof(SliceArguments);
 
 }  // namespace oper

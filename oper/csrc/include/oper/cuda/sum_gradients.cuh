@@ -174,6 +174,34 @@ __device__ __forceinline__ void load_gradients(const uint8_t* const (&from)[kAhe
   }
 }
 
+// Gradients from a column on of accesses n … n + kAhead - 1, as far as they are before `end`, and
+// what they are multiplied by. `place` is where that of access n lies.
+template <typename Row, int kBytes, int kAhead>
+struct Turn {
+  using Values = oper::Values<Row, kBytes>;
+
+  Piece<kBytes> piece[kAhead];
+  float factor[kAhead];
+
+  __device__ Turn(const SumArguments& a, int n, int end, uint32_t place, int column) {
+    const uint8_t* from[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int at = n + u < end ? n + u : end - 1;
+      const int64_t begin = u == 0 ? place : a.place[at];
+      from[u] = a.grad + (begin + column) * kValueBytes<Row>;
+      factor[u] = a.factor ? a.factor[at] : 1.0f;
+    }
+    load_gradients<Row>(from, end - n, piece);
+  }
+
+  // Adds that of access n + u to a sum.
+  __device__ void add(int u, float (&sum)[Values::kCount]) const {
+#pragma unroll
+    for (int k = 0; k < Values::kCount; ++k) sum[k] += Values::get(piece[u], k) * factor[u];
+  }
+};
+
 // kCount values of a sum, times `scale`; they lie at a multiple of 16 bytes if they are as many.
 template <int kCount>
 __device__ __forceinline__ void store_sum(float* to, const float (&sum)[kCount], float scale) {
@@ -191,20 +219,19 @@ __device__ __forceinline__ void store_sum(float* to, const float (&sum)[kCount],
 constexpr int kMostRuns = 8;  // that threads take at a time: a turn or two of gradients if short
 
 // Threads that hold a gradient together have the columns of blockIdx.y.
-template <typename Row, int kBytes, int kLanes, int kAhead, bool kFactors>
+template <typename Row, int kBytes, int kLanes, int kAhead>
 __global__ void __launch_bounds__(256, 4) sum_runs(const __grid_constant__ SumArguments a) {
-  using Values = oper::Values<Row, kBytes>;
-  constexpr int kCount = Values::kCount;
+  constexpr int kCount = Values<Row, kBytes>::kCount;
   const Runs runs(a);
   const int column =
       (static_cast<int>(blockIdx.y) * kLanes + static_cast<int>(threadIdx.x) % kLanes) * kCount;
   if (runs.count <= 0 || column >= a.dim) return;
-  float* const out = a.values + a.groups[a.all_groups + 1 + a.first_group];
+  float* const out = a.values ? a.values + a.groups[a.all_groups + 1 + a.first_group] : nullptr;
   const int groups = static_cast<int>(gridDim.x * blockDim.x / kLanes);
   const int shared = runs.count / groups;
   const int at_once = shared < 1 ? 1 : shared < kMostRuns ? shared : kMostRuns;
   const int pieces = static_cast<int>(partial_sums(runs.end() - runs.begin()));
-  const int items = pieces + (runs.count + at_once - 1) / at_once;
+  const int items = pieces + (a.values ? (runs.count + at_once - 1) / at_once : 0);
   // Pieces are the longest work, and begin first.
   int item = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kLanes);
   for (; item < items; item += groups) {
@@ -225,25 +252,12 @@ __global__ void __launch_bounds__(256, 4) sum_runs(const __grid_constant__ SumAr
     }
     float sum[kCount] = {};
     while (n < end) {
-      const uint8_t* from[kAhead];
-      float factor[kAhead];
+      const Turn<Row, kBytes, kAhead> turn(a, n, end, a.place[n], column);
+      const int first = n;
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        const int at = n + u < end ? n + u : end - 1;
-        from[u] = a.grad + (int64_t{a.place[at]} + column) * kValueBytes<Row>;
-        if (kFactors) factor[u] = a.factor[at];
-      }
-      Piece<kBytes> piece[kAhead];
-      load_gradients<Row>(from, end - n, piece);
-      const int turn = n;
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (turn + u != n || n >= end) continue;  // of a long run, or none
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) {
-          const float value = Values::get(piece[u], k);
-          sum[k] += kFactors ? value * factor[u] : value;
-        }
+        if (first + u != n || n >= end) continue;  // of a long run, or none
+        turn.add(u, sum);
         if (++n < run_end) continue;
         store_sum(sums + run * a.dim + column, sum, item < pieces ? 1.0f : a.scale);
 #pragma unroll
@@ -257,14 +271,14 @@ __global__ void __launch_bounds__(256, 4) sum_runs(const __grid_constant__ SumAr
 }
 
 // Adds the pieces of long runs up, one after the other: a warp takes a window in which a run
-// begins.
+// begins. Where no sums are asked for, that of a run takes the place of its first piece.
 template <int kBytes, int kAhead>
 __global__ void __launch_bounds__(256, 4) add_pieces(const __grid_constant__ SumArguments a) {
   using Values = oper::Values<Float32Row, kBytes>;
   constexpr int kCount = Values::kCount;
   const Runs runs(a);
   if (runs.count <= 0) return;
-  float* const out = a.values + a.groups[a.all_groups + 1 + a.first_group];
+  float* const out = a.values ? a.values + a.groups[a.all_groups + 1 + a.first_group] : nullptr;
   const int64_t windows = partial_sums(runs.end() - runs.begin()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpThreads;
@@ -274,16 +288,15 @@ __global__ void __launch_bounds__(256, 4) add_pieces(const __grid_constant__ Sum
     if (run < 0) continue;
     const int64_t length = runs.start[run + 1] - runs.start[run];
     const int64_t pieces = (length + kAccessesPerPiece - 1) / kAccessesPerPiece;
+    float* const sums = out ? out + run * a.dim : a.partial + place_of(window, 0) * a.dim;
     for (int64_t first = lane * kCount; first < a.dim; first += kWarpThreads * kCount) {
       float sum[kCount] = {};
       for (int64_t n = 0; n < pieces; n += kAhead) {
         Piece<kBytes> piece[kAhead];
 #pragma unroll
-        for (int u = 0; u < kAhead; ++u) {
-          if (n + u >= pieces) continue;
-          const float* const from = a.partial + place_of(window, n + u) * a.dim + first;
-          piece[u] = load_row<kBytes>(reinterpret_cast<const uint8_t*>(from));
-        }
+        for (int u = 0; u < kAhead; ++u)
+          if (n + u < pieces)
+            piece[u] = load<kBytes>(a.partial + place_of(window, n + u) * a.dim + first);
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
           if (n + u >= pieces) continue;
@@ -291,7 +304,7 @@ __global__ void __launch_bounds__(256, 4) add_pieces(const __grid_constant__ Sum
           for (int k = 0; k < kCount; ++k) sum[k] += Values::get(piece[u], k);
         }
       }
-      store_sum(out + run * a.dim + first, sum, a.scale);
+      store_sum(sums + first, sum, a.scale);
     }
   }
 }

@@ -8,6 +8,7 @@
 //
 // a.lanes threads hold a row, kCount values of it each; rows longer than that are gone through part
 // by part. All threads of a warp go through the loops together, as they exchange values there.
+// Where the gradients come from is a type of its own, so that update_runs.cuh takes the same steps.
 #pragma once
 
 #include "oper/cuda/device.h"
@@ -73,7 +74,7 @@ __device__ __forceinline__ uint16_t round_value(float value, RowType type, const
 
 template <int kCount>
 __device__ __forceinline__ void store_values(uint8_t* row, int64_t slot, int d,
-                                             const UpdateArguments& a, const float (&w)[kCount]) {
+                                             const StepArguments& a, const float (&w)[kCount]) {
   if (a.arena.type == kFloat32) {
     Piece<4 * kCount> piece;
 #pragma unroll
@@ -153,16 +154,44 @@ struct Squares {
   __device__ static int classes_of(int lanes) { return lanes < 16 / kCount ? lanes : 16 / kCount; }
 };
 
-// The entry of one list that a row's threads work on.
+// The rows of one list, and their gradients, to which others may add.
 template <int kCount, bool kMany>
-struct Entry {
+struct ListedGradients {
   const UpdateArguments& a;
   Group group;
-  int number;  // of its list
-  int entry;
-  int64_t slot;
-  bool mine;      // whether the step is done here
-  int found = 0;  // the slot's entry in list number group.lane, -1 where it is not
+  int number;  // of the list
+  ListedRows own;
+  int count;  // of its entries
+  int64_t next_slot = -1;
+  // The entry that the threads of a row work on.
+  int entry = 0;
+  int64_t slot = -1;
+  bool mine = false;  // whether the step is done here
+  int found = 0;      // the slot's entry in list number group.lane, -1 where it is not
+
+  __device__ ListedGradients(const UpdateArguments& a, const Group& group)
+      : a(a),
+        group(group),
+        number(kMany ? static_cast<int>(blockIdx.y) : 0),
+        own(rows_of(a.list[number])),
+        count(own.count) {}
+
+  __device__ int64_t slot_at(int n) const { return n < count ? own.slots[n] : -1; }
+
+  // Entry n is the first of this thread's.
+  __device__ void begin(int n) { next_slot = slot_at(n); }
+
+  // Goes on from entry n - step to entry n, and loads what the one after it is known by.
+  __device__ void take(int n, int step) {
+    entry = n;
+    slot = next_slot;
+    // A slot that is not the arena's is left alone: the host cannot look at it without a wait.
+    mine = static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+    look();
+    next_slot = slot_at(n + step);
+  }
+
+  __device__ void look_ahead() {}
 
   __device__ int find(int list) const {
     return mine && list < a.lists && list != number ? find_slot(rows_of(a.list[list]), slot) : -1;
@@ -181,7 +210,7 @@ struct Entry {
   }
 
   // kCount values of the row's gradient, from value d on: the sum over the lists.
-  __device__ void gather(const ListedRows& own, int d, bool there, float (&g)[kCount]) const {
+  __device__ void gather(int d, bool there, float (&g)[kCount]) const {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) g[k] = 0;
     const int64_t dim = a.arena.dim;
@@ -204,38 +233,37 @@ struct Entry {
   }
 };
 
-template <typename Optimizer, int kCount, bool kMany>
-__global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ UpdateArguments a) {
+// Which threads of its warp hold a row together with this one, where so many do.
+__device__ __forceinline__ Group group_of_lanes(int lanes) {
+  const int warp_lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  return {warp_lane & (lanes - 1), warp_lane & -lanes};
+}
+
+// Takes the step of all rows that `row` goes through, by the gradients that it gathers.
+template <typename Optimizer, int kCount, typename Gradients>
+__device__ __forceinline__ void step_all(const StepArguments& a, const Group& group,
+                                         Gradients& row) {
   constexpr int kParts = value_parts(Optimizer::kState);
   const Settings& s = a.settings;
   const int lanes = static_cast<int>(a.lanes), dim = static_cast<int>(a.arena.dim);
   const int warp_lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-  const Group group{warp_lane & (lanes - 1), warp_lane & -lanes};
-  const int number = kMany ? static_cast<int>(blockIdx.y) : 0;
-  const ListedRows own = rows_of(a.list[number]);
   const int rows_of_warp = kWarpThreads / lanes;
   const int rows_at_once = static_cast<int>(gridDim.x * blockDim.x) / lanes;
   const int in_warp = warp_lane / lanes;
   const int begin =
       static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kWarpThreads) * rows_of_warp;
-  const auto slot_at = [&](int entry) { return entry < own.count ? own.slots[entry] : -1; };
   int updated = 0;
-  int64_t next = slot_at(begin + in_warp);
-  for (int first = begin; first < own.count; first += rows_at_once) {
-    const int64_t slot = next;
-    // A slot that is not the arena's is left alone: the host cannot look at it without a wait.
-    const bool exists = static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
-    Entry<kCount, kMany> row{a, group, number, first + in_warp, slot, exists};
-    row.look();
-    next = slot_at(first + rows_at_once + in_warp);
-    uint8_t* const values = a.arena.rows + slot * a.arena.row_bytes;
-    float* const state = reinterpret_cast<float*>(a.arena.state + slot * a.arena.state_bytes);
+  row.begin(begin + in_warp);
+  for (int first = begin; first < row.count; first += rows_at_once) {
+    row.take(first + in_warp, rows_at_once);
+    uint8_t* const values = a.arena.rows + row.slot * a.arena.row_bytes;
+    float* const state = reinterpret_cast<float*>(a.arena.state + row.slot * a.arena.state_bytes);
     float w[kCount] = {}, g[kCount] = {};
     const auto take = [&](int d) {
       const bool there = row.mine && d < dim;
       Piece<4 * kCount> words{};
       if (there) words = load_words<kCount>(values, a.arena.type, d);
-      row.gather(own, d, there, g);
+      row.gather(d, there, g);
       widen_words(words, a.arena.type, w);
       if (there && s.l2 != 0)
 #pragma unroll
@@ -259,13 +287,15 @@ __global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ Upda
     for (int from = 0; from < dim; from += part) {
       const int d = from + group.lane * kCount;
       const bool there = row.mine && d < dim;
+      // Of a row of one part, the gradient was taken for the mean of its squares.
+      if (Optimizer::kRowwise && dim > part) take(d);
       // Read before the gradient is worked with, so that all reads are on their way together.
       float of_value[kParts + 1][kCount] = {};
       if (there)
 #pragma unroll
         for (int p = 0; p < kParts; ++p) load_state(state + p * dim + d, a.wide_state, of_value[p]);
-      // Of a row of one part, the gradient was taken for the mean of its squares.
-      if (!Optimizer::kRowwise || dim > part) take(d);
+      if (!Optimizer::kRowwise) take(d);
+      row.look_ahead();
       if (!there) continue;
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
@@ -274,13 +304,28 @@ __global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ Upda
       }
 #pragma unroll
       for (int p = 0; p < kParts; ++p) store_state(state + p * dim + d, a.wide_state, of_value[p]);
-      store_values(values, slot, d, a, w);
+      store_values(values, row.slot, d, a, w);
     }
     updated += row.mine && group.lane == 0;
   }
   for (int step = kWarpThreads / 2; step > 0; step /= 2)
     updated += __shfl_xor_sync(kWholeWarp, updated, step);
   if (warp_lane == 0 && updated > 0) atomicAdd(a.updated, static_cast<unsigned long long>(updated));
+}
+
+template <typename Optimizer, int kCount, bool kMany>
+__global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ UpdateArguments a) {
+  const Group group = group_of_lanes(static_cast<int>(a.lanes));
+  ListedGradients<kCount, kMany> row(a, group);
+  step_all<Optimizer, kCount>(a, group, row);
+}
+
+// Threads that hold a row: as many as it has pieces of kCount values, up to a warp.
+template <int kCount>
+int64_t lanes_of(int64_t dim) {
+  int64_t lanes = 1;
+  while (lanes < kWarpThreads && lanes * kCount < dim) lanes *= 2;
+  return lanes;
 }
 
 }  // namespace oper

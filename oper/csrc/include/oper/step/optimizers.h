@@ -197,6 +197,14 @@ struct PartialRowwiseAdam {
 
 using Optimizers = std::tuple<Sgd, MomentumSgd, Adagrad, RowwiseAdagrad, Adam, PartialRowwiseAdam>;
 
+// f(Optimizer{}) of a number.
+template <size_t n = 0, typename F>
+auto with_optimizer(size_t number, const F& f) {
+  if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
+    if (number != n) return with_optimizer<n + 1>(number, f);
+  return f(std::tuple_element_t<n, Optimizers>{});
+}
+
 // An optimizer's step of a value, whose state is state[0], and state[stride] if it has two parts.
 template <typename Optimizer>
 OPER_HD OPER_INLINE void step_value(float& w, float* state, int64_t stride, float g, float rate,

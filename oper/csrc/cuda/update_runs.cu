@@ -1,0 +1,35 @@
+// oper_cuda_update_runs: starts the update of rows by the runs of a batch.
+
+#include "oper/cuda/update_runs.cuh"
+
+#include <algorithm>
+
+namespace oper {
+namespace {
+
+constexpr int64_t kThreads = 256;
+constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a thread
+// Turns of blocks: those that finish early make room for others, where runs are unlike.
+constexpr int64_t kTurns = 4;
+
+template <typename Optimizer, int kCount>
+cudaError_t start(RunUpdateArguments a, cudaStream_t stream) {
+  a.lanes = lanes_of<kCount>(a.arena.dim);
+  const int64_t needed = (a.sums.accesses * a.lanes + kThreads - 1) / kThreads;
+  const int64_t blocks = std::min(needed, kTurns * kBlocks * multiprocessors());
+  const Launch how{dim3(static_cast<unsigned>(blocks)), kThreads, stream};
+  return launch(how, step_runs<Optimizer, kCount>, a);
+}
+
+}  // namespace
+}  // namespace oper
+
+extern "C" int oper_cuda_update_runs(const oper::RunUpdateArguments* a, int64_t optimizer,
+                                     void* stream) {
+  using namespace oper;
+  const auto on = static_cast<cudaStream_t>(stream);
+  return with_optimizer(static_cast<size_t>(optimizer), [&](auto of) {
+    using Optimizer = decltype(of);
+    return a->wide_rows ? start<Optimizer, 4>(*a, on) : start<Optimizer, 1>(*a, on);
+  });
+}

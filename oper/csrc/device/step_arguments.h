@@ -1,0 +1,36 @@
+// What kernels that take an optimizer's step of rows on a device are given.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "cpu/step/update_arguments.h"
+#include "device/library.h"
+#include "oper/cuda/launchers.h"
+
+namespace oper {
+
+constexpr int64_t kWideBytes = 4 * sizeof(float);
+
+inline bool is_wide(const void* place) {
+  return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0;
+}
+
+// Sets the arenas, the settings of optimizer number `optimizer`, and where rows are counted.
+inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
+                     size_t optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
+                     StepArguments& a) {
+  a.settings = settings_of(settings);
+  a.arena = arena_of(rows, state, dim, dtype, optimizer);
+  a.slots = rows.size(0);
+  check_on(state, rows, "state");
+  check_on(updated, rows, "updated");
+  a.updated =
+      reinterpret_cast<unsigned long long*>(writable_elements<int64_t>(updated, 1, "updated"));
+  a.wide_rows =
+      dim % 4 == 0 && is_wide(a.arena.rows) && a.arena.row_bytes % bytes_of_row(dtype, 4) == 0;
+  a.wide_state = is_wide(a.arena.state) && a.arena.state_bytes % kWideBytes == 0;
+}
+
+}  // namespace oper
