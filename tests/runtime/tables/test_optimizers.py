@@ -297,6 +297,23 @@ def _next(values, to):
     return torch.nextafter(values, torch.tensor(to, dtype=values.dtype))
 
 
+def rounded_by(bits, values, dtype):
+    """Values rounded by random bits: towards zero, or away from it where the bits are less than
+    what is left, in units of the last place; of a normal value the bits are as many as are dropped.
+    """
+    magnitude, bits = values.double().abs(), bits.double()
+    low, high = neighbours(magnitude, dtype)
+    left = (magnitude - low) / (high - low)
+    if dtype == torch.bfloat16:
+        up = bits % 2**16 >= 2**16 * (1 - left)
+    else:
+        normal = magnitude >= 2.0**-14
+        up = torch.where(
+            normal, bits % 2**13 >= 2**13 * (1 - left), (bits / 2**8).floor() < 2**24 * left
+        )
+    return torch.where(up & (left > 0), high, low) * values.sign()
+
+
 def rounded(values, dtype, step):
     """What rows become whose unrounded values after a step are these."""
     zeros = torch.zeros(values.shape, dtype=dtype)
@@ -314,21 +331,22 @@ def test_stochastic_rounding_is_its_definition(dtype, seed, step):
     values *= 1 + torch.rand(9, 13, generator=generator)
     values[0, :3] = torch.tensor([0.0, 1.5, -(2.0**-24)])  # which both types have
     found = rounded(values, dtype, step).double()
-    # Towards zero, or away from it where the random bits are less than what is left, in units of
-    # the last place; of a normal value the bits are as many as are dropped.
-    magnitude = values.double().abs()
-    low, high = neighbours(magnitude, dtype)
-    bits = random_bits(step, range(9), 13).double()
-    left = (magnitude - low) / (high - low)
-    if dtype == torch.bfloat16:
-        up = bits % 2**16 >= 2**16 * (1 - left)
-    else:
-        normal = magnitude >= 2.0**-14
-        up = torch.where(
-            normal, bits % 2**13 >= 2**13 * (1 - left), (bits / 2**8).floor() < 2**24 * left
-        )
-    expected = torch.where(up & (left > 0), high, low) * values.sign()
-    assert torch.equal(found, expected)
+    assert torch.equal(found, rounded_by(random_bits(step, range(9), 13), values, dtype))
+
+
+# Slots that are equal in the low bits of 16, 20 and 21, and the last of the arena.
+FAR_SLOTS = [3, 2**16 - 1, 2**16, 2**16 + 3, 2**17 + 3, 2**20 + 3, 2**21 + 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_random_bits_are_of_the_whole_slot(dtype):
+    generator = torch.Generator().manual_seed(4)
+    values = draw_values(generator, len(FAR_SLOTS), 5)
+    zeros = torch.zeros(FAR_SLOTS[-1] + 1, 5, dtype=dtype)
+    arena = Arena(Optimizer("sgd", stochastic_rounding=True), zeros)
+    arena.update([torch.tensor(FAR_SLOTS)], [values / -LR], 7)
+    expected = rounded_by(random_bits(7, FAR_SLOTS, 5), values, dtype)
+    assert torch.equal(arena.values[FAR_SLOTS].double(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
