@@ -133,7 +133,8 @@ class EmbeddingEngine:
         replicas = _replica_allreduce(
             self.plan, self.tables, self.node, self.signals, in_heap, self.device
         )
-        return Gradients(memory, self.source, replicas, self.counters, self.gradient_scale)
+        means = any(table.pooling == "mean" for table in self.tables)
+        return Gradients(memory, self.source, replicas, self.counters, self.gradient_scale, means)
 
     # A batch.
 

@@ -131,7 +131,7 @@ class Backward:
         """Sum the gradients of each row, and take the optimizer's step with it."""
         self.ops.update_runs(
             self.grad, self.positions, self.run_start, self.run_slot, self.before, 1, self.starts,
-            None, self.there, self.segments, 1.0, True, *self._optimizer(), self.stream,
+            None, self.there, self.segments, 1.0, True, *self._optimizer(), self.stream, False,
         )  # fmt: skip
 
     def step_apart(self) -> None:
@@ -145,7 +145,7 @@ class Backward:
         """Sum the gradients of each row."""
         self.ops.sum_gradients(
             self.grad, self.positions, self.run_start, self.groups, 0, 0, 2, self.starts, None,
-            self.there, self.segments, self.dim, 1.0, self.values, True, self.stream,
+            self.there, self.segments, self.dim, 1.0, self.values, True, self.stream, False,
         )  # fmt: skip
 
     def _optimizer(self) -> tuple[Any, ...]:

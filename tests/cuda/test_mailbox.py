@@ -20,7 +20,7 @@ from oper.base.free_memory import FreeMemory
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.device import Cpu, Cuda
-from oper.runtime.memory.gradient_mailbox import DeviceMailboxes, OwnMailbox
+from oper.runtime.memory.gradient_mailbox import DeviceMailboxes
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
 from tests.support.cuda.device_engines import device_of
@@ -192,16 +192,6 @@ def test_no_memory_to_grow(library: str | None) -> None:
         grow(needed - 1)
     mailboxes.open(there(batch(0, 1, 100, 1)[0], device))
     grow(needed)
-
-
-def test_the_mailbox_of_an_only_rank_counts_its_largest_content(library: str | None) -> None:
-    device = cuda_of(library)
-    mailbox = OwnMailbox(device, DIMS)
-    for accesses, largest in ((100, 100), (1_000, 1_000), (10, 1_000)):
-        mine = mailbox.open(there(batch(0, 1, accesses, 1)[0], device))
-        assert mailbox.read(0) is mine
-        # A slot and a gradient of the widest rows for each access, a line a bucket, and 5 groups.
-        assert mailbox.bytes == (8 + 4 * 64) * largest + 2 * 64 + 2 * 8 * 5
 
 
 def _die(rank: int, group: Any, library: str | None, when: str, kind: signal.Signals) -> Any:

@@ -50,7 +50,7 @@ def update_on(device: Device, batch: Batch, arenas: list[Arena], order: int) -> 
         for group in range(batch.groups.shape[1] - 1):
             bucket = group // batch.codes
             given = arguments_on(device, batch, group, there[bucket])
-            given += [*arenas[bucket].arguments(step), updated, device.stream]
+            given += [*arenas[bucket].arguments(step), updated, device.stream, batch.means]
             device.start("update_runs", *given, order=order)
     for arena, (rows, state) in zip(arenas, there, strict=True):
         arena.rows, arena.state = rows.cpu(), state.cpu()

@@ -12,7 +12,7 @@ constexpr int64_t kBlocksAtOnce = 8;  // of a multiprocessor, at the most: 2,048
 
 template <typename Optimizer, int kCount>
 cudaError_t start(UpdateArguments a, int64_t most_rows, cudaStream_t stream) {
-  a.lanes = lanes_of<kCount>(a.arena.dim);
+  a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t rows_of_block = kThreads / a.lanes;
   const int64_t blocks =
       std::min((most_rows + rows_of_block - 1) / rows_of_block, kBlocksAtOnce * multiprocessors());

@@ -14,7 +14,7 @@ constexpr int64_t kTurns = 4;
 
 template <typename Optimizer, int kCount>
 cudaError_t start(RunUpdateArguments a, cudaStream_t stream) {
-  a.lanes = lanes_of<kCount>(a.arena.dim);
+  a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t needed = (a.sums.accesses * a.lanes + kThreads - 1) / kThreads;
   const int64_t blocks = std::min(needed, kTurns * kBlocks * multiprocessors());
   const Launch how{dim3(static_cast<unsigned>(blocks)), kThreads, stream};

@@ -9,6 +9,13 @@
 
 namespace oper {
 
+// Bytes that a thread reads or writes at once where rows are whole pieces of so many.
+constexpr int64_t kWideBytes = 4 * sizeof(float);
+
+inline bool is_wide(const void* place) {
+  return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0;
+}
+
 // The type of a tensor of values that are not quantised.
 inline RowType float_type(const at::Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {

@@ -13,17 +13,17 @@ namespace oper {
 namespace {
 
 // The sums of groups [first_group, last_group) of `bucket` are written to `values`, where `groups`
-// says.
+// says. `means` is whether a feature may be pooled by its mean: the features are on the device.
 void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at::Tensor& run_start,
                    const at::Tensor& groups, int64_t, int64_t first_group, int64_t last_group,
                    const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
                    const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
-                   bool by_bag, int64_t stream) {
+                   bool by_bag, int64_t stream, bool means) {
   const c10::DeviceGuard guard(grad.device());
   const int64_t type = float_type(grad, "grad");
   Sums sums = sums_of(grad, positions, run_start, offsets, weights, features, segment_offset, dim,
-                      scale, by_bag);
+                      scale, by_bag, means);
   SumArguments& a = sums.arguments;
   check_on(groups, grad, "groups");
   a.all_groups = check_groups(groups, first_group, last_group);
@@ -48,6 +48,6 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
       " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0) -> ()");
+      " int stream=0, bool means=True) -> ()");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sum_gradients", oper::sum_gradients); }

@@ -14,15 +14,12 @@
 
 #include "cpu/allreduce/replica_arguments.h"
 #include "cpu/common/arguments.h"
+#include "device/arguments.h"
 #include "device/library.h"
 #include "oper/step/gradient_layout.h"
 
 namespace oper {
 namespace {
-
-constexpr int64_t kWideBytes = 4 * sizeof(float);
-
-bool is_wide(const void* place) { return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0; }
 
 void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }
 
@@ -144,13 +141,6 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   return {slots, groups};
 }
 
-// Threads that hold a row of so many pieces, up to a warp.
-int32_t lanes_of(int64_t pieces) {
-  int32_t lanes = 1;
-  while (lanes < 32 && lanes < pieces) lanes *= 2;
-  return lanes;
-}
-
 void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at::Tensor& values,
                     at::IntArrayRef group, at::IntArrayRef counts, const at::Tensor& united,
                     const at::Tensor& united_groups, at::IntArrayRef dims, at::Tensor& out,
@@ -191,7 +181,7 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
     a.united[a.buckets] = {united_slot, to, all + b, all + b + buckets + 1};
     a.dim[a.buckets] = dims[b];
     a.wide[a.buckets] = dims[b] % 4 == 0 && is_wide(value) && is_wide(to);
-    a.lanes[a.buckets] = lanes_of(a.wide[a.buckets] ? dims[b] / 4 : dims[b]);
+    a.lanes[a.buckets] = lanes_for(a.wide[a.buckets] ? dims[b] / 4 : dims[b]);
     if (++a.buckets == kMostReplicaBuckets) start();
   }
   start();

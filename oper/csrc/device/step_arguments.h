@@ -6,16 +6,11 @@
 #include <cstdint>
 
 #include "cpu/step/update_arguments.h"
+#include "device/arguments.h"
 #include "device/library.h"
 #include "oper/cuda/launchers.h"
 
 namespace oper {
-
-constexpr int64_t kWideBytes = 4 * sizeof(float);
-
-inline bool is_wide(const void* place) {
-  return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0;
-}
 
 // Sets the arenas, the settings of optimizer number `optimizer`, and where rows are counted.
 inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,

@@ -28,7 +28,8 @@ struct Sums {
 inline Sums sums_of(const at::Tensor& grad, const at::Tensor& positions,
                     const at::Tensor& run_start, const std::optional<at::Tensor>& offsets,
                     const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                    const at::Tensor& segment_offset, int64_t dim, double scale, bool by_bag) {
+                    const at::Tensor& segment_offset, int64_t dim, double scale, bool by_bag,
+                    bool means) {
   Sums sums;
   SumArguments& a = sums.arguments;
   // The kernels keep places of gradients in 32 bits.
@@ -71,7 +72,7 @@ inline Sums sums_of(const at::Tensor& grad, const at::Tensor& positions,
     sums.bag_of = room({a.accesses}, at::kInt);
     a.bag_of = sums.bag_of.mutable_data_ptr<int32_t>();
   }
-  if (offsets || weights) {
+  if (weights || (offsets && means)) {
     sums.factor = room({a.accesses}, at::kFloat);
     a.factor = sums.factor.mutable_data_ptr<float>();
   }

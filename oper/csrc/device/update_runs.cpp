@@ -21,7 +21,7 @@ void update_runs(const at::Tensor& grad, const at::Tensor& positions, const at::
                  const at::Tensor& features, const at::Tensor& segment_offset, double scale,
                  bool by_bag, at::Tensor& rows, at::Tensor& state, int64_t dim, int64_t dtype,
                  c10::string_view optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
-                 int64_t stream) {
+                 int64_t stream, bool means) {
   const c10::DeviceGuard guard(rows.device());
   const size_t number = number_of(optimizer);
   RunUpdateArguments a{};
@@ -29,7 +29,7 @@ void update_runs(const at::Tensor& grad, const at::Tensor& positions, const at::
   check_on(grad, rows, "grad");
   elements<float>(grad, "grad");
   const Sums sums = sums_of(grad, positions, run_start, offsets, weights, features, segment_offset,
-                            dim, scale, by_bag);
+                            dim, scale, by_bag, means);
   a.sums = sums.arguments;
   check_on(run_slot, rows, "run_slot");
   a.run_slot = elements<int64_t>(run_slot, "run_slot");
@@ -53,7 +53,7 @@ constexpr const char* kSchema =
     "int group,"
     " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, float scale,"
     " bool by_bag, Tensor(a!) rows, Tensor(b!) state, int dim, int dtype, str optimizer,"
-    " float[] settings, Tensor(c!) updated, int stream=0) -> ()";
+    " float[] settings, Tensor(c!) updated, int stream=0, bool means=True) -> ()";
 
 }  // namespace
 }  // namespace oper

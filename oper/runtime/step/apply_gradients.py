@@ -65,11 +65,13 @@ class Gradients:
         replicas: ReplicaAllReduce | None,
         counters: Counters,
         scale: float,
+        means: bool,
     ) -> None:
         self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
         self._all_to_all, self._source = memory.all_to_all, source
         self._replicas, self._counters, self._scale = replicas, counters, scale
+        self._means = means
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
         # No method of this object's, which the counters would keep, with all memory, until garbage
@@ -140,7 +142,9 @@ class Gradients:
         for b in buckets:
             bucket = self._buckets[b]
             if bucket.trained:
-                sum_gradients(batch, grad, b, bucket.dim, self._scale, out, self._device)
+                sum_gradients(
+                    batch, grad, b, bucket.dim, self._scale, out, self._device, self._means
+                )
 
     def _update_heap(
         self,
@@ -295,6 +299,7 @@ class Gradients:
             bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
             updated,
             self._device.stream,
+            self._means,
         )
         self._counters.add_later(updated, _updated_rows)
 
@@ -340,9 +345,10 @@ def sum_gradients(
     scale: float,
     out: RowGradients,
     device: Device,
+    means: bool = True,
 ) -> None:
     """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
-    batch's output."""
+    batch's output. `means`: whether tables may be pooled by their mean."""
     rows = batch.rows
     assert rows is not None
     groups = rows.groups(bucket)
@@ -354,4 +360,4 @@ def sum_gradients(
         ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums)
     else:
         runs = (rows.positions, rows.starts)
-        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, rows.by_bag, stream)
+        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, rows.by_bag, stream, means)

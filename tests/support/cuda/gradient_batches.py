@@ -68,6 +68,7 @@ class Batch:
         room = bags * features["out_stride"]
         features["out_base"] = np.cumsum(room) - room
         features["mean"] = rng.integers(0, 2, len(sizes)) if means else 0
+        self.means = bool(features["mean"].any())
 
         position, start, slots_of_runs, before = sorted_runs(accesses)
         self.slots = torch.from_numpy(slots_of_runs)
@@ -141,7 +142,8 @@ class Batch:
             assert torch.equal(before.cpu(), self.groups[0])
         values = put(self.values())
         for arguments in self.arguments():
-            on_device = [*map(put, arguments), values, self.by_bag, device.stream]
+            how = [self.by_bag, device.stream, self.means]
+            on_device = [*map(put, arguments), values, *how]
             on_device[1:3] = positions, run_start
             device.start("sum_gradients", *on_device, order=order)
         summed: torch.Tensor = values.cpu()

@@ -1,6 +1,6 @@
 // torch.ops.oper.sum_gradients and add_gradients: a batch's gradients summed by row, before they
 // are sent to the rows' owners (§5); of accesses that were sorted, and of accesses whose rows are
-// known. `stream` is a device's (device/gradients.cpp).
+// known. `stream` and `means` are a device's (device/gradients.cpp).
 
 #include "oper/step/sum_gradients.h"
 
@@ -223,7 +223,7 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
                    int64_t last_group, const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
                    const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
-                   bool by_bag, int64_t /*stream*/) {
+                   bool by_bag, int64_t /*stream*/, bool /*means*/) {
   const int32_t* const at = elements<int32_t>(positions, "positions");
   const int32_t* const start = elements_at_least<int32_t>(run_start, 1, "run_start");
   const Features view = features_of(features, segment_offset);
@@ -338,7 +338,7 @@ void add_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&
 void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          int64_t, int64_t, int64_t, const std::optional<at::Tensor>&,
                          const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                         int64_t, double, at::Tensor&, bool, int64_t) {}
+                         int64_t, double, at::Tensor&, bool, int64_t, bool) {}
 
 }  // namespace
 
@@ -347,7 +347,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
       " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0) -> ()");
+      " int stream=0, bool means=True) -> ()");
   m.def(
       "add_gradients(Tensor grad, Tensor rows, Tensor groups, int bucket, int first_group,"
       " int last_group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"

@@ -157,14 +157,4 @@ __device__ __forceinline__ void store_streamed(void* place, const uint32_t (&wor
 #endif
 }
 
-// Sixteen bytes that the next kernel may read.
-__device__ __forceinline__ void store_wide(void* place, const uint32_t (&word)[4]) {
-#if defined(__CUDA_ARCH__)
-  *static_cast<uint4*>(place) = make_uint4(word[0], word[1], word[2], word[3]);
-#elif !defined(__CUDACC__)
-  emulator::check_aligned(place, 16);
-  std::memcpy(place, word, 16);
-#endif
-}
-
 }  // namespace oper

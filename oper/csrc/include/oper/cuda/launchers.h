@@ -199,6 +199,13 @@ struct RunArguments {
   int64_t* before;
 };
 
+// Threads that hold a row of so many pieces: as many, up to a warp.
+constexpr int32_t lanes_for(int64_t pieces) {
+  int32_t lanes = 1;
+  while (lanes < 32 && lanes < pieces) lanes *= 2;
+  return lanes;
+}
+
 constexpr int kMostLists = 72;  // of an update: they are parameters as well
 
 // Gradients of ascending slots, a row's values one after another: a group of those of a batch.

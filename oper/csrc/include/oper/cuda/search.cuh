@@ -2,16 +2,19 @@
 // access is of. Threads that look for numbers near each other load the same offsets at first.
 #pragma once
 
+#include <type_traits>
+
 #include "oper/cuda/device.h"
 
 namespace oper {
 
-// The last of begins [low, high) that is at most `number`; that of `low` is.
-template <typename Offset>
-__device__ __forceinline__ int64_t last_at_most(const Offset* begins, int64_t low, int64_t high,
-                                                int64_t number) {
+// The last of begins [first, end) that is at most `number`; that of `first` is.
+template <typename Offset, typename Place, typename End>
+__device__ __forceinline__ auto last_at_most(const Offset* begins, Place first, End end,
+                                             int64_t number) {
+  std::common_type_t<Place, End> low = first, high = end;
   while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
+    const auto middle = low + (high - low) / 2;
     (static_cast<int64_t>(begins[middle]) <= number ? low : high) = middle;
   }
   return low;

@@ -21,6 +21,7 @@
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
 #include "oper/cuda/row_values.cuh"
+#include "oper/cuda/search.cuh"
 #include "oper/step/feature.h"
 #include "oper/step/pieces.h"
 
@@ -42,14 +43,7 @@ struct Runs {
   __device__ bool is_long(int run) const { return start[run + 1] - start[run] > kAccessesPerPiece; }
 
   // The run that has an access.
-  __device__ int of(int64_t access) const {
-    int run = 0;
-    for (int above = count; above - run > 1;) {
-      const int middle = run + (above - run) / 2;
-      (start[middle] <= access ? run : above) = middle;
-    }
-    return run;
-  }
+  __device__ int of(int64_t access) const { return last_at_most(start, 0, count, access); }
 
   // From `run`, of accesses [n, run_end), to the first one that is not long, if there is one before
   // access `end`.
@@ -208,8 +202,8 @@ __device__ __forceinline__ void store_sum(float* to, const float (&sum)[kCount],
   if constexpr (kCount % 4 == 0) {
 #pragma unroll
     for (int k = 0; k < kCount; k += 4)
-      store_wide(to + k, {bits_of_float(sum[k] * scale), bits_of_float(sum[k + 1] * scale),
-                          bits_of_float(sum[k + 2] * scale), bits_of_float(sum[k + 3] * scale)});
+      store<16>(to + k, {{bits_of_float(sum[k] * scale), bits_of_float(sum[k + 1] * scale),
+                          bits_of_float(sum[k + 2] * scale), bits_of_float(sum[k + 3] * scale)}});
   } else {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) to[k] = sum[k] * scale;
@@ -319,12 +313,7 @@ __global__ void __launch_bounds__(256)
   const int64_t begin = offsets[first] > 0 ? offsets[first] : 0;
   const int64_t end = offsets[last] < a.accesses ? offsets[last] : a.accesses;
   for (int64_t n = begin + threadIdx.x; n < end; n += blockDim.x) {
-    int64_t bag = first;
-    for (int64_t above = last; above - bag > 1;) {
-      const int64_t middle = (bag + above) / 2;
-      (offsets[middle] <= n ? bag : above) = middle;
-    }
-    a.bag_of[n] = static_cast<int32_t>(bag);
+    a.bag_of[n] = static_cast<int32_t>(last_at_most(offsets, first, last, n));
   }
 }
 

@@ -320,12 +320,4 @@ __global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ Upda
   step_all<Optimizer, kCount>(a, group, row);
 }
 
-// Threads that hold a row: as many as it has pieces of kCount values, up to a warp.
-template <int kCount>
-int64_t lanes_of(int64_t dim) {
-  int64_t lanes = 1;
-  while (lanes < kWarpThreads && lanes * kCount < dim) lanes *= 2;
-  return lanes;
-}
-
 }  // namespace oper
