@@ -8,16 +8,23 @@ figures are null where it is not installed.
 """
 
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+
+from scripts.gpu_check.lookup_case import (
+    ARENA_BYTES,
+    BAGS,
+    DIMS,
+    FEATURES,
+    IDS,
+    LookupCase,
+    fbgemms_table,
+)
 
 SECONDS = 100.0
 NEEDS = ("torch", "numpy", "pyarrow")
-FEATURES = 26
-ARENA_BYTES = 10 << 30
-DIMS = (16, 64, 128)
-BAGS = ((65_536, 1), (4_096, 20))  # samples, ids a bag
-IDS = ("uniform", "zipf")
 LR, EPS = 0.1, 1e-8
 
 
@@ -80,38 +87,22 @@ def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
     }
 
 
-class Backward:
-    """The backward of one lookup of an arena's rows, [samples, features · dim], in its parts."""
+class Backward(LookupCase):
+    """The backward of a lookup in its parts."""
 
     def __init__(self, arena: Any, ids: str, samples: int, length: int) -> None:
-        import numpy as np
         import torch
 
         from oper.base import native
-        from oper.plan.layout import LOCAL, SLOT_BITS
-        from oper.runtime.tables.kernel_structs import FEATURE, as_words
         from oper.runtime.tables.optimizers import Optimizer
         from scripts.gpu_check.timing import stream
 
-        rows, self.dim = arena.shape
-        self.arena, self.accesses, self.length = arena, FEATURES * samples * length, length
-        drawn = torch.rand(self.accesses, device=arena.device, dtype=torch.float64)
-        uniform = ids == "uniform"
-        drawn = (rows * drawn).long() if uniform else (rows**drawn).long() * 2_654_435_761 % rows
-        self.slots = drawn.clamp_(max=rows - 1)
-        features = np.zeros(FEATURES, FEATURE)
-        features["dim"], features["row_bytes"] = self.dim, 4 * self.dim
-        features["bags"], features["has_gradient"] = samples, 1
-        features["first_bag"] = np.arange(FEATURES) * samples
-        features["out_base"] = np.arange(FEATURES) * self.dim
-        features["out_stride"] = FEATURES * self.dim
-        self.words = as_words(features)
+        super().__init__(arena, ids, samples, length)
+        self.arena = arena
         self.there = self.words.to(arena.device)
-        self.starts = torch.arange(0, self.accesses + 1, length, device=arena.device)
         self.segments = self.starts[::samples].contiguous()
-        self.addresses = LOCAL << SLOT_BITS | self.slots
         self.grad = torch.randn(samples, FEATURES * self.dim, device=arena.device)
-        self.state = torch.zeros(rows, 1, device=arena.device)
+        self.state = torch.zeros(len(arena), 1, device=arena.device)
         self.ops = native.device_ops() if arena.is_cuda else native.ops()
         self.stream = stream(arena.device)
         self.updated = torch.zeros(1, dtype=torch.int64, device=arena.device)
@@ -174,29 +165,12 @@ def fbgemms_seconds(arena: Any, ours: Backward) -> float | None:
     """The median of FBGEMM's backward of the same lookup; None where it is not installed."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         return None
-    import statistics
-    from functools import partial
-
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
 
     from scripts.gpu_check.timing import seconds_of
 
-    place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    if arena.is_cuda:
-        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-    tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(*arena.shape, *place)],
-        feature_table_map=[0] * FEATURES,
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=LR,
-        eps=EPS,
-        device=arena.device,
-    )
+    optimizer = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    tbe = fbgemms_table(arena, optimizer=optimizer, learning_rate=LR, eps=EPS)
     found = []
     for _ in range(12):
         out = tbe(ours.slots, ours.starts)

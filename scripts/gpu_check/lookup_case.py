@@ -1,0 +1,62 @@
+"""The lookup that stages time: 26 features of one table of fp32 rows on one rank, and FBGEMM's."""
+
+import importlib.util
+from typing import Any
+
+FEATURES = 26
+ARENA_BYTES = 10 << 30
+DIMS = (16, 64, 128)
+BAGS = ((65_536, 1), (4_096, 20))  # samples, ids a bag
+IDS = ("uniform", "zipf")
+
+
+class LookupCase:
+    """Every bag of `samples` samples has `length` ids of an arena's rows [rows, dim], uniform or by
+    Zipf's law. The kernels' arguments are on the arena's device, `words` in the host's memory."""
+
+    def __init__(self, arena: Any, ids: str, samples: int, length: int) -> None:
+        import numpy as np
+        import torch
+
+        from oper.plan.layout import LOCAL, SLOT_BITS
+        from oper.runtime.tables.kernel_structs import FEATURE, as_words
+
+        rows, self.dim = arena.shape
+        self.samples, self.length = samples, length
+        self.accesses = FEATURES * samples * length
+        drawn = torch.rand(self.accesses, device=arena.device, dtype=torch.float64)
+        uniform = ids == "uniform"
+        drawn = (rows * drawn).long() if uniform else (rows**drawn).long() * 2_654_435_761 % rows
+        self.slots = drawn.clamp_(max=rows - 1)
+        self.addresses = LOCAL << SLOT_BITS | self.slots
+        self.starts = torch.arange(0, self.accesses + 1, length, device=arena.device)
+        features = np.zeros(FEATURES, FEATURE)
+        features["dim"], features["row_bytes"] = self.dim, 4 * self.dim
+        features["bags"], features["has_gradient"] = samples, 1
+        features["first_bag"] = np.arange(FEATURES) * samples
+        features["out_base"] = np.arange(FEATURES) * self.dim
+        features["out_stride"] = FEATURES * self.dim
+        self.words = as_words(features)
+
+
+def fbgemms_table(arena: Any, **optimizer: Any) -> Any:
+    """FBGEMM's table of an arena's size, which all features read; None where FBGEMM is not
+    installed."""
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        return None
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    if arena.is_cuda:
+        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(*arena.shape, *place)],
+        feature_table_map=[0] * FEATURES,
+        pooling_mode=PoolingMode.SUM,
+        device=arena.device,
+        **optimizer,
+    )
