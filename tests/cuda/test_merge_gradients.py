@@ -176,10 +176,13 @@ def test_sums_go_in_the_order_of_the_lists(device: Device) -> None:
 
 
 def test_zeros_keep_their_signs_and_one_list_is_copied(device: Device) -> None:
-    part = torch.tensor([3, 5]), torch.tensor([[0, 2], [0, 10]]), torch.full((10,), -0.0)
     none = torch.tensor([], dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64), torch.rand(0)
-    for parts in ([part], [part, none], [none, part]):
-        check_merge(device, parts, [5], 1)
+    for dim in (5, 8):
+        groups, values = torch.tensor([[0, 2], [0, 2 * dim]]), torch.full((2 * dim,), -0.0)
+        part = torch.tensor([3, 5]), groups, values
+        other = torch.tensor([4, 5]), groups, values
+        for parts in ([part], [part, none], [none, part], [part, other]):
+            check_merge(device, parts, [dim], 1)
     check_merge(device, [none], [5], 1)
     check_merge(device, [none, none], [5], 1)
 

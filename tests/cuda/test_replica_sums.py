@@ -187,7 +187,7 @@ def test_more_buckets_than_a_launch_takes(device: Device, spread: bool) -> None:
 
 
 def test_more_words_than_are_scanned_at_once(device: Device) -> None:
-    check(device, Case(2, 2, ((1000, 4), (5_000_000, 2)), 0.0002), orders=(1,))
+    check(device, Case(2, 2, ((1000, 4), (9_000_000, 1)), 0.0002), orders=(1,))
 
 
 def test_as_many_ranks_as_a_launch_takes(device: Device) -> None:
@@ -221,9 +221,10 @@ def test_a_rank_writes_no_lines_but_its_own(device: Device) -> None:
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_slots_that_are_no_replicas_are_passed_over(device: Device, spread: bool) -> None:
-    replicas = torch.arange(10, 80) if spread else torch.empty(0, dtype=torch.int64)
-    first = 10 if spread else 0
-    slots = torch.tensor([-(2**62), -1, first, first + 69, first + 70, 2**40])
+    replicas = 10 + 3 * torch.arange(70) if spread else torch.empty(0, dtype=torch.int64)
+    slots = torch.tensor([-(2**62), -1, 0, 69, 70, 2**40])
+    if spread:  # before the first, between others, and after the last
+        slots = torch.tensor([-(2**62), 9, 10, 14, 217, 2**40])
     before, bitmap = torch.tensor([0, 0, 6]), device.put(torch.full((2,), -1))
     given = [device.put(slots), device.put(before), [1], [device.put(replicas)], [70], bitmap]
     device.start("mark_replicas", *given, device.stream)

@@ -64,7 +64,7 @@ def test_updates_and_reads_on_unlike_streams_keep_their_order(
     engine = start(case, random_plan(1, tables_of(case), 1), None, device)
     reads: list[tuple[int, int]] = []
     updates: list[tuple[int, int]] = []
-    read, update = RowFetcher.read, Gradients._update
+    read, update = RowFetcher.read, Gradients._update_by_runs
 
     def reading(self: RowFetcher, *given: Any) -> torch.Tensor:
         assert all(map(device.comes_after, updates))
@@ -77,7 +77,10 @@ def test_updates_and_reads_on_unlike_streams_keep_their_order(
         update(self, *given)
 
     ahead: list[tuple[int, torch.Tensor]] = []
-    with patch.object(RowFetcher, "read", reading), patch.object(Gradients, "_update", updating):
+    with (
+        patch.object(RowFetcher, "read", reading),
+        patch.object(Gradients, "_update_by_runs", updating),
+    ):
         for step, stream in enumerate(streams):
             device.number = stream
             ahead.append((stream, engine(batch_on(device, case, step, 0))))
@@ -103,6 +106,7 @@ def busy_for_ever(rank: int, group: Any, library: str, dies: bool) -> float:
     try:
         signals.post("posted", 2)
     except OperError as error:
+        assert signals._counters["posted"][0, 0] == 1
         raise OperError(f"{time.monotonic() - begun:.0f} s: {error}") from error
     return 0.0
 
