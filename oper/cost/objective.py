@@ -33,6 +33,7 @@ from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
 from oper.cost.allreduce import METHODS, AllReduceCost, Method, allreduce_cost
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
+from oper.cost.step_memory import ProcessorStep, StepMemory
 from oper.cost.workload import Workload
 from oper.topology.topology import Topology
 
@@ -85,15 +86,20 @@ class Cost:
     gradient_link_seconds: PerPair  # C'
     allreduce_method: Method  # of the replicas' gradients
     allreduce_seconds: PerRank  # G
-    allreduce_memory_bytes: int  # of a rank
+    allreduce_memory_bytes: int  # of a rank, for the replicas' gradients (step_memory.py)
     rank_seconds: PerRank  # T
     communication_bytes: Communication
     dob: Balance
-    mailbox_bytes: int = 0  # of a rank, for the gradients of a step until the owners read them
+    mailbox_bytes: int = 0  # of a rank, for all else of a step (step_memory.py)
 
     @property
     def ranks(self) -> int:
         return len(self.memory_bytes)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes of a rank beside its rows."""
+        return self.mailbox_bytes + self.allreduce_memory_bytes
 
     @property
     def objective_seconds(self) -> float:
@@ -198,9 +204,13 @@ def evaluate(
     sums: Sums,
     capacity_bytes: Sequence[int] | Floats,
     method: Method | None = None,
+    step: StepMemory | None = None,
 ) -> Cost:
-    """Price a plan by its holder sets and their sums; `method` None takes the least AllReduce."""
+    """Price a plan by its holder sets and their sums; `method` None takes the least AllReduce.
+    `step` says what a step takes beside rows, on the processor and without mailboxes if it is
+    None."""
     ranks = topology.ranks
+    step = step or ProcessorStep(0.0, ranks)
     reader = np.broadcast_to(np.arange(ranks), sets.source.shape)
     single = sets.copies == 1
 
@@ -234,7 +244,7 @@ def evaluate(
             chosen = cheapest_allreduce(topology, replicas, method)
             step_seconds = charges.memory_seconds * replicas.union_bytes
             allreduce_seconds = chosen.seconds(replicas) + step_seconds
-            allreduce_memory = chosen.memory_bytes(replicas, ranks)
+            allreduce_memory = step.allreduce_bytes(chosen, replicas)
             moving_seconds = chosen.row_seconds(replicas).item()
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
 
@@ -271,6 +281,7 @@ def evaluate(
             lookups if topology.is_one_memory else lookup_seconds,
             link_seconds,
         ),
+        mailbox_bytes=round(step.batch_bytes),
     )
 
 

@@ -88,7 +88,7 @@ def doctor(
             findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
         else:
             findings += tier_findings(tier, _hosts(named))
-        if for_devices(plan) and not plan.workload.training:
+        if for_devices(plan):
             free = [left for device in devices for left in device.free_memory()]
             findings += free_device_findings(plan, rows, dense, ranks_here(plan), free)
     if batch is None:

@@ -66,11 +66,11 @@ def device_findings(
     devices: tuple[str, Sequence[int]] | None,
 ) -> list[Finding]:
     """Whether each rank's part fits its device; `devices`: where the sizes are from, and [M]."""
-    buffers = plan.cost.mailbox_bytes + plan.cost.allreduce_memory_bytes
-    needed = rows + buffers + dense
+    step = plan.cost.step_bytes
+    needed = rows + step + dense
     fullest = int(needed.argmax())
     parts = (
-        f"{_size(rows[fullest])} of rows and their state, {_size(buffers)} of a step's buffers, "
+        f"{_size(rows[fullest])} of rows and their state, {_size(step)} of a step's buffers, "
         f"{_size(dense)} of the dense part"
     )
     if plan.workload.training:
@@ -153,17 +153,21 @@ def free_device_findings(
     plan: Plan, rows: Ints, dense: int, ranks_here: Sequence[int], free: Sequence[FreeMemory]
 ) -> list[Finding]:
     """Whether the ranks of this host fit what is free of its devices, which they take in turn."""
-    buffers = plan.cost.mailbox_bytes + plan.cost.allreduce_memory_bytes
+    step = plan.cost.step_bytes
     found = []
     for number, left in enumerate(free):
         ranks = ranks_here[number :: len(free)]
-        needed = sum(int(rows[rank]) + buffers + dense for rank in ranks)
+        needed = sum(int(rows[rank]) + step + dense for rank in ranks)
         text = (
             f"{left.limited_by} has {_size(left.free_bytes)} free, and {plural(len(ranks), 'rank')}"
-            f" there would take {_size(needed)} without activations"
+            f" there would take {_size(needed)} without activations: each its rows and the dense "
+            f"part, and {_size(step)} for a step of the plan's batch"
         )
         if needed > left.free_bytes:
-            do = "free it, use more devices, or plan with a larger --reserve or less --extra-memory"
+            do = (
+                "free it, use more devices, or plan with a larger --reserve, less --extra-memory "
+                "or a smaller batch"
+            )
             found.append(Finding("problem", "device memory here", text, do))
     if free and not found:
         return [Finding("ok", "device memory here", text)]

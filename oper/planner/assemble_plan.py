@@ -3,8 +3,6 @@
 In: `Planned`. Out: `Plan`.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from oper.plan.memories import DEVICE, Memory
@@ -30,7 +28,7 @@ def assemble(planned: Planned) -> Plan:
     memory = Memory(
         name=DEVICE,
         tables=tuple(range(len(profile.tables))),
-        cost=replace(planned.cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        cost=planned.cost,
         owner_accesses=owner_accesses,
         replica_accesses=int(accesses[~single].sum()),
         record=planned.record,

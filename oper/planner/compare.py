@@ -399,12 +399,11 @@ def _result_of_oper(
     if later is not None:
         (on_later,) = costs_under([assemble(planned)], [_under(planned.problem, later)])
         held_out = on_later.objective_seconds
-    cost = replace(planned.cost, mailbox_bytes=round(planned.problem.mailbox_bytes))
     return MethodResult(
-        status=Status.OK if cost.feasible else Status.INFEASIBLE,
+        status=Status.OK if planned.cost.feasible else Status.INFEASIBLE,
         threshold=planned.record.threshold,
         seconds=planned.seconds,
-        cost=cost,
+        cost=planned.cost,
         certificate=certificate,
         held_out_seconds=held_out,
         record=planned.record,
@@ -433,7 +432,7 @@ def baseline_result(
         status=baseline.status if cost.feasible else Status.INFEASIBLE,
         threshold=threshold,
         seconds=seconds,
-        cost=replace(cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        cost=cost,
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
         held_out_seconds=held_out,
         notes=baseline.notes,

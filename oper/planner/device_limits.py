@@ -2,27 +2,56 @@
 
 In: a `Problem` whose topology has device memory. Out: `DeviceLimits`. A rank may hold
 
-    device memory · (1 - reserve) - mailbox - AllReduce
+    device memory · (1 - reserve) - step - AllReduce
 
-in rows and optimizer state: the reserve is for the dense part of the model, the mailbox for the
-gradients of a step, and the last term for the AllReduce of the plan's own replicas. More replicas
-thus leave less room for rows. The most extra memory is that at which both fit.
+in rows and optimizer state: the reserve is for the dense part of the model, and the last two terms
+are what a step takes beside rows (oper/cost/step_memory.py), the last of them for the AllReduce of
+the plan's own replicas. More replicas thus leave less room for rows. The most extra memory is that
+at which both fit.
 """
 
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context
 
+import numpy as np
+
 from oper.base.errors import OperError
 from oper.base.units import GB
+from oper.cost.holder_sets import Sums
 from oper.cost.objective import cheapest_allreduce
-from oper.plan.settings import Limits
-from oper.planner.class_placement.place_classes import place_replicas
+from oper.cost.step_memory import StepMemory
+from oper.plan.settings import Limits, PlanSettings
+from oper.planner.class_placement.place_classes import by_programme, place_replicas
 from oper.planner.problem.problem import RESERVE, Problem, with_limits
 from oper.topology.capacity import device_capacities
+from oper.topology.topology import Topology
 
 _DIGITS = 3  # of a share of extra memory
 _DOWN = Context(prec=_DIGITS, rounding=ROUND_DOWN)
 _BISECTIONS = 7  # of the most extra memory, only where memory is short
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """What devices of `memory_bytes` [M] have for rows: all but the share `reserve`, and but what
+    `step` takes of each."""
+
+    memory_bytes: tuple[int, ...]
+    reserve: float
+    step: StepMemory
+
+    @staticmethod
+    def of(topology: Topology, asked: PlanSettings, step: StepMemory) -> "DeviceRoom":
+        """The room on the devices of a topology, which says what they hold."""
+        assert topology.memory_for_plans is not None
+        reserve = RESERVE if asked.reserve is None else asked.reserve
+        return DeviceRoom(topology.memory_for_plans, reserve, step)
+
+    def capacities(self, allreduce_bytes: float) -> list[int]:
+        """Bytes, [M], where the AllReduce takes so many of each; negative where there are too
+        few."""
+        step_bytes = self.step.batch_bytes + allreduce_bytes
+        return device_capacities(self.memory_bytes, self.reserve, step_bytes)
 
 
 @dataclass(frozen=True)
@@ -31,7 +60,7 @@ class DeviceLimits:
     and `most_allreduce_bytes` what the AllReduce of a rank takes then."""
 
     problem: Problem
-    reserve: float
+    room: DeviceRoom
     most_extra: float = 0.0
     most_allreduce_bytes: float = 0.0
 
@@ -42,8 +71,8 @@ class DeviceLimits:
         Raises OperError, with the number of ranks that would be enough, where the devices cannot
         hold the tables.
         """
-        reserve = RESERVE if problem.asked.reserve is None else problem.asked.reserve
-        limits = DeviceLimits(problem, reserve)
+        room = DeviceRoom.of(problem.topology, problem.asked, problem.step_memory)
+        limits = DeviceLimits(problem, room)
         limits.within(0.0)
         high = tried = round_down(min(limits._room(0.0), problem.ranks - 1.0))
         for _ in range(_BISECTIONS):
@@ -69,14 +98,14 @@ class DeviceLimits:
         return self._problem(extra_memory, self.most_allreduce_bytes)
 
     def _problem(self, extra_memory: float, allreduce_bytes: float) -> Problem:
-        problem = self.problem
-        limits = Limits(extra_memory, self.reserve)
-        capacity = self._capacities(allreduce_bytes)
-        least = min(problem.topology.memory_for_plans or ())
+        problem, room = self.problem, self.room
+        limits = Limits(extra_memory, room.reserve)
+        capacity = room.capacities(allreduce_bytes)
+        step_bytes = room.step.batch_bytes + allreduce_bytes
         devices = (
-            f"devices of {problem.topology.name} have {least / GB:,.4g} GB, of which "
-            f"{self.reserve:.0%} (--reserve) and the gradients of a step are not for rows; "
-            "--extra-memory plans whatever they have"
+            f"devices of {problem.topology.name} have {min(room.memory_bytes) / GB:,.4g} GB, of "
+            f"which {room.reserve:.0%} (--reserve) and {step_bytes / GB:,.3g} GB that a step takes "
+            "are not for rows; --extra-memory plans whatever they have"
         )
         if min(capacity) < 1:
             raise OperError(f"device memory: nothing is left for rows; {devices}")
@@ -85,17 +114,11 @@ class DeviceLimits:
         except OperError as error:
             raise OperError(f"{error}; {devices}") from error
 
-    def _capacities(self, allreduce_bytes: float) -> list[int]:
-        memory = self.problem.topology.memory_for_plans
-        assert memory is not None
-        step_bytes = self.problem.mailbox_bytes + allreduce_bytes
-        return device_capacities(memory, self.reserve, step_bytes)
-
     def _room(self, allreduce_bytes: float) -> float:
         """The share of extra memory that fits, with a row of each width to spare on each rank."""
         classes, ranks = self.problem.classes, self.problem.ranks
         spare = ranks * sum(classes.width_memory)
-        capacity = self._capacities(allreduce_bytes)
+        capacity = self.room.capacities(allreduce_bytes)
         room = sum(capacity) - classes.total_bytes - spare
         return room / max(classes.total_bytes, 1) if min(capacity) > 0 else 0.0
 
@@ -105,12 +128,31 @@ class DeviceLimits:
         if not self.problem.workload.training or extra_memory == 0:
             return 0.0
         problem = self._problem(extra_memory, 0.0)
-        sets, replicas = place_replicas(problem)
-        sums = problem.classes.sums(replicas)
-        copied = sums.total(sets.copies > 1)
+        if problem.topology.of_devices and by_programme(problem):
+            # A programme copies rows that nobody reads as well, in whatever room there is for rows,
+            # and devices have room for the gradients of those too.
+            copied = _most_replicas(problem)
+        else:
+            sets, replicas = place_replicas(problem)
+            copied = problem.classes.sums(replicas).total(sets.copies > 1)
         if not copied.rows:
             return 0.0
-        return cheapest_allreduce(problem.topology, copied).memory_bytes(copied, problem.ranks)
+        method = cheapest_allreduce(problem.topology, copied)
+        return self.room.step.allreduce_bytes(method, copied)
+
+
+def _most_replicas(problem: Problem) -> Sums:
+    """Sums that those of no replicas within the extra memory exceed, in rows and their bytes; the
+    others are zero."""
+    classes, widths = problem.classes, problem.classes.widths
+    memory_bytes = problem.budget_bytes / max(problem.ranks - 1, 1)  # of one copy of each
+    rows = memory_bytes / min(classes.width_memory)
+    row_bytes = memory_bytes * max(width.row_bytes / width.memory_bytes for width in widths)
+    return replace(
+        Sums.zeros(1),
+        rows=np.minimum(rows, classes.rows.sum()),
+        row_bytes=np.minimum(row_bytes, classes.rows @ classes.S),
+    )
 
 
 def round_down(share: float) -> float:

@@ -97,7 +97,7 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     memory_bytes = plan.cost.memory_bytes
     if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory
         memory_bytes = memory_bytes + plan.host.cost.memory_bytes
-    found = [topology.memory_warning(memory_bytes)]
+    found = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
     if topology.ranks == 1:
         found.append(
             "there is one rank, which holds every row: --mode and --fetch change the figures but "

@@ -23,12 +23,12 @@ from oper.plan.plan_parts import join_memories
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.device_limits import DeviceRoom
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned, make_placement
-from oper.planner.problem.problem import RESERVE
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
-from oper.topology.capacity import CapacityError, device_capacities
+from oper.topology.capacity import CapacityError
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
 
@@ -125,10 +125,9 @@ def tier_tables(asked: PlanSettings, tables: Sequence[Table]) -> tuple[int, ...]
 
 def _empty_devices(topology: Topology, asked: PlanSettings, tier: Planned) -> tuple[Limits, Floats]:
     """The limits and the capacities, [M], of devices that have no table."""
-    assert topology.memory_for_plans is not None
-    reserve = RESERVE if asked.reserve is None else asked.reserve
-    room = device_capacities(topology.memory_for_plans, reserve, tier.problem.mailbox_bytes)
-    return Limits(0.0, reserve), np.maximum(np.array(room, dtype=np.float64), 0.0)
+    room = DeviceRoom.of(topology, asked, tier.problem.step_memory)
+    left = np.array(room.capacities(0.0), dtype=np.float64)
+    return Limits(0.0, room.reserve), np.maximum(left, 0.0)
 
 
 def _placed_in_hosts(

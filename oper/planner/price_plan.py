@@ -10,7 +10,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums
-from oper.cost.objective import Cost, evaluate
+from oper.cost.objective import Cost
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
@@ -71,10 +71,4 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
     """The cost of `counts` [C, K] rows in the columns."""
-    return evaluate(
-        problem.topology,
-        problem.workload,
-        sets,
-        problem.classes.sums(counts),
-        problem.capacity_bytes,
-    )
+    return problem.price(sets, problem.classes.sums(counts))

@@ -34,6 +34,7 @@ from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap, TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.memory.step_room import StepRoom
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.lookup_op import LookupOperator
@@ -108,11 +109,13 @@ class EmbeddingEngine:
         slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
         dims = [bucket.dim for bucket in self.buckets]
         sorter = Sorter(self.node, self.device, slots, dims, fetcher.needs_runs, bounds)
+        room = StepRoom(dims, self.ranks, self.training)
         self._preparer = BatchPreparer(
             self.features,
             address_map,
             sorter,
             self.device,
+            room,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -124,6 +127,7 @@ class EmbeddingEngine:
             fetcher,
             self.gradients,
             self.counters,
+            room,
             self.features.features if check_gradients else None,
         )
         self.operator = LookupOperator(self.training_step, self.device, trained=self.training)

@@ -78,7 +78,7 @@ def device_capacities(
     device_memory_bytes: Sequence[int], reserve: float, step_bytes: float
 ) -> list[int]:
     """The bytes for rows of devices with these memories, [M]: all but the share `reserve`, and but
-    `step_bytes` of each for mailboxes and AllReduce. Negative where there is too little."""
+    `step_bytes` of each, which a step takes beside rows. Negative where there is too little."""
     step = math.ceil(step_bytes)
     return [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
 
@@ -106,19 +106,23 @@ def check_host(
 
 
 def memory_warning(
-    name: str, have_bytes: Sequence[int] | None, rows_bytes: Sequence[float] | Floats
+    name: str,
+    have_bytes: Sequence[int] | None,
+    rows_bytes: Sequence[float] | Floats,
+    step_bytes: float,
 ) -> str | None:
-    """A warning where the rows of a rank of topology `name` (bytes, [M]) exceed the memory it has,
-    [M]; else None."""
+    """A warning where the rows of a rank of topology `name` (bytes, [M]) and `step_bytes` exceed
+    the memory it has, [M]; else None."""
     if have_bytes is None:
         return None
     have = np.array(have_bytes, dtype=np.float64)
-    over = np.asarray(rows_bytes, dtype=np.float64) - have
+    over = np.asarray(rows_bytes, dtype=np.float64) + step_bytes - have
     if not (over > 0).any():
         return None
     rank = int(over.argmax())
+    beside = f" and {step_bytes / GB:,.3g} GB for a step" if step_bytes else ""
     return (
-        f"rank {rank} needs {(have + over)[rank] / GB:,.1f} GB for rows and has "
+        f"rank {rank} needs {rows_bytes[rank] / GB:,.1f} GB for rows{beside} and has "
         f"{have[rank] / GB:,.1f} GB of memory ({name}): it will not fit without more "
         "ranks, narrower rows or a host tier"
     )

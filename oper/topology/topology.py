@@ -117,6 +117,11 @@ class Topology:
         return self.shares_memory and self.nodes == 1
 
     @property
+    def of_devices(self) -> bool:
+        """Whether all ranks are devices, which links join: none shares another's memory."""
+        return SHARED not in self.memory
+
+    @property
     def memory_for_plans(self) -> tuple[int, ...] | None:
         """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
         return None if self.shares_host_memory else self.device_memory_bytes
@@ -227,9 +232,13 @@ class Topology:
             dtype=np.int64,
         )
 
-    def memory_warning(self, memory_bytes: Sequence[float] | NDArray[Any]) -> str | None:
-        """A warning where the rows of a rank (bytes, [M]) exceed its device's memory; else None."""
-        return memory_warning(self.name, self.device_memory_bytes, memory_bytes)
+    def memory_warning(
+        self, memory_bytes: Sequence[float] | NDArray[Any], step_bytes: float = 0.0
+    ) -> str | None:
+        """A warning where the rows of a rank (bytes, [M]), or on devices these and what a step
+        takes beside them, exceed its device's memory; else None."""
+        step_bytes = step_bytes if self.of_devices else 0.0
+        return memory_warning(self.name, self.device_memory_bytes, memory_bytes, step_bytes)
 
     def masks(self) -> dict[str, NDArray[np.bool_]]:
         """Pairs (reader, source) of each kind of link (links.KINDS), bool [M, M]."""

@@ -81,7 +81,12 @@ def test_fields_of_a_plan(here: Path, mode: str) -> None:
     command = ["plan", "p", "-o", "new", "--topology", "2x2-a100", "--mode", mode]
     said = json.loads(fine(*command, "--extra-memory", "10%", "--json"))
     assert set(said) >= {*PLAN_FIELDS, "mailbox_bytes"}
-    assert (said["mailbox_bytes"] > 0) == (mode == "training")
+    served = json.loads(fine(*command, "--force", "--mode", "inference", "--json"))
+    assert said["mailbox_bytes"] >= served["mailbox_bytes"] > 0  # on devices; on CPU ranks:
+    on_cpu = json.loads(
+        fine("plan", "p", "-o", "cpu", *command[4:], "--topology", "cpu:2", "--json")
+    )
+    assert (on_cpu["mailbox_bytes"] > 0) == (mode == "training")
     assert (said["plan"], said["mode"], said["ranks"], said["rows"]) == ("new", mode, 4, 130)
     assert said["asked"]["extra_memory"] == 0.1
     assert said["asked"]["threshold"] == 0.001

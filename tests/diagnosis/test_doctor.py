@@ -305,13 +305,21 @@ def test_devices_of_a_plan_for_inference(
 
 
 @pytest.mark.usefixtures("there")
-def test_a_plan_for_training_is_for_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [_Device(number, 0) for number in range(8)]
+def test_devices_of_a_plan_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step takes beside rows counts: it is most of what this model does."""
+    plan, devices = Plan.load("gpu"), [_Device(number, 10**9) for number in range(8)]
+    step = plan.cost.step_bytes
+    assert step > 3 * plan.cost.memory_bytes.max()
     monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, []))
     said = oper("doctor", "gpu", "model.py:make_dlrm")
     assert said.status == 0
     text = " ".join(said.out.split())
     assert "ok devices: 8 here, and the plan has 8 a node (dgx-a100)" in text
+    assert f"and {step / 1e6:.3g} MB for a step of the plan's batch" in text
+    devices[:] = [_Device(number, step) for number in range(8)]
+    said = oper("doctor", "gpu", "model.py:make_dlrm")
+    assert said.status == 1
+    assert "WRONG device memory here: cuda:0, X, has" in " ".join(said.out.split())
 
 
 def test_devices_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

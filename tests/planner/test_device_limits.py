@@ -1,5 +1,6 @@
 """The limits that devices set: what they leave for rows, and shares of three digits."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,12 +10,13 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.cost.step_memory import DeviceStep, ProcessorStep, StepMemory
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.device_limits import DeviceLimits, round_down
 from oper.planner.least_memory import shares_up_to
 from oper.planner.make_placement import Watch, place
-from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.problem.problem import RESERVE, Problem, make_problem
 from oper.topology.topology import Topology
 from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
@@ -33,6 +35,15 @@ def device_problem(
     return make_problem(
         make_profile(seed, TABLES), topology, workload, PlanSettings(reserve=reserve)
     )
+
+
+def beside_a_step(
+    memory: tuple[int, ...], mode: str, reserve: float | None = None, seed: int = 1
+) -> Problem:
+    """Of devices that hold so much beside what a step takes but for replicas."""
+    step = device_problem(memory, mode, reserve, seed).step_memory.batch_bytes
+    more = math.ceil(step / (1 - (RESERVE if reserve is None else reserve)))
+    return device_problem(tuple(size + more for size in memory), mode, reserve, seed)
 
 
 @given(st.floats(0, 1e5, allow_subnormal=False))
@@ -67,19 +78,21 @@ def test_shares_are_all_of_three_digits_up_to_the_most(most: float) -> None:
 def test_plans_fit_beside_the_reserve_the_mailbox_and_the_allreduce(
     mode: str, sizes: list[int], equal: bool, reserve: float | None, seed: int
 ) -> None:
-    memory = tuple(sizes[:1] * len(sizes) if equal else sizes)
-    problem = device_problem(memory, mode, reserve, seed)
+    problem = beside_a_step(tuple(sizes[:1] * len(sizes) if equal else sizes), mode, reserve, seed)
+    memory = problem.topology.memory_for_plans
+    assert memory is not None
     try:
         limits = DeviceLimits.of(problem)
     except OperError:
         return
-    kept = 0.2 if reserve is None else reserve
+    kept = RESERVE if reserve is None else reserve
     event(f"{mode}, {limits.most_allreduce_bytes > 0=}")
     for extra in (limits.most_extra / 3, limits.most_extra):
         planned = place(limits.within(extra), Watch(lambda step: None))
         figures = planned.cost
-        step = figures.mailbox_bytes + figures.allreduce_memory_bytes
-        assert (figures.memory_bytes + step <= np.array(memory) * (1 - kept) + 2).all()
+        assert (
+            figures.memory_bytes + figures.step_bytes <= np.array(memory) * (1 - kept) + 2
+        ).all()
         assert planned.cost.feasible
         # In bytes, so that neither a preset nor a reserve changes it later.
         assert planned.problem.topology.capacity == tuple(figures.capacity_bytes.astype(int))
@@ -88,13 +101,39 @@ def test_plans_fit_beside_the_reserve_the_mailbox_and_the_allreduce(
 def test_the_most_is_nearly_all_there_is() -> None:
     """A sixteenth more extra memory would not fit beside its AllReduce, but for a row a rank."""
     for mode in ("training", "inference"):
-        problem = device_problem((150_000,) * 3, mode)
-        problem = device_problem((int(60_000 + problem.mailbox_bytes / 0.8),) * 3, mode)
+        problem = beside_a_step((60_000,) * 3, mode)
         limits = DeviceLimits.of(problem)
         assert 0 < limits.most_extra < 2
         assert (limits.most_allreduce_bytes > 0) == (mode == "training")
         more = problem.classes.total_bytes * (1 + 1.0625 * limits.most_extra) / 3 + 2 * 100
         assert more + 1.0625 * limits.most_allreduce_bytes > 48_000
+
+
+@given(
+    st.sampled_from(["training", "inference"]),
+    st.integers(1, 4),
+    st.integers(4, 10_000),
+    st.integers(0, 5),
+)
+def test_a_step_is_of_the_ranks_accesses_and_the_widest_rows(
+    mode: str, ranks: int, batch: int, seed: int
+) -> None:
+    profile = make_profile(seed, TABLES)
+    of_profile = profile.accesses.sum(dtype=np.int64)
+
+    def step_of(topology: Topology) -> StepMemory:
+        workload = Workload(mode, "raw", batch)  # type: ignore[arg-type]
+        return make_problem(profile, topology, workload, PlanSettings()).step_memory
+
+    step = step_of(Topology.load(f"1x{ranks}-h100"))
+    assert isinstance(step, DeviceStep)
+    assert step.accesses * profile.samples * ranks == pytest.approx(of_profile * batch, rel=1e-9)
+    assert (step.dim, step.ranks, step.training) == (16, ranks, mode == "training")
+    assert step.gradient_ratio == 1
+    on_cpu = step_of(Topology.load(f"cpu:{ranks}"))
+    assert isinstance(on_cpu, ProcessorStep)
+    assert (on_cpu.batch_bytes > 0) == (mode == "training")
+    assert on_cpu.batch_bytes <= step.accesses * (8 + 4 * 16)
 
 
 def test_rows_on_all_ranks_are_the_most() -> None:
@@ -103,6 +142,6 @@ def test_rows_on_all_ranks_are_the_most() -> None:
 
 def test_devices_that_cannot_hold_the_tables() -> None:
     with pytest.raises(OperError, match=r"number of ranks that is enough is \d+.*20% \(--reserve"):
-        DeviceLimits.of(device_problem((20_000,) * 3, "inference"))
+        DeviceLimits.of(beside_a_step((20_000,) * 3, "inference"))
     with pytest.raises(OperError, match=r"nothing is left for rows.*--extra-memory"):
         DeviceLimits.of(device_problem((1,) * 3, "training"))

@@ -111,7 +111,7 @@ def test_the_memory_is_recorded_in_bytes_and_kept(tmp_path: Path, mode: str) -> 
     topology = Topology.load("dgx-h100")
     made, planned = plan_and_placement(PROFILE, topology, workload(mode), PlanSettings())
     made.save(tmp_path / "p")
-    step = planned.problem.mailbox_bytes + planned.cost.allreduce_memory_bytes
+    step = planned.problem.step_memory.batch_bytes + planned.cost.allreduce_memory_bytes
     held = 64 * 10**9 - math.ceil(step)
     assert (made.cost.capacity_bytes == held).all()
     content = json.loads((tmp_path / "p" / "plan.json").read_text())
@@ -174,7 +174,9 @@ def test_reserves() -> None:
         planned = place_in_memory(
             PROFILE, topology, workload("inference"), PlanSettings(reserve=reserve)
         )
-        assert (planned.problem.capacity_bytes == left * 10**9).all()
+        step = math.ceil(planned.problem.step_memory.batch_bytes)
+        assert step > 0
+        assert (planned.problem.capacity_bytes == left * 10**9 - step).all()
     for bad in (-0.1, 1.0, float("nan")):
         with pytest.raises(OperError, match="reserve"):
             PlanSettings(reserve=bad)
@@ -264,7 +266,10 @@ def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:
     both = json.loads(fine(*PLAN, "--curve", "-o", "q", "--json"))
     assert both["curve"] == said["curve"]
     assert Plan.load(saved / "q").cost.objective_seconds == both["objective_seconds"]
-    assert "all memory that plans may use, 32 GB a rank" in fine("plan", "show", "q")
+    plan = Plan.load(saved / "q")
+    assert (plan.cost.capacity_bytes + plan.cost.mailbox_bytes == 32 * 10**9).all()
+    shown = " ".join(fine("plan", "show", "q").split())
+    assert "all memory that plans may use, 32 GB a rank" in shown
 
 
 @pytest.mark.parametrize(
@@ -299,7 +304,9 @@ def test_methods_are_compared_at_what_devices_hold(saved: Path) -> None:
         methods,
     )
     (run,) = json.loads(fine(*command, "--json"))["runs"]
-    assert run["settings"]["capacity_bytes"] == [32 * 10**9] * 4
+    step = run["methods"]["oper"]["mailbox_bytes"]
+    assert run["settings"]["capacity_bytes"] == [32 * 10**9 - step] * 4
+    assert all(entry["mailbox_bytes"] == step for entry in run["methods"].values())
     assert all(entry["status"] == "ok" for entry in run["methods"].values())
     assert 0 <= run["methods"]["oper"]["certified_gap"] <= 0.0101
     assert "32 GB of memory a rank" in " ".join(fine(*command).split())

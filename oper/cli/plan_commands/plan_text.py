@@ -183,10 +183,7 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
         facts.append(("links", links_text(links)))
     facts.append(("traffic", _traffic(plan)))
     if cost.mailbox_bytes:
-        step = f"{format_bytes(cost.mailbox_bytes)} a rank for gradients"
-        if cost.allreduce_memory_bytes:
-            step += f", {format_bytes(cost.allreduce_memory_bytes)} for their AllReduce"
-        facts.append(("memory of a step", f"{step}, expected"))
+        facts.append(("memory of a step", _step_memory(plan)))
     found = threshold(plan)
     if found is not None:
         facts.append(("threshold", threshold_sentence(found)))
@@ -208,6 +205,18 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
         )
     )
     return facts
+
+
+def _step_memory(plan: "Plan") -> str:
+    """What a step takes of a rank beside rows."""
+    cost, what = plan.cost, "gradients"
+    if plan.topology.of_devices:
+        what = "batches, their sort, sums and mailbox" if plan.workload.training else "batches"
+    step = f"{format_bytes(cost.mailbox_bytes)} a rank for {what}"
+    if cost.allreduce_memory_bytes:
+        replicas = "replicas' sums" if plan.topology.of_devices else "their AllReduce"
+        step += f", {format_bytes(cost.allreduce_memory_bytes)} for {replicas}"
+    return f"{step}, expected"
 
 
 _FETCHING = "fetches"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums, single_owner_sets
-from oper.cost.objective import Cost, evaluate
+from oper.cost.objective import Cost
 from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem
@@ -156,13 +156,7 @@ class NoPlacementError(Exception):
 
 def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:
     """What the baseline costs; infeasible where it holds more than the problem's capacities."""
-    return evaluate(
-        problem.topology,
-        problem.workload,
-        baseline.holder_sets,
-        baseline.sums,
-        problem.capacity_bytes,
-    )
+    return problem.price(baseline.holder_sets, baseline.sums)
 
 
 class PieceCounts(NamedTuple):

@@ -16,14 +16,13 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.expected_counts import as_many, expected_counts
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import Sums
+from oper.cost.step_memory import SLOT_BYTES
 from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
-
-_SLOT_BYTES = 8
 
 
 class Width(NamedTuple):
@@ -72,6 +71,8 @@ class Classes:
     entry_rows: Ints
     # Expected of a rank in training: a slot number and float32 gradients for each row it touches.
     mailbox_bytes: float = 0.0
+    dim: int = 0  # values of the widest row
+    gradient_ratio: float = 1.0  # the most bytes of a row's float32 gradient over the row's
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -219,5 +220,7 @@ def group(
         entry_table=table[order],
         entry_class=class_of,
         entry_rows=rows[order],
-        mailbox_bytes=float((rows[order] * D[class_of] * (_SLOT_BYTES + 4 * values)).sum()),
+        mailbox_bytes=float((rows[order] * D[class_of] * (SLOT_BYTES + 4 * values)).sum()),
+        dim=max((t.dim for t in profile.tables), default=0),
+        gradient_ratio=max((4 * t.dim / t.row_bytes for t in profile.tables), default=1.0),
     )

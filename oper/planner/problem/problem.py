@@ -11,6 +11,9 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.cost.holder_sets import HolderSets, Sums
+from oper.cost.objective import Cost, evaluate
+from oper.cost.step_memory import DeviceStep, ProcessorStep, StepMemory
 from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, classify
@@ -40,9 +43,30 @@ class ClassProblem:
         return self.topology.ranks
 
     @property
-    def mailbox_bytes(self) -> float:
-        """Expected of a rank, for the gradients of a step: none in inference."""
-        return self.classes.mailbox_bytes if self.workload.training else 0.0
+    def step_memory(self) -> StepMemory:
+        """What a step is expected to take of a rank's memory beside its rows."""
+        classes, training = self.classes, self.workload.training
+        if not self.topology.of_devices:
+            return ProcessorStep(classes.mailbox_bytes if training else 0.0, self.ranks)
+        a_sample = float(classes.rows @ classes.expected) / max(classes.samples, 1)
+        return DeviceStep(
+            accesses=a_sample * self.workload.batch_size / self.ranks,
+            dim=classes.dim,
+            ranks=self.ranks,
+            training=training,
+            gradient_ratio=classes.gradient_ratio,
+        )
+
+    def price(self, sets: HolderSets, sums: Sums) -> Cost:
+        """What a placement costs, by its holder sets and their sums."""
+        return evaluate(
+            self.topology,
+            self.workload,
+            sets,
+            sums,
+            self.capacity_bytes,
+            step=self.step_memory,
+        )
 
     @property
     def shares(self) -> Floats:

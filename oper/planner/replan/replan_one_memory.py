@@ -275,7 +275,7 @@ def _assemble(
     memory = Memory(
         name=DEVICE,
         tables=tuple(range(len(old.tables))),
-        cost=replace(best.cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        cost=best.cost,
         owner_accesses=accesses[:ranks],
         replica_accesses=int(accesses[ranks:].sum()),
         record=PlanningRecord(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
-from oper.cost.objective import Cost, evaluate
+from oper.cost.objective import Cost
 from oper.cost.read_charges import Charges
 from oper.cost.traffic import Direction
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
@@ -94,7 +94,7 @@ def place_rows(
 
     def price() -> Cost:
         sums = classes.sums(counts) + striped_sums
-        return evaluate(problem.topology, problem.workload, sets, sums, problem.capacity_bytes)
+        return problem.price(sets, sums)
 
     before = price()
     swaps = _swap_rows(problem, sets, counts, before)

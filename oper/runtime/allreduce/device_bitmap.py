@@ -21,6 +21,7 @@ from functools import partial
 import torch
 
 from oper.base.errors import OperError
+from oper.cost.step_memory import LINE_VALUES, most_values, with_slack
 from oper.runtime.allreduce.methods import Replicas
 from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
@@ -28,9 +29,7 @@ from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment,
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.gradient_mailbox import segment_for_gradients
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import LINE_VALUES, RowGradients, most_values
-
-_SLACK = 4  # buffers grow by a quarter of what is needed beyond that
+from oper.runtime.tables.row_gradients import RowGradients
 
 
 class DeviceBitmap:
@@ -61,7 +60,8 @@ class DeviceBitmap:
         lines = node.share(Segment.create(size, size, "accesses"))[node.peers[0]]
         shape = [len(node.peers), LINE_BYTES // 8]
         self._accesses = lines.tensor(0, shape, torch.int64).numpy()[:, 0]
-        self._total = torch.empty(0, device=on)
+        self._values = 0  # in this step's sum
+        self._buffers: list[torch.Tensor] = []
         self.read_bytes = torch.zeros(1, dtype=torch.int64, device=on)
         self._united: tuple[torch.Tensor, torch.Tensor]  # slots and groups of touched replicas
 
@@ -88,10 +88,8 @@ class DeviceBitmap:
         most_rows = min(sum(replicas.counts), int(self._accesses.sum()))
         size = min(4 * self._most_values, aligned(4 * most_values(most_rows, replicas.dims)))
         if size > self._segments.mine.reserve_bytes:
-            self._segments.grow(min(4 * self._most_values, size + size // _SLACK))
-        if len(self._total) != size // 4:
-            self._total = torch.empty(0)  # its memory first
-            self._total = torch.empty(size // 4, device=self._device.torch_device)
+            self._segments.grow(min(4 * self._most_values, with_slack(size)))
+        self._values = size // 4
         self._united = ops.unite_replicas(
             self._bitmaps,
             replicas.slots,
@@ -125,11 +123,14 @@ class DeviceBitmap:
         )
 
     def read(self) -> RowGradients:
-        slots, groups = self._united
-        ops, stream = self._device.ops(), self._device.stream
-        ops.gather_slices(self._buffers, groups, self._total, stream)
-        return RowGradients(slots, groups, self._total)
+        # Kept no longer than needed: the next step makes new ones, and ranks new buffers.
+        (slots, groups), buffers = self._united, self._buffers
+        del self._united
+        self._buffers = []
+        total = torch.empty(self._values, device=self._device.torch_device)
+        self._device.ops().gather_slices(buffers, groups, total, self._device.stream)
+        return RowGradients(slots, groups, total)
 
     def _buffer(self, segment: DeviceSegment) -> torch.Tensor:
         """A rank's gradients in this step, as long as the sum."""
-        return segment.tensor(0, [len(self._total)], torch.float32)
+        return segment.tensor(0, [self._values], torch.float32)

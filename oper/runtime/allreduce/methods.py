@@ -19,11 +19,12 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.cost.step_memory import LINE_VALUES
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import LINE_VALUES, RowGradients
+from oper.runtime.tables.row_gradients import RowGradients
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from oper.base.errors import OperError
+from oper.cost.step_memory import mailbox_row_bytes, most_values, with_slack
 from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import (
@@ -32,9 +32,8 @@ from oper.runtime.comm.shared_segment import (
 )
 from oper.runtime.memory.device import Cpu, Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out, most_values
-
-_SLACK = 4  # a mailbox on a device grows by a quarter of what is needed beyond that
+from oper.runtime.memory.step_room import NoRoomError
+from oper.runtime.tables.row_gradients import RowGradients, laid_out
 
 _MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
 
@@ -107,7 +106,7 @@ class DeviceMailboxes:
         self._slots_at = aligned(8 * self._groups[0] * self._groups[1])
         # A mailbox of no rows; a line more, as values begin at one.
         self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
-        self._row_bytes = 8 + 4 * (most_values(1, dims) - most_values(0, dims))
+        self._row_bytes = mailbox_row_bytes(max(dims, default=0))
         # No method of this object's: the memory would be freed only when garbage is collected.
         create = partial(segment_for_gradients, device)
         self._segments = GrowingSegments(node, create, self._fixed_bytes)
@@ -121,7 +120,7 @@ class DeviceMailboxes:
     def open(self, rows: SortedRows) -> RowGradients:
         most = len(rows.slots)
         if most > self._room(self.bytes):
-            self._segments.grow(self._fixed_bytes + (most + most // _SLACK) * self._row_bytes)
+            self._segments.grow(self._fixed_bytes + with_slack(most) * self._row_bytes)
         mine = self.read(self._rank)
         groups = laid_out(rows.before, self._dims, self._device)
         mine.groups.copy_(groups, non_blocking=True)
@@ -155,8 +154,8 @@ def segment_for_gradients(device: Cuda, bytes: int) -> DeviceSegment:
     """Memory of a device for the gradients of a batch."""
     for left in device.free_memory():
         if bytes > left.free_bytes:
-            raise OperError(
+            raise NoRoomError(
                 f"{bytes:,} bytes were needed for the gradients of a batch, and {left.limited_by} "
-                f"has {left.free_bytes:,} free: make tables or batches smaller, or use more ranks"
+                f"has {left.free_bytes:,} free"
             )
     return DeviceSegment.create(bytes, device.torch_device)

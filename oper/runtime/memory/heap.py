@@ -25,6 +25,7 @@ from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
+_ADVICE = "plan for ranks with less memory each, use fewer replicas, or more hosts"
 _MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core does
 
 
@@ -33,6 +34,7 @@ class Heap:
 
     `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together, all on the
     CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's.
+    `advice`: what to do where there is no memory for them.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Heap:
         row_bytes: Sequence[int],
         state_bytes: Sequence[int],
         device: Device | None = None,
+        advice: str = _ADVICE,
     ) -> None:
         self.node, self.device = node, device or Cpu()
         slots = np.asarray(slots, dtype=np.int64)
@@ -54,7 +57,7 @@ class Heap:
         ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
         starts = ends - room
         self.bytes = int(room[:, :, node.rank].sum())
-        check_memory(node, self.bytes, "the heap", self.device.free_memory())
+        check_memory(node, self.bytes, "the heap", self.device.free_memory(), advice)
         own = self.device.segment(self.bytes)
         self._segments = node.share(own)
         own.use_huge_pages()
@@ -82,7 +85,13 @@ class Heap:
     ) -> "Heap":
         """The heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
-        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device)
+        advice = _ADVICE
+        if device is not None and device.kind != "cpu":
+            advice = (
+                f"a step takes about {plan.cost.step_bytes:,} bytes of a rank beside it; plan with "
+                "a larger --reserve or less --extra-memory, or for more ranks"
+            )
+        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device, advice)
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -93,6 +102,10 @@ class Heap:
         """Optimizer state by slot, uint8 [slots, state_bytes]."""
         self.node.check_process()
         return self._views[1][width][self.node.rank if rank is None else rank]
+
+    def all_slots(self, width: int) -> int:
+        """Slots of a width at all ranks of the node."""
+        return sum(len(of_rank) for of_rank in self._views[0][width].values())
 
     def seal(self) -> None:
         """Make all arenas, also those of peers, read-only in this process, unless it is writing:
@@ -155,7 +168,7 @@ def check_memory(
     bytes: int,
     what: str,
     free: Sequence[FreeMemory],
-    advice: str = "plan for ranks with less memory each, use fewer replicas, or more hosts",
+    advice: str = _ADVICE,
 ) -> None:
     """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oper.cost.step_memory import most_values
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Cpu, Device
@@ -82,6 +83,12 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
+        # Rows and values that gradients can be of, however many batches are held: on devices, of
+        # which the host does not know how many they are of.
+        slots = [memory.heap.all_slots(bucket.width) for bucket in self._buckets]
+        values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
+        lines = most_values(0, [bucket.dim for bucket in self._buckets])
+        self._most_held = sum(slots), values + lines
 
     @property
     def shared_bytes(self) -> dict[str, int]:
@@ -129,6 +136,8 @@ class Gradients:
         self._sum(batch, grad, range(len(self._buckets)), sums)
         if self._held is not None:
             sums = merged([self._held.sums, sums], dims, self._device)
+        if self._device.kind != "cpu":
+            sums = sums.within(*self._most_held)
         return HeldGradients(SortedRows(sums.slots, sums.groups[0], rows.ranks), sums)
 
     def _sum(

@@ -16,6 +16,7 @@ from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
 from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
@@ -36,13 +37,15 @@ class BatchPreparer:
         address_map: AddressMap,
         sorter: Sorter,
         device: Device,
+        room: StepRoom,
         *,
         weighted: bool,
         bounds: str,
         trains: bool,
     ) -> None:
         self._features, self._map, self._sorter = features, address_map, sorter
-        self._device, self._weighted, self._bounds = device, weighted, bounds
+        self._device, self._room = device, room
+        self._weighted, self._bounds = weighted, bounds
         self._trains = trains
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
@@ -56,6 +59,12 @@ class BatchPreparer:
         if self._late is not None:
             self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
+        try:
+            return self._prepared(batch)
+        except NO_ROOM as error:
+            raise self._room.error(error, batch.values().numel()) from error
+
+    def _prepared(self, batch: Any) -> PreparedBatch:
         order = self._features.order(batch.keys())
         if self._late is None:
             batch, one_each, segment_offset = bags_on_host(batch, order)

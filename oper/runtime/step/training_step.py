@@ -18,6 +18,7 @@ from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
+from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.memory.stream_order import StreamOrder
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
@@ -42,11 +43,12 @@ class TrainingStep:
         fetcher: RowFetcher,
         gradients: Gradients | None,
         counters: Counters,
+        room: StepRoom,
         checked_features: Sequence[Feature] | None = None,
     ) -> None:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
         self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
-        self._gradients, self._counters = gradients, counters
+        self._gradients, self._counters, self._room = gradients, counters, room
         self._checked_features = checked_features
         self._on_device = memory.heap.device.kind != "cpu"
         self._order = StreamOrder(memory.heap.device)
@@ -95,7 +97,10 @@ class TrainingStep:
             if self._fetcher.needs_runs:
                 self._count_distinct(batch)
             self._order.before_read()
-            out = self._fetcher.read(batch, self._counters)
+            try:
+                out = self._fetcher.read(batch, self._counters)
+            except NO_ROOM as error:
+                raise self._room.error(error, len(batch.addresses)) from error
             self._order.after_read()
             return out
 
@@ -112,21 +117,29 @@ class TrainingStep:
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
-            if self._gradients is not None and batch.rows is None:
-                read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
-                given = (*read, batch.features)
-                sort = self._sorter.sort(*given, at_once=True, report=batch.report)
-                batch = replace(batch, sort=sort)
-            if not self._fetcher.needs_runs:
-                self._count_distinct(batch)
-            self._order.before_read()
-            weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
-            self._order.after_read()
-            if self._gradients is not None:
-                self._order.before_write()
-                self._gradients.step(batch, grad)
-                self._order.after_write()
-            return weight_grad
+            try:
+                return self._backward(batch, grad, weights_too)
+            except NO_ROOM as error:
+                raise self._room.error(error, len(batch.addresses)) from error
+
+    def _backward(
+        self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
+    ) -> torch.Tensor | None:
+        if self._gradients is not None and batch.rows is None:
+            read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
+            given = (*read, batch.features)
+            sort = self._sorter.sort(*given, at_once=True, report=batch.report)
+            batch = replace(batch, sort=sort)
+        if not self._fetcher.needs_runs:
+            self._count_distinct(batch)
+        self._order.before_read()
+        weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
+        self._order.after_read()
+        if self._gradients is not None:
+            self._order.before_write()
+            self._gradients.step(batch, grad)
+            self._order.after_write()
+        return weight_grad
 
     def _count_distinct(self, batch: PreparedBatch) -> None:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from oper.base import native
 from oper.base.native import Kernels
-
-# Of a line of the caches: buckets begin at multiples of it.
-LINE_VALUES = native.shared("values of a line", 16)
+from oper.cost.step_memory import most_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +42,11 @@ class RowGradients:
         values = torch.cat([torch.empty(0), *(part.reshape(-1) for part in gradients)])
         all_slots = torch.cat([torch.empty(0, dtype=torch.int64), *slots])
         return cls(all_slots, torch.tensor(sizes).cumsum(1), values)
+
+    def within(self, rows: int, values: int) -> "RowGradients":
+        """The same gradients, of which there are at most so many rows and values: what they have
+        room for beyond that is left out."""
+        return RowGradients(self.slots[:rows], self.groups, self.values[:values])
 
     def gradients_of(self, groups: range, dim: int) -> torch.Tensor:
         """Those of groups of one bucket, [rows, dim]. The host must know the counts for it, and
@@ -80,9 +82,3 @@ def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Ker
     if on.kind == "cpu":
         return int(groups[1, -1])
     return most_values(len(slots), dims)
-
-
-def most_values(rows: int, dims: Sequence[int]) -> int:
-    """How many values so many rows of buckets of those dims have at most, with the gaps before
-    buckets, whichever buckets the rows are of."""
-    return rows * max(dims, default=0) + LINE_VALUES * len(dims)

@@ -109,7 +109,7 @@ class OperShardingPlanner(ShardingPlanner):
         profile = profile_of(self._profile, tables)
         planned = place_in_memory(profile, self._topology, self._workload, self._settings)
         plan = with_reference_figures(assemble(planned), profile, [planned.problem])
-        if sentence := self._topology.memory_warning(plan.cost.memory_bytes):
+        if sentence := self._topology.memory_warning(plan.cost.memory_bytes, plan.cost.step_bytes):
             raise OperError(sentence)
         for line in planner_statistics(plan, paths, time.perf_counter() - began):
             _log.info(line)

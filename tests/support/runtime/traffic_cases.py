@@ -36,6 +36,7 @@ node_of: [0, 0, 0]
 bandwidth: {local: 4.0e+9, same_node: 1.0e+8}
 allreduce_bandwidth: 3.0e+9
 latency_seconds: 1.0e-9
+memory: shared
 """
 
 

@@ -130,6 +130,15 @@ def test_work_on_devices_is_planned(model, profile, topology, mode):
     plan = planner.plan(model).oper_plan
     assert (plan.ranks, plan.workload.mode, plan.workload.fetch) == (8, mode, "raw")
     assert plan.topology.memory == ("linked",)
+    # What a step takes is left beside rows, and twice as many samples take twice as much.
+    memory = planner._topology.device_memory_bytes[0]
+    left = int(0.8 * memory) - plan.cost.capacity_bytes
+    assert plan.cost.mailbox_bytes > 512 * 48
+    assert left == pytest.approx(plan.cost.step_bytes, abs=2)
+    twice = oper.OperShardingPlanner(topology, profile, mode=mode, batch_size=1024)
+    assert twice.plan(model).oper_plan.cost.mailbox_bytes == pytest.approx(
+        2 * plan.cost.mailbox_bytes, abs=1
+    )
 
 
 def test_tables_beyond_torchrecs_capacities(model, profile):

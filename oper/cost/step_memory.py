@@ -1,0 +1,123 @@
+"""What a step takes of a rank's memory beside its rows, on the processor and on devices.
+
+On the processor it takes what it uses: a mailbox with the slot and the float32 gradient of each
+distinct row, and the buffers of the replicas' AllReduce (allreduce.py).
+
+On devices the host does not know, without waiting, how many rows a batch reads. So there is room
+for as many as it has accesses, each of the widest dim D, and for each of a rank's accesses a step
+of training takes
+
+    8 + 8 + 8 + 4 + 4   of each prepared batch: its ids, which are kept until they were found to be
+                        in range, addresses, the slots of its runs, positions, starts of runs
+    8 + 4 + 1           more while one is sorted: words, numbers beside them, CUB's scratch
+    4 + 4 + 4           more while gradients are summed: places of gradients, bags, factors
+    2 · 4 · D / 256     and two partial sums for each 256 accesses (csrc/include/oper/step/pieces.h)
+    (8 + 4 · D) · 5/4   of its mailbox, which is a quarter longer than the largest batch needed;
+                        none where a rank is alone, whose gradients nobody else reads
+
+Pipelines prepare two batches ahead of the one that is trained. In inference there are ids and
+addresses alone. For replicas each rank has, for as many rows as all ranks have accesses or for all
+replicas if those are fewer, a buffer that grows by a quarter more than is needed, the sum of all
+ranks' buffers, and 8 bytes of the row's slot; and for each replica 8 bytes of its slot and three
+bits and a half. Batches and outputs themselves are the rest of the model's.
+
+The runtime has its sizes from here as well. tests/cuda/test_step_memory.py measures them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from oper.base import native
+from oper.cost.allreduce import AllReduceCost
+from oper.cost.holder_sets import Sums
+
+# Of a line of the caches: each bucket's gradients begin at a multiple of it.
+LINE_VALUES = native.shared("values of a line", 16)
+SLOT_BYTES = 8
+_SLACK = 4  # memory that devices share grows by a quarter of what is needed beyond that
+
+PREPARED_BATCHES = 3  # of which one is trained, and pipelines have prepared the others
+_READ_BYTES = 8 + 8  # of an access of a prepared batch: its id and its address
+_RUN_BYTES = SLOT_BYTES + 4 + 4
+_SORT_BYTES = 8 + 4 + 1  # of CUB's scratch a fifth of a byte: 256 counters for some 5,000 accesses
+_SUM_BYTES = 4 + 4 + 4
+_ACCESSES_OF_PARTIAL_SUMS = 256 // 2
+# Of a replica: its slot; the bitmap of this rank, that of all ranks, and rows before its words.
+_REPLICA_BYTES = SLOT_BYTES + (1 + 1 + 1 / 2 + 1) / 8
+
+
+def most_values(rows: int, dims: Sequence[int]) -> int:
+    """How many values so many rows of buckets of those dims have at most, with the gaps before
+    buckets, whichever buckets the rows are of."""
+    return rows * max(dims, default=0) + LINE_VALUES * len(dims)
+
+
+def with_slack(needed: int) -> int:
+    """How much to make of something that devices share, where so much is needed."""
+    return needed + needed // _SLACK
+
+
+def mailbox_row_bytes(dim: int) -> int:
+    """Bytes of a row and its gradient in a mailbox."""
+    return SLOT_BYTES + 4 * dim
+
+
+class StepMemory(Protocol):
+    """What a step takes of a rank's memory beside its rows."""
+
+    @property
+    def batch_bytes(self) -> float:
+        """Bytes for all but replicas: `mailbox_bytes` of a plan."""
+
+    def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
+        """Bytes for the gradients of replicas, whose sums are one entry."""
+
+
+@dataclass(frozen=True)
+class ProcessorStep:
+    """A step of a rank on the processor, whose mailbox takes `mailbox_bytes`."""
+
+    mailbox_bytes: float
+    ranks: int
+
+    @property
+    def batch_bytes(self) -> float:
+        return self.mailbox_bytes
+
+    def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
+        """Bytes of the buffers of a method."""
+        return method.memory_bytes(replicas, self.ranks)
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """A step of a rank on a device, whose batch has so many accesses, of rows of at most `dim`
+    values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row."""
+
+    accesses: float
+    dim: int
+    ranks: int
+    training: bool
+    gradient_ratio: float = 1.0
+
+    @property
+    def batch_bytes(self) -> float:
+        """Bytes for all but replicas."""
+        if not self.training:
+            return self.accesses * PREPARED_BATCHES * _READ_BYTES
+        prepared = PREPARED_BATCHES * (_READ_BYTES + _RUN_BYTES) + _SORT_BYTES
+        summing = _SUM_BYTES + 4 * self.dim / _ACCESSES_OF_PARTIAL_SUMS
+        mailbox = mailbox_row_bytes(self.dim) * (1 + 1 / _SLACK) if self.ranks > 1 else 0.0
+        return self.accesses * (prepared + summing + mailbox)
+
+    def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
+        """Bytes for replicas, by whatever method: devices have one (docs/gpu.md)."""
+        count = float(replicas.rows)
+        if self.ranks == 1 or not count:
+            return 0.0
+        rows = min(count, self.ranks * self.accesses)
+        all_of_them = self.gradient_ratio * float(replicas.row_bytes)
+        sums = min(4 * self.dim * rows, all_of_them)
+        buffer = min(sums * (1 + 1 / _SLACK), all_of_them)
+        return buffer + sums + SLOT_BYTES * rows + _REPLICA_BYTES * count

@@ -1,0 +1,33 @@
+"""What a device that has no memory left for a step says: how much was needed, and what a step takes
+(oper/cost/step_memory.py)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from oper.base.errors import OperError, first_line
+from oper.cost.step_memory import DeviceStep
+
+
+class NoRoomError(OperError):
+    """A device has less memory left than a step needs of it."""
+
+
+# What a step may raise where memory is short: of what ranks share, and of torch's.
+NO_ROOM = (NoRoomError, torch.OutOfMemoryError)
+
+
+class StepRoom:
+    """The steps of an engine whose rows have up to `dims` values."""
+
+    def __init__(self, dims: Sequence[int], ranks: int, training: bool) -> None:
+        self._dim, self._ranks, self._training = max(dims, default=0), ranks, training
+
+    def error(self, error: Exception, accesses: int) -> OperError:
+        """That of a batch of so many accesses for which there was no room."""
+        step = DeviceStep(accesses, self._dim, self._ranks, self._training)
+        return NoRoomError(
+            f"{first_line(error)}; a step of {accesses:,} accesses takes up to "
+            f"{round(step.batch_bytes):,} bytes of a device beside rows, replicas' sums and the "
+            "model: make batches smaller, plan with a larger --reserve, or for more ranks"
+        )
