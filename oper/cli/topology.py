@@ -31,7 +31,6 @@ oper topology show 4x8-h100
 """
 _MEASURE_EXAMPLES = """
 oper topology measure -o here.yaml --ranks 2
-oper topology measure -o here.yaml --ranks 8 --device cuda
 """
 
 

@@ -44,8 +44,8 @@ class RowGradients:
         return cls(all_slots, torch.tensor(sizes).cumsum(1), values)
 
     def within(self, rows: int, values: int) -> "RowGradients":
-        """The same gradients, of which there are at most so many rows and values: what they have
-        room for beyond that is left out."""
+        """These gradients, of which there are at most so many rows and values, without the room
+        beyond that."""
         return RowGradients(self.slots[:rows], self.groups, self.values[:values])
 
     def gradients_of(self, groups: range, dim: int) -> torch.Tensor:

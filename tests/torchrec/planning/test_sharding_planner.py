@@ -131,8 +131,9 @@ def test_work_on_devices_is_planned(model, profile, topology, mode):
     assert (plan.ranks, plan.workload.mode, plan.workload.fetch) == (8, mode, "raw")
     assert plan.topology.memory == ("linked",)
     # What a step takes is left beside rows, and twice as many samples take twice as much.
-    memory = planner._topology.device_memory_bytes[0]
-    left = int(0.8 * memory) - plan.cost.capacity_bytes
+    memory = planner._topology.device_memory_bytes
+    assert memory is not None
+    left = int(0.8 * memory[0]) - plan.cost.capacity_bytes
     assert plan.cost.mailbox_bytes > 512 * 48
     assert left == pytest.approx(plan.cost.step_bytes, abs=2)
     twice = oper.OperShardingPlanner(topology, profile, mode=mode, batch_size=1024)
