@@ -34,7 +34,7 @@ DEVICE = torch.device("cuda:0")
 # Arguments that oper's operators for devices take in the host's memory, and those that they bring
 # to the device themselves.
 ON_HOST = {"features"}
-SUMS = "oper::sum_gradients"  # takes even those from the device
+SUMS = {"oper::sum_gradients", "oper::update_runs"}  # take even those from the device
 ON_EITHER = {"segment_offset", "segment_table"}
 
 
@@ -140,7 +140,7 @@ class _Pretending(TorchDispatchMode):
 
     def _judge_ours(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         names = [argument.name for argument in func._schema.arguments]
-        on_host = set() if func.name().replace("_emulated", "") == SUMS else ON_HOST
+        on_host = set() if func.name().replace("_emulated", "") in SUMS else ON_HOST
         for argument, given in (*zip(names, args, strict=False), *kwargs.items()):
             if argument in ON_EITHER:
                 continue
