@@ -17,8 +17,11 @@ if importlib.util.find_spec("torchrec") is None:  # as on a machine with a devic
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of all kernels, emulated."""
+def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of all kernels, emulated; that which was given (given_kernels.py), if one was."""
+    given: Path | None = request.config.getoption("--emulated-kernels", None)
+    if given is not None:
+        return given
     library = tmp_path_factory.mktemp("emulated") / "libemulated.so"
     build(library, sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
     return library
