@@ -69,4 +69,4 @@ fuzz: install
 	$(BIN)/python -m scripts.fuzz.files --count $(FILES)
 
 clean:
-	rm -rf build dist *.egg-info oper/_C*.so oper/_cuda.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info oper/_C*.so oper/_cuda.so oper/_nvshmem.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

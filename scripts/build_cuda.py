@@ -1,13 +1,15 @@
-"""Compiles oper/csrc/cuda/*.cu into oper/_cuda.so, the library of device kernels.
+"""Compiles oper/csrc/cuda/*.cu into oper/_cuda.so, the library of device kernels; and, where
+NVSHMEM's package is in this environment, oper/csrc/nvshmem/*.cu into oper/_nvshmem.so beside it.
 
     python scripts/build_cuda.py [--output FILE] [--architectures 80,90,100] [--jobs 2]
 
-The library knows neither torch nor Python, and CUDA's runtime is linked into it: one build serves
-all versions of both. A CUDA compiler is needed, a device is not: nvcc of this environment
+The libraries know neither torch nor Python, and CUDA's runtime is linked into them: one build
+serves all versions of both. A CUDA compiler is needed, a device is not: nvcc of this environment
 (requirements-cuda.txt), or on the path, or in /usr/local/cuda.
 """
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -22,6 +24,8 @@ from tempfile import TemporaryDirectory
 REPOSITORY = Path(__file__).resolve().parent.parent
 CSRC = REPOSITORY / "oper/csrc"
 LIBRARY = REPOSITORY / "oper/_cuda.so"
+NVSHMEM_LIBRARY = "_nvshmem.so"  # beside it
+NVSHMEM_PACKAGE = "nvidia-nvshmem-cu13==3.4.5"  # as torch 2.13 for CUDA has it
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
 # No contraction of a product and a sum: results are those of the processor's kernels, bit by bit.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC")
@@ -43,13 +47,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "and in /usr/local/cuda; `pip install -r requirements-cuda.txt` brings one"
         )
     architectures = [int(number) for number in given.architectures.split(",")]
+    made, package = [given.output], nvshmem()
     try:
         with TemporaryDirectory() as folder:
             objects = compile_all(found, Path(folder), architectures, given.jobs)
             link(found, list(objects), given.output)
+        if package is not None:
+            made.append(given.output.with_name(NVSHMEM_LIBRARY))
+            with TemporaryDirectory() as folder:
+                objects = compile_all(found, Path(folder), architectures, given.jobs, package)
+                link_nvshmem(found, package, list(objects), architectures, made[-1])
     except subprocess.CalledProcessError as error:
         sys.exit(f"build_cuda: {' '.join(map(str, error.cmd))}\n{error.stderr}")
-    print(f"build_cuda: {given.output}, for sm_{', sm_'.join(map(str, architectures))}")
+    for library in made:
+        print(f"build_cuda: {library}, for sm_{', sm_'.join(map(str, architectures))}")
+    if package is None:
+        print(
+            "build_cuda: no NVSHMEM here, which plans for devices of several nodes need: "
+            f"`pip install {NVSHMEM_PACKAGE}` brings it"
+        )
 
 
 def toolkit() -> Path | None:
@@ -75,12 +91,28 @@ def toolkit_of(nvcc: Path) -> Path | None:
     return folder if folder is not None and (folder / "bin/nvcc").exists() else None
 
 
+def nvshmem() -> Path | None:
+    """The folder of NVSHMEM's package in this environment, None where there is none."""
+    try:
+        package = importlib.util.find_spec("nvidia.nvshmem")
+    except ModuleNotFoundError:
+        return None
+    folders = package.submodule_search_locations if package is not None else None
+    return Path(next(iter(folders))) if folders else None
+
+
 def compile_all(
-    toolkit: Path, folder: Path, architectures: Sequence[int], jobs: int | None
+    toolkit: Path,
+    folder: Path,
+    architectures: Sequence[int],
+    jobs: int | None,
+    nvshmem: Path | None = None,
 ) -> dict[Path, str]:
-    """Object files by path, each with what the compiler said of registers. CalledProcessError
-    where one does not compile, or has warnings."""
+    """Object files by path, each with what the compiler said of registers: of the device kernels,
+    or with NVSHMEM's package of those for it. CalledProcessError where one does not compile, or
+    has warnings."""
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    sources = CSRC / ("cuda" if nvshmem is None else "nvshmem")
 
     def compile_one(source: Path) -> tuple[Path, str]:
         made = folder / f"{source.stem}.o"
@@ -92,22 +124,49 @@ def compile_all(
             "-v",
             *targets,
         ]
-        command += [f"-I{CSRC}", f"-I{CSRC / 'include'}", "-c", source, "-o", made]
+        command += [f"-I{CSRC}", f"-I{CSRC / 'include'}"]
+        if nvshmem is not None:  # its calls are functions of its library for devices
+            command += ["-isystem", nvshmem / "include", "-rdc=true"]
+        command += ["-dc" if nvshmem else "-c", source, "-o", made]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return made, done.stderr
 
     with ThreadPoolExecutor(jobs) as pool:
-        return dict(pool.map(compile_one, sorted((CSRC / "cuda").glob("*.cu"))))
+        return dict(pool.map(compile_one, sorted(sources.glob("*.cu"))))
 
 
 def link(toolkit: Path, objects: Sequence[Path], output: Path) -> None:
     """One library of objects; what it has of CUDA's runtime stays hidden from other libraries."""
-    folders = [f"-L{toolkit / name}" for name in ("lib", "lib64") if (toolkit / name).is_dir()]
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    command: list[str | Path] = ["g++", "-shared", "-o", temporary, *objects, *folders]
+    command: list[str | Path] = ["g++", "-shared", *objects, *_folders(toolkit)]
     command += ["-lcudart_static", "-ldl", "-lrt", "-lpthread", "-Wl,--exclude-libs,ALL"]
+    _make(command, output)
+
+
+def link_nvshmem(
+    toolkit: Path,
+    nvshmem: Path,
+    objects: Sequence[Path],
+    architectures: Sequence[int],
+    output: Path,
+) -> None:
+    """One library of the objects for NVSHMEM, with its part for devices. Its part for hosts, which
+    torch's own use of NVSHMEM shares, is a library that stays in its package."""
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    command: list[str | Path] = [toolkit / "bin/nvcc", *targets, "-shared", "-Xcompiler", "-fPIC"]
+    command += [*objects, *_folders(toolkit), f"-L{nvshmem / 'lib'}", "-l:libnvshmem_host.so.3"]
+    command += ["-lnvshmem_device", "-Xlinker", "--exclude-libs,ALL"]
+    _make(command, output)
+
+
+def _folders(toolkit: Path) -> list[str]:
+    return [f"-L{toolkit / name}" for name in ("lib", "lib64") if (toolkit / name).is_dir()]
+
+
+def _make(command: Sequence[str | Path], output: Path) -> None:
+    """Run a linker, and put what it makes in the place of `output` once it is whole."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        subprocess.run([*command, "-o", temporary], capture_output=True, text=True, check=True)
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ CPU's.
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
@@ -16,6 +16,7 @@ from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.capacity import MAX_RANKS, Capacity
 from oper.topology.links import LINKED, SHARED, NodeMemory, latency_seconds, link_matrix
+from oper.topology.transports import Transport
 
 
 class Description(TypedDict):
@@ -32,6 +33,7 @@ class Description(TypedDict):
     host_bandwidth: tuple[float, ...] | None
     capacity: Capacity
     memory: tuple[NodeMemory, ...]
+    transport: NotRequired[Transport | None]
 
 
 # As help and errors list them.

@@ -28,6 +28,7 @@ from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
+from oper.topology.transports import Transport, check_transport, default_transport
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,10 @@ class Topology:
     paper's heap size. device_memory_bytes: of each rank. shares_host_memory: that is a part of this
     machine's, which is only warned of, as a plan must not depend on where it was made. memory: of
     each node, "linked" where none is given; in shared memory ranks read each other's rows
-    themselves, and elsewhere the rows' owners serve them. host_memory_bytes, host_bandwidth: of
-    each rank's share of its host's memory, and of the link from its device to it, bytes/s; needed
-    for plans with a tier there (host_tier.py).
+    themselves, and elsewhere the rows' owners serve them. transport: how ranks read each other's
+    rows (transports.py), by their nodes and memory where none is given. host_memory_bytes,
+    host_bandwidth: of each rank's share of its host's memory, and of the link from its device to
+    it, bytes/s; needed for plans with a tier there (host_tier.py).
     """
 
     name: str
@@ -55,6 +57,7 @@ class Topology:
     memory: tuple[NodeMemory, ...] = ()
     host_memory_bytes: tuple[int, ...] | None = None
     host_bandwidth: tuple[float, ...] | None = None
+    transport: Transport | None = None
 
     def __post_init__(self) -> None:
         cost = np.array(self.link_cost, dtype=np.float64)
@@ -89,6 +92,9 @@ class Topology:
                 f"topology {self.name}: the memory of {len(memory)} nodes, and it has {self.nodes}"
             )
         object.__setattr__(self, "memory", memory)
+        transport = self.transport or default_transport(memory)
+        check_transport(self.name, transport, memory)
+        object.__setattr__(self, "transport", transport)
         check_host(self.name, self.ranks, self.host_memory_bytes, self.host_bandwidth)
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)
@@ -200,6 +206,8 @@ class Topology:
         if SHARED in self.memory:  # left out where all are linked, as files may
             same = len(set(self.memory)) == 1
             content["memory"] = self.memory[0] if same else list(self.memory)
+        if self.transport != default_transport(self.memory):
+            content["transport"] = self.transport
         if isinstance(self.capacity, tuple):
             values = [f"{c}B" if isinstance(c, int) else c for c in self.capacity]
             same_bytes = len(set(values)) == 1 and isinstance(self.capacity[0], int)

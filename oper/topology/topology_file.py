@@ -25,6 +25,7 @@ from oper.topology.links import (
 )
 from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST, Range
 from oper.topology.presets import Description
+from oper.topology.transports import TRANSPORTS, Transport, why_not
 
 _KEYS = (
     "name",
@@ -34,6 +35,7 @@ _KEYS = (
     "allreduce_bandwidth",
     "latency_seconds",
     "memory",
+    "transport",
     "device_memory",
     "host_memory",
     "host_bandwidth",
@@ -56,6 +58,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
     latency = content.get("latency_seconds")
     if latency is not None and (isinstance(latency, bool) or latency != 0):
         latency = _number(document, ("latency_seconds",), latency, LATENCY)
+    memory = _memory(document, len(set(node_of)))
     return Description(
         name=str(content.get("name", default_name)),
         node_of=node_of,
@@ -67,7 +70,8 @@ def parse_topology(document: Document, default_name: str) -> Description:
         host_memory_bytes=_sizes(document, "host_memory", ranks),
         host_bandwidth=_host_bandwidth(document, ranks),
         capacity=_capacity(document, ranks),
-        memory=_memory(document, len(set(node_of))),
+        memory=memory,
+        transport=_transport(document, memory),
     )
 
 
@@ -127,6 +131,19 @@ def _memory(document: Document, nodes: int) -> tuple[NodeMemory, ...]:
             keys = ("memory", node) if isinstance(given, list) else ("memory",)
             document.fail(keys, f"is {value!r:.80}, and {LINKED} or {SHARED} was needed")
     return tuple(values)
+
+
+def _transport(document: Document, memory: tuple[NodeMemory, ...]) -> Transport | None:
+    given = document.content.get("transport")
+    if given is None:
+        return None
+    if given not in TRANSPORTS:
+        needed = f"one of {', '.join(TRANSPORTS)} was needed"
+        document.fail(("transport",), f"is {given!r:.80}, and {needed}")
+    transport: Transport = given
+    if reason := why_not(transport, memory):
+        document.fail(("transport",), reason)
+    return transport
 
 
 def _sizes(document: Document, key: str, ranks: int) -> tuple[int, ...] | None:

@@ -27,6 +27,14 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return library
 
 
+@pytest.fixture(scope="session")
+def emulated_nvshmem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the kernels for NVSHMEM, emulated, with a fake NVSHMEM in it."""
+    library = tmp_path_factory.mktemp("nvshmem") / "libnvshmem.so"
+    build(library, sorted((build_cuda.CSRC / "nvshmem").glob("*.cu")))
+    return library
+
+
 @pytest.fixture(scope="module", params=["emulated", "on_cuda"])
 def library(request: pytest.FixtureRequest) -> str | None:
     """The emulated kernels, or None where the device itself is meant."""

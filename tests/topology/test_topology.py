@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,21 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
         ({"memory": "mapped"}, ["memory", "is 'mapped', and linked or shared was needed"]),
         ({"memory": ["shared", 1]}, ["memory[1]", "is 1"]),
         ({"memory": ["shared"]}, ["memory", "has 1, and 2 values, one for each node"]),
+        ({"transport": "rdma"}, ["transport", "is 'rdma'", "collective, nvshmem was needed"]),
+        ({"transport": ["peer"]}, ["transport", "is ['peer']"]),
+        ({"transport": "peer"}, ["transport", "peer is not for ranks of 2 nodes", "nvshmem was"]),
+        (
+            {"transport": "collective", "node_of": [0] * 4},
+            ["transport", "not for ranks of one node of linked memory", "peer (which", "nvshmem"],
+        ),
+        (
+            {"transport": "peer", "node_of": [0] * 4, "memory": "shared"},
+            ["transport", "of shared memory", "shared_memory (which need not be said) was needed"],
+        ),
+        (
+            {"transport": "nvshmem", "memory": ["shared", "linked"]},
+            ["transport", "nvshmem is for devices", "say memory: linked"],
+        ),
         ({"capacity": "1GB,2GB"}, ["capacity", "2 values"]),
         ({"capacity": 40_000_000_000}, ["capacity", "with their unit"]),
         ({"bandwith": 1}, ["bandwith", "is an unknown key"]),
@@ -316,6 +332,26 @@ def test_memory_by_node_survives_json(tmp_path: Path, memory: str | list[str]) -
     assert topology.homogeneous == (of_node[0] == of_node[1])
     assert topology.shares_memory == ("shared" in of_node)
     assert not topology.is_one_memory  # there are two hosts
+
+
+@pytest.mark.parametrize(
+    ("spec", "transport"),
+    [("cpu:2", "shared_memory"), ("dgx-h100", "peer"), ("2x2-a100", "collective")],
+)
+def test_transports_follow_from_the_nodes_and_their_memory(spec: str, transport: str) -> None:
+    topology = Topology.load(spec)
+    assert topology.transport == transport
+    assert "transport" not in topology.to_dict()  # as in topologies and plans that do not know it
+    with pytest.raises(OperError, match=r"topology .*: transport \w+ is not for ranks of"):
+        replace(topology, transport="collective" if topology.nodes == 1 else "shared_memory")
+
+
+@pytest.mark.parametrize("node_of", [[0, 0, 1, 1], [0, 0, 0, 0]])
+def test_a_transport_survives_json(tmp_path: Path, node_of: list[int]) -> None:
+    topology = Topology.load(str(written(tmp_path, transport="nvshmem", node_of=node_of)))
+    assert topology.transport == "nvshmem"
+    again = Topology.from_dict(json.loads(json.dumps(topology.to_dict())))
+    assert again.transport == "nvshmem"
 
 
 def test_ranks_of_one_host_share_memory() -> None:

@@ -1,6 +1,7 @@
-// torch.ops.oper.pooled_rows, weight_gradients and check_bags on a device. Features are in host
-// memory and checked there; addresses and offsets are the device's, which only a wait could check:
-// addresses are those of `translate`, and what check_bags found of the offsets is in the report.
+// torch.ops.oper.pooled_rows, pooled_rows_by_gets, weight_gradients and check_bags on a device.
+// Features are in host memory and checked there; addresses and offsets are the device's, which only
+// a wait could check: addresses are those of `translate`, and what check_bags found of the offsets
+// is in the report.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
@@ -17,20 +18,25 @@
 #include "cpu/step/batch_arguments.h"
 #include "device/arguments.h"
 #include "device/library.h"
+#include "device/nvshmem.h"
 #include "oper/step/feature.h"
 
 namespace oper {
 namespace {
 
 // Features whose rows one launch can read.
-using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // dtype, dim, row_bytes, width
+// dtype, dim, row_bytes, width, and whether some of the rows are far
+using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
 
-std::map<Shape, std::vector<const Feature*>> by_shape(const Feature* features, int64_t count) {
+std::map<Shape, std::vector<const Feature*>> by_shape(const Feature* features, int64_t count,
+                                                      const bool* far) {
   std::map<Shape, std::vector<const Feature*>> found;
   for (int64_t f = 0; f < count; ++f) {
     const Feature& feature = features[f];
-    if (feature.bags > 0 && feature.dim > 0)
-      found[{feature.dtype, feature.dim, feature.row_bytes, feature.width}].push_back(&feature);
+    if (feature.bags <= 0 || feature.dim <= 0) continue;
+    const bool is_far = far && far[f];
+    found[{feature.dtype, feature.dim, feature.row_bytes, feature.width, is_far}].push_back(
+        &feature);
   }
   return found;
 }
@@ -54,17 +60,25 @@ Arguments rows_of(const at::Tensor& addresses, const std::optional<at::Tensor>& 
   return a;
 }
 
-// f(row_type, features, most_bags, places) with `a` set for each launch that a batch needs: of
-// `features` features, the largest of which has most_bags bags. `places` has all bits of the places
-// of their bags in the output, and of the distances between them.
+// What a launch is of: `features` features, the largest of which has most_bags bags, of rows some
+// of which may be `far`. `places` has all bits of the places of their bags in the output, and of
+// the distances between them.
+struct LaunchOf {
+  int64_t row_type, width, features, most_bags, places;
+  bool far;
+};
+
+// f(launch) with `a` set for each launch that a batch needs. `far` says of each feature whether
+// rows of its may be far: null, none.
 template <typename Arguments, typename F>
-void for_each_launch(const at::Tensor& features, const at::Tensor& bases, Arguments& a,
-                     const F& f) {
+void for_each_launch(const at::Tensor& features, const at::Tensor& bases, Arguments& a, const F& f,
+                     const bool* far = nullptr) {
   const int64_t* const arenas = elements<int64_t>(bases, "bases");
   for (const auto& [shape, same] :
-       by_shape(structs<Feature>(features, "features"), features.size(0))) {
+       by_shape(structs<Feature>(features, "features"), features.size(0), far)) {
     int64_t row_type, width;
-    std::tie(row_type, a.dim, a.row_bytes, width) = shape;
+    bool is_far;
+    std::tie(row_type, a.dim, a.row_bytes, width, is_far) = shape;
     a.arenas = arenas + width * bases.size(1);
     for (size_t first = 0; first < same.size(); first += kMostFeatures) {
       const size_t count = std::min<size_t>(kMostFeatures, same.size() - first);
@@ -76,18 +90,16 @@ void for_each_launch(const at::Tensor& features, const at::Tensor& bases, Argume
         most_bags = std::max(most_bags, feature.bags);
         places |= feature.out_base | feature.out_stride;
       }
-      f(row_type, static_cast<int64_t>(count), most_bags, places);
+      f(LaunchOf{row_type, width, static_cast<int64_t>(count), most_bags, places, is_far});
     }
   }
 }
 
-at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
-                       const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                       const at::Tensor& bases, int64_t rank, int64_t out_elements,
-                       at::ScalarType out_dtype, int64_t stream,
-                       const std::optional<at::Tensor>& report) {
-  const c10::DeviceGuard guard(addresses.device());
-  auto a = rows_of<LookupArguments>(addresses, offsets, bases, rank, report);
+// What a lookup puts out, from its arguments; sets all of `a` but the features.
+at::Tensor set_output(LookupArguments& a, const at::Tensor& addresses,
+                      const std::optional<at::Tensor>& offsets,
+                      const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                      const at::Tensor& bases, int64_t out_elements, at::ScalarType out_dtype) {
   a.out_type = output_type(out_dtype);
   if (weights) {
     check_on(*weights, addresses, "weights");
@@ -100,13 +112,67 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
   if (written < out_elements) result.zero_();
   a.short_bags = !weights && addresses.numel() <= bags;
   a.out = static_cast<uint8_t*>(result.mutable_data_ptr());
-  const auto place = reinterpret_cast<int64_t>(a.out) / 4;
-  for_each_launch(features, bases, a, [&](auto row_type, auto count, auto most_bags, auto places) {
-    a.wide_stores = (places | place) % 4 == 0;
-    check_device(
-        device_library().lookup(&a, row_type, count, most_bags, reinterpret_cast<void*>(stream)),
-        "the lookup could not be started");
+  return result;
+}
+
+void set_wide_stores(LookupArguments& a, int64_t places) {
+  a.wide_stores = (places | reinterpret_cast<int64_t>(a.out) / 4) % 4 == 0;
+}
+
+at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                       const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                       const at::Tensor& bases, int64_t rank, int64_t out_elements,
+                       at::ScalarType out_dtype, int64_t stream,
+                       const std::optional<at::Tensor>& report) {
+  const c10::DeviceGuard guard(addresses.device());
+  auto a = rows_of<LookupArguments>(addresses, offsets, bases, rank, report);
+  at::Tensor result =
+      set_output(a, addresses, offsets, weights, features, bases, out_elements, out_dtype);
+  for_each_launch(features, bases, a, [&](const LaunchOf& of) {
+    set_wide_stores(a, of.places);
+    check_device(device_library().lookup(&a, of.row_type, of.features, of.most_bags,
+                                         reinterpret_cast<void*>(stream)),
+                 "the lookup could not be started");
   });
+  return result;
+}
+
+// As pooled_rows, where some ranks' memory is not mapped: their bases are 0, and `symmetric`
+// [widths, ranks + 1] says where they lie in this rank's symmetric memory. Features of which `far`,
+// bool [features] on the host, says so may read such rows, which come through `stage`; the others
+// are looked up by the kernel of pooled_rows.
+at::Tensor pooled_rows_by_gets(const at::Tensor& addresses,
+                               const std::optional<at::Tensor>& offsets,
+                               const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                               const at::Tensor& bases, const at::Tensor& symmetric,
+                               const at::Tensor& far, const at::Tensor& stage, int64_t rank,
+                               int64_t out_elements, at::ScalarType out_dtype, int64_t stream,
+                               const std::optional<at::Tensor>& report) {
+  const c10::DeviceGuard guard(addresses.device());
+  auto a = rows_of<GetArguments>(addresses, offsets, bases, rank, report);
+  check_on(symmetric, addresses, "symmetric");
+  check_on(stage, addresses, "stage");
+  TORCH_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: one for each base was needed");
+  const auto* const there = elements<int64_t>(symmetric, "symmetric");
+  at::Tensor result =
+      set_output(a, addresses, offsets, weights, features, bases, out_elements, out_dtype);
+  const auto launched = [&](const LaunchOf& of) {
+    set_wide_stores(a, of.places);
+    const auto on = reinterpret_cast<void*>(stream);
+    if (!of.far) {
+      check_device(device_library().lookup(&a, of.row_type, of.features, of.most_bags, on),
+                   "the lookup could not be started");
+      return;
+    }
+    a.symmetric = there + of.width * bases.size(1);
+    a.stage = stage.mutable_data_ptr<uint8_t>();
+    a.stage_bytes = stage.numel();
+    check_device(
+        nvshmem_library().lookup(&a, of.row_type, of.features, of.most_bags, on),
+        "the lookup in the memory of other nodes could not be started (rows may be longer than its "
+        "stage has room for)");
+  };
+  for_each_launch(features, bases, a, launched, elements<bool>(far, features.size(0), "far"));
   return result;
 }
 
@@ -127,9 +193,9 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
   at::Tensor result = at::zeros_like(weights);
   a.out = result.mutable_data_ptr<float>();
   const auto place = reinterpret_cast<int64_t>(a.grad) / grad.element_size();
-  for_each_launch(features, bases, a, [&](auto row_type, auto count, auto most_bags, auto places) {
-    a.wide = (places | place | a.dim) % 4 == 0;
-    check_device(device_library().weight_gradients(&a, row_type, count, most_bags,
+  for_each_launch(features, bases, a, [&](const LaunchOf& of) {
+    a.wide = (of.places | place | a.dim) % 4 == 0;
+    check_device(device_library().weight_gradients(&a, of.row_type, of.features, of.most_bags,
                                                    reinterpret_cast<void*>(stream)),
                  "the gradients of weights could not be started");
   });
@@ -153,17 +219,25 @@ void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& rep
 }  // namespace
 }  // namespace oper
 
+#define OPER_POOLED_ROWS_BY_GETS                                                             \
+  "pooled_rows_by_gets(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features," \
+  " Tensor bases, Tensor symmetric, Tensor far, Tensor stage, int rank, int out_elements,"   \
+  " ScalarType out_dtype, int stream=0, Tensor? report=None) -> Tensor"
+
 TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(OPER_POOLED_ROWS_BY_GETS);
   m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("pooled_rows_by_gets", oper::pooled_rows_by_gets);
   m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
 }
 
 // For tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(OPER_POOLED_ROWS_BY_GETS);
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor bases, int rank, int out_elements, ScalarType out_dtype, int stream=0,"
@@ -175,6 +249,7 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("pooled_rows_by_gets", oper::pooled_rows_by_gets);
   m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
 }

@@ -132,6 +132,23 @@ inline void check_aligned(const void* place, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(place) % bytes) fail("an access that is not aligned");
 }
 
+// What other devices write while a kernel runs, as one range, and the launches so far: the fake
+// NVSHMEM says it. It may not be read as what stays as it is.
+inline thread_local uint64_t launches = 0;
+inline thread_local uintptr_t changed_from = ~uintptr_t{0}, changed_to = 0;
+
+inline void change(const void* place, size_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(place);
+  changed_from = std::min(changed_from, at);
+  changed_to = std::max(changed_to, at + bytes);
+}
+
+inline void check_unchanged(const void* place) {
+  const auto at = reinterpret_cast<uintptr_t>(place);
+  if (at >= changed_from && at < changed_to)
+    fail("a read, as of what stays as it is, of what came while the kernel ran");
+}
+
 // Back to the scheduler, which comes back here later.
 inline void yield() {
   Block& b = *block;
@@ -266,6 +283,8 @@ inline void run_block(Block& b, std::function<void()>& body) {
 // Runs `body` for each thread of each block.
 inline cudaError_t run(dim3 grid, unsigned threads, std::function<void()> body) {
   Block b;
+  ++launches;
+  changed_from = ~uintptr_t{0}, changed_to = 0;
   b.random = seed * 0x9E3779B97F4A7C15u | 1;
   b.size = dim3(threads);
   b.grid = grid;

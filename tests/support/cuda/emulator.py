@@ -11,9 +11,16 @@ CSRC = HERE.parents[2] / "oper/csrc"
 FLAGS = ("-std=c++17", "-O2", "-g", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
 
-def build(output: Path, sources: Sequence[Path], *flags: str, shared: bool = True) -> None:
-    """Compile .cu files, each a job of its own, into a library or a program."""
-    options = [*FLAGS, *flags, "-Wno-unknown-pragmas"]
+def build(
+    output: Path,
+    sources: Sequence[Path],
+    *flags: str,
+    shared: bool = True,
+    before: Sequence[Path] = (),
+) -> None:
+    """Compile .cu files, each a job of its own, into a library or a program. Headers are looked for
+    in `before` first."""
+    options = [*FLAGS, *flags, "-Wno-unknown-pragmas", *(f"-I{folder}" for folder in before)]
     options += [f"-I{CSRC / 'include'}", f"-I{CSRC}", f"-I{HERE}"]
     objects = [output.with_name(f"{source.stem}.o") for source in sources]
     jobs = [

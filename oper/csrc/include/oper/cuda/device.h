@@ -92,6 +92,47 @@ __device__ __forceinline__ Piece<kBytes> load_row(const uint8_t* place) {
     piece.word[0] = __ldg(place);
   }
 #elif !defined(__CUDACC__)
+  emulator::check_unchanged(place);
+  emulator::check_aligned(place, kBytes);
+  piece.word[0] = 0;
+  std::memcpy(piece.word, place, kBytes);
+#endif
+  return piece;
+}
+
+// A piece of what comes into memory while this kernel runs, from other devices: never from a cache
+// that does not hear of it.
+template <int kBytes>
+__device__ __forceinline__ Piece<kBytes> load_arrived(const uint8_t* place) {
+  Piece<kBytes> piece;
+#if defined(__CUDA_ARCH__)
+  if constexpr (kBytes == 16) {
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(piece.word[0]), "=r"(piece.word[1]), "=r"(piece.word[2]),
+                   "=r"(piece.word[3])
+                 : "l"(place)
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(piece.word[0]), "=r"(piece.word[1])
+                 : "l"(place)
+                 : "memory");
+  } else if constexpr (kBytes == 4) {
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+                 : "=r"(piece.word[0])
+                 : "l"(place)
+                 : "memory");
+  } else if constexpr (kBytes == 2) {
+    uint16_t half;
+    asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(half) : "l"(place) : "memory");
+    piece.word[0] = half;
+  } else {
+    asm volatile("ld.relaxed.sys.global.u8 %0, [%1];"
+                 : "=r"(piece.word[0])
+                 : "l"(place)
+                 : "memory");
+  }
+#elif !defined(__CUDACC__)
   emulator::check_aligned(place, kBytes);
   piece.word[0] = 0;
   std::memcpy(piece.word, place, kBytes);

@@ -49,46 +49,91 @@ __device__ __forceinline__ void divide(float (&sum)[kCount], int64_t length) {
   for (int k = 0; k < kCount; ++k) sum[k] /= divisor;
 }
 
-template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted>
-__global__ void __launch_bounds__(256, 4) pool_bags(const __grid_constant__ LookupArguments a) {
-  using Piece = oper::Piece<kBytes>;
+// Where `pool_bags` finds its rows: all of them by pointers, which all ranks' arenas have here. The
+// other source, `Gets` (nvshmem/row_gets.cuh), asks other nodes for those that have none.
+//
+// A source has
+//     kGets                        whether rows may have to be brought before they are read
+//     kBlocks                      blocks that are to stay on a multiprocessor
+//     bring(n, end, is_there)      brings what the accesses from n on need; up to where it is there
+//     find(number, there, row)     as find_rows
+//     load<kBytes>(place)          a piece of a row
+struct Mapped : Unchanged {
+  using Arguments = LookupArguments;
+  static constexpr bool kGets = false;
+  static constexpr int kBlocks = 4;
+  const Arguments& a;
+
+  __device__ Mapped(const Arguments& a, int64_t, int, int) : a(a) {}
+
+  template <int kRows, typename Number, typename There>
+  __device__ __forceinline__ void find(const Number& number, const There& there,
+                                       const uint8_t* (&row)[kRows]) const {
+    find_rows(a, number, there, row);
+  }
+};
+
+// Adds the rows of accesses [n, end) of a bag, from value `first` of each on.
+template <typename Row, int kBytes, int kRows, bool kWeighted, typename Source>
+__device__ __forceinline__ void add_accesses(const LookupArguments& a, const Source& source,
+                                             int64_t n, int64_t end, int64_t first,
+                                             float (&sum)[Values<Row, kBytes>::kCount]) {
   using Values = oper::Values<Row, kBytes>;
-  constexpr int kCount = Values::kCount;
+  for (; n < end; n += kRows) {
+    const uint8_t* row[kRows];
+    source.find([&](int u) { return n + u; }, [&](int u) { return n + u < end; }, row);
+    Piece<kBytes> piece[kRows];
+    float weight[kRows];
+    Levels<Row, kBytes, Source> levels[kRows];
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (n + u >= end) continue;
+      piece[u] = source.template load<kBytes>(row[u] + first * kValueBytes<Row>);
+      levels[u].load(row[u], a.dim);
+      if (kWeighted) weight[u] = a.weights[n + u];
+    }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (n + u >= end) continue;
+#pragma unroll
+      for (int k = 0; k < Values::kCount; ++k) {
+        const float value = levels[u].value(Values::get(piece[u], k));
+        sum[k] += kWeighted ? weight[u] * value : value;
+      }
+    }
+  }
+}
+
+template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted, typename Source>
+__global__ void __launch_bounds__(256, Source::kBlocks)
+    pool_bags(const __grid_constant__ typename Source::Arguments a) {
+  constexpr int kCount = Values<Row, kBytes>::kCount;
   if (a.report && a.report->bad_bag != kNothingBad) return;
   const LookupFeature& feature = a.features[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
   const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  Source source(a, blockIdx.y * groups + mine, lane, kLanes);
+  // Lanes beyond the end of a row help to bring the others' rows.
+  const int64_t last = Source::kGets ? a.dim + lane * kCount : a.dim;
   for (int64_t i = mine; i < feature.bags; i += groups) {
     const auto [begin, length] = bag_at(a, feature.first_bag + i);
     const int64_t end = begin + length;
-    for (int64_t first = lane * kCount; first < a.dim; first += kLanes * kCount) {
+    for (int64_t first = lane * kCount; first < last; first += kLanes * kCount) {
       // -0 leaves any number as it is when it is added to.
       float sum[kCount];
 #pragma unroll
       for (int k = 0; k < kCount; ++k) sum[k] = length ? -0.0f : 0.0f;
-      for (int64_t n = begin; n < end; n += kRows) {
-        const uint8_t* row[kRows];
-        find_rows(a, [&](int u) { return n + u; }, [&](int u) { return n + u < end; }, row);
-        Piece piece[kRows];
-        float weight[kRows];
-        Levels<Row, kBytes> levels[kRows];
-#pragma unroll
-        for (int u = 0; u < kRows; ++u) {
-          if (n + u >= end) continue;
-          piece[u] = load_row<kBytes>(row[u] + first * kValueBytes<Row>);
-          levels[u].load(row[u], a.dim);
-          if (kWeighted) weight[u] = a.weights[n + u];
+      if constexpr (Source::kGets) {
+        const bool again = first >= kLanes * kCount;
+        for (int64_t n = begin, to; n < end; n = to) {
+          to = source.bring(n, end, again && n == begin);
+          if (first < a.dim)
+            add_accesses<Row, kBytes, kRows, kWeighted>(a, source, n, to, first, sum);
         }
-#pragma unroll
-        for (int u = 0; u < kRows; ++u) {
-          if (n + u >= end) continue;
-#pragma unroll
-          for (int k = 0; k < kCount; ++k) {
-            const float value = levels[u].value(Values::get(piece[u], k));
-            sum[k] += kWeighted ? weight[u] * value : value;
-          }
-        }
+        if (first >= a.dim) continue;
+      } else {
+        add_accesses<Row, kBytes, kRows, kWeighted>(a, source, begin, end, first, sum);
       }
       if (feature.mean && length > 1) divide(sum, length);
       store_values(a, feature.out_base + i * feature.out_stride, first, sum);

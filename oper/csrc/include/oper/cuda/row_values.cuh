@@ -34,26 +34,35 @@ struct Values<Int8Row, kBytes> {
   }
 };
 
-// The scale and the bias of an int8 row, 1 and 0 of others.
-template <typename Row, int kBytes>
+// How rows are read that stay as they are while a kernel runs.
+struct Unchanged {
+  template <int kBytes>
+  __device__ static Piece<kBytes> load(const uint8_t* place) {
+    return load_row<kBytes>(place);
+  }
+};
+
+// The scale and the bias of an int8 row, 1 and 0 of others. `Reads` says how rows are read.
+template <typename Row, int kBytes, typename Reads = Unchanged>
 struct Levels {
   __device__ void load(const uint8_t*, int64_t) {}
   __device__ float value(float level) const { return level; }
 };
 
-template <int kBytes>
-struct Levels<Int8Row, kBytes> {
+template <int kBytes, typename Reads>
+struct Levels<Int8Row, kBytes, Reads> {
   float scale, bias;
 
   __device__ void load(const uint8_t* row, int64_t dim) {
     Piece<8> bits{};
     if constexpr (kBytes == 8) {  // what follows whole pieces is aligned as they are
-      bits = load_row<8>(row + dim);
+      bits = Reads::template load<8>(row + dim);
     } else if constexpr (kBytes == 4) {
-      bits = {{load_row<4>(row + dim).word[0], load_row<4>(row + dim + 4).word[0]}};
+      bits = {{Reads::template load<4>(row + dim).word[0],
+               Reads::template load<4>(row + dim + 4).word[0]}};
     } else {
       for (int n = 0; n < 8; ++n)
-        bits.word[n / 4] |= static_cast<uint32_t>(row[dim + n]) << (8 * (n % 4));
+        bits.word[n / 4] |= Reads::template load<1>(row + dim + n).word[0] << (8 * (n % 4));
     }
     scale = float_of_bits(bits.word[0]);
     bias = float_of_bits(bits.word[1]);

@@ -1,0 +1,12 @@
+// oper_nvshmem_fetch_rows: starts the fetch of a bucket's distinct rows.
+
+#include "oper/nvshmem/fetch_rows.cuh"
+
+// How many rows there are is the device's to know: as many warps as are there at once.
+extern "C" int oper_nvshmem_fetch_rows(const oper::FetchArguments* a, void* stream) {
+  using namespace oper;
+  constexpr int64_t kBlocks = 4;  // of a multiprocessor
+  const auto blocks = static_cast<unsigned>(kBlocks * multiprocessors());
+  const Launch how{dim3(blocks), 256, static_cast<cudaStream_t>(stream)};
+  return launch(how, fetch_rows, *a);
+}

@@ -1,0 +1,50 @@
+// What the host asks of NVSHMEM: to start, and for memory that all ranks have at one place.
+
+#include <cstring>
+
+#include "oper/nvshmem/calls.h"
+#include "oper/nvshmem/launchers.h"
+
+static_assert(sizeof(nvshmemx_uniqueid_t) == oper::kUniqueIdBytes);
+
+extern "C" int64_t oper_nvshmem_interface() { return oper::kNvshmemInterface; }
+
+extern "C" void oper_nvshmem_version(int* major, int* minor, int* patch) {
+  nvshmemx_vendor_get_version_info(major, minor, patch);
+}
+
+extern "C" int oper_nvshmem_unique_id(uint8_t* id) {
+  nvshmemx_uniqueid_t made = NVSHMEMX_UNIQUEID_INITIALIZER;
+  const int error = nvshmemx_get_uniqueid(&made);
+  std::memcpy(id, &made, sizeof made);
+  return error;
+}
+
+extern "C" int oper_nvshmem_start(const uint8_t* id, int rank, int ranks) {
+  nvshmemx_uniqueid_t given;
+  std::memcpy(&given, id, sizeof given);
+  nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
+  const int error = nvshmemx_set_attr_uniqueid_args(rank, ranks, &given, &attributes);
+  return error ? error : nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes);
+}
+
+extern "C" int oper_nvshmem_allocate(uint64_t bytes, uint64_t* pointer) {
+  *pointer = reinterpret_cast<uint64_t>(nvshmem_malloc(bytes));
+  return *pointer == 0;
+}
+
+extern "C" void oper_nvshmem_free(uint64_t pointer) {
+  nvshmem_free(reinterpret_cast<void*>(pointer));
+}
+
+extern "C" uint64_t oper_nvshmem_mapped(uint64_t pointer, int rank) {
+  return reinterpret_cast<uint64_t>(nvshmem_ptr(reinterpret_cast<void*>(pointer), rank));
+}
+
+extern "C" int oper_nvshmem_register(uint64_t pointer, uint64_t bytes) {
+  return nvshmemx_buffer_register(reinterpret_cast<void*>(pointer), bytes);
+}
+
+extern "C" int oper_nvshmem_unregister(uint64_t pointer) {
+  return nvshmemx_buffer_unregister(reinterpret_cast<void*>(pointer));
+}

@@ -1,0 +1,64 @@
+"""Transports: how ranks read each other's rows.
+
+    shared_memory   ranks of one host map its memory
+    peer            devices of one node map each other's memory
+    collective      ranks of several nodes send rows to each other; those of a node map its memory
+    nvshmem         devices of one node or several, in inference: a lookup's kernel itself asks the
+                    devices whose memory is not mapped, by NVSHMEM
+
+NVSHMEM's memory is symmetric: all ranks have as much of it as the one that has the most, so that
+none may hold more rows than the smallest device has room for.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from oper.base.errors import OperError
+from oper.topology.links import SHARED, NodeMemory
+
+Transport = Literal["shared_memory", "peer", "collective", "nvshmem"]
+SHARED_MEMORY: Transport = "shared_memory"
+PEER: Transport = "peer"
+COLLECTIVE: Transport = "collective"
+NVSHMEM: Transport = "nvshmem"
+TRANSPORTS = (SHARED_MEMORY, PEER, COLLECTIVE, NVSHMEM)
+
+# What a rank keeps of NVSHMEM's memory for rows on their way from other nodes, beside those it
+# holds: enough for some rows of 16 KB in each group of threads that a device runs at once.
+STAGE_BYTES = 64 << 20
+
+
+def default_transport(memory: Sequence[NodeMemory]) -> Transport:
+    """The transport of ranks on nodes with these memories, where none is named."""
+    if len(memory) > 1:
+        return COLLECTIVE
+    return SHARED_MEMORY if memory[0] == SHARED else PEER
+
+
+def why_not(transport: Transport, memory: Sequence[NodeMemory]) -> str:
+    """Why ranks on nodes with these memories cannot have a transport, and which they can; "" if
+    they can have it."""
+    usual = default_transport(memory)
+    if transport == usual or (transport == NVSHMEM and SHARED not in memory):
+        return ""
+    nodes = "one node" if len(memory) == 1 else f"{len(memory)} nodes"
+    if transport == NVSHMEM:
+        return (
+            f"{NVSHMEM} is for devices, and the memory of these ranks is {SHARED}: leave the "
+            f"transport out, or say memory: linked"
+        )
+    kind = f"of {memory[0]} memory" if len(memory) == 1 else ""
+    others = f"{usual} (which need not be said)"
+    if SHARED not in memory:
+        others += f" or {NVSHMEM}"
+    return (
+        " ".join(f"{transport} is not for ranks of {nodes} {kind}".split())
+        + f": {others} was needed"
+    )
+
+
+def check_transport(name: str, transport: Transport, memory: Sequence[NodeMemory]) -> None:
+    """OperError where the ranks of topology `name`, on nodes with these memories, cannot have this
+    transport."""
+    if reason := why_not(transport, memory):
+        raise OperError(f"topology {name}: transport {reason}")

@@ -1,0 +1,70 @@
+"""The kernels for NVSHMEM compile for devices without warnings and spilled registers, and link to
+NVSHMEM; where its package is in this environment."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import build_cuda
+
+pytestmark = pytest.mark.check
+
+# Those of `pool_bags` are so many that two blocks stay on a multiprocessor, with 32 KB of rows on
+# their way; the fetch needs few warps at once, each with a row.
+MOST_REGISTERS = {"pool_bags": 128, "fetch_rows": 128}
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    """NVSHMEM's package."""
+    found = build_cuda.nvshmem()
+    if found is None:
+        pytest.skip(f"no NVSHMEM here: pip install {build_cuda.NVSHMEM_PACKAGE}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    toolkit: Path, package: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Path, str]:
+    folder = tmp_path_factory.mktemp("nvshmem_objects")
+    try:
+        return build_cuda.compile_all(toolkit, folder, build_cuda.ARCHITECTURES, 2, package)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr, pytrace=False)
+
+
+def test_registers_and_spills(compiled: dict[Path, str]) -> None:
+    pattern = (
+        r"Compiling entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes spill stores"
+        r".*?Used (\d+) registers"
+    )
+    kernels = [k for said in compiled.values() for k in re.findall(pattern, said, re.S)]
+    architectures = {architecture for _, architecture, _, _ in kernels}
+    assert sorted(architectures) == sorted(f"sm_{a}" for a in build_cuda.ARCHITECTURES)
+    families = set()
+    for name, architecture, spilled, registers in kernels:
+        family = next(family for family in MOST_REGISTERS if family in name)
+        families.add(family)
+        assert int(spilled) == 0, (name, architecture, spilled)
+        assert int(registers) <= MOST_REGISTERS[family], (name, architecture, registers)
+    assert families == set(MOST_REGISTERS)
+
+
+def test_the_library_links_and_loads_without_a_device(
+    toolkit: Path, package: Path, compiled: dict[Path, str], tmp_path: Path
+) -> None:
+    library = tmp_path / build_cuda.NVSHMEM_LIBRARY
+    build_cuda.link_nvshmem(toolkit, package, list(compiled), build_cuda.ARCHITECTURES, library)
+    script = (
+        "import ctypes\n"
+        f"ctypes.CDLL({str(package / 'lib/libnvshmem_host.so.3')!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        f"library, found = ctypes.CDLL({str(library)!r}), (ctypes.c_int * 3)()\n"
+        "library.oper_nvshmem_version(*(ctypes.byref(found, 4 * n) for n in range(3)))\n"
+        "print(*found)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split()[0] == "3", done.stderr
