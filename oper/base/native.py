@@ -8,8 +8,10 @@ Constants and structs that Python and the kernels both declare go through `share
 the two, so that an extension of another version is told apart before it computes anything.
 """
 
+import contextlib
 import functools
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -71,6 +73,31 @@ def device_ops() -> Any:
             "`python scripts/build_cuda.py` in a checkout; that needs a CUDA compiler"
         ) from error
     return ops()
+
+
+@functools.cache
+def load_nvshmem() -> None:
+    """Load the kernels for NVSHMEM, oper/_nvshmem.so, and NVSHMEM.
+
+    Raises:
+        OperError: one of the two is not there, or of another version.
+    """
+    library = Path(__file__).resolve().parents[1] / "_nvshmem.so"
+    host = "libnvshmem_host.so.3"  # where the dynamic loader looks, unless there is a package
+    with contextlib.suppress(ModuleNotFoundError):
+        package = importlib.util.find_spec("nvidia.nvshmem")
+        for folder in (package and package.submodule_search_locations) or ():
+            if (Path(folder) / "lib" / host).exists():
+                host = str(Path(folder) / "lib" / host)
+    try:
+        ops().load_nvshmem_library(str(library), host)
+    except RuntimeError as error:
+        raise OperError(
+            f"the plan's transport is nvshmem: {first_line(error)}. Install NVSHMEM "
+            "(`pip install nvidia-nvshmem-cu13`) and build the kernels with "
+            "`python scripts/build_cuda.py` in a checkout; or serve on CPU ranks, which need "
+            "neither"
+        ) from error
 
 
 class Kernels(Protocol):

@@ -35,6 +35,7 @@ from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap, TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import StepRoom
+from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.lookup_op import LookupOperator
@@ -56,7 +57,8 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; on others the ranks are of one node.
+    the CPU unless given, is where rows and batches are; on others the ranks are of one node, or in
+    inference of several, where the plan's transport is NVSHMEM.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
@@ -88,18 +90,22 @@ class EmbeddingEngine:
         try:
             if self.device.kind != "cpu":
                 runtime_plan.check_for_devices(plan, str(self.device.torch_device))
+                runtime_plan.check_nodes(self.node, plan, str(self.device.torch_device))
             check_alike(self.node, self.device)
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS), self.device.done)
             self.counters = Counters(self.ranks)
-            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device)
-            memory = TableMemory(self.buckets, self.heap, self.signals, AllToAll.of(self.node))
+            symmetric = SymmetricMemory.of(self.node, plan, self.device)
+            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric)
+            self._memory = memory = TableMemory(
+                self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
+            )
             self.table_io = TableIO(plan, self.tables, memory)
             self.source = _make_source(make_source, plan, self.tables, memory)
             self.gradients = self._make_gradients(memory) if self.training else None
-            fetcher = RowFetcher(memory, self.source, plan.workload.known_fetch)
+            fetcher = RowFetcher(memory, self.source, plan.workload.known_fetch, self._far_tables())
             address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
@@ -131,6 +137,15 @@ class EmbeddingEngine:
             self.features.features if check_gradients else None,
         )
         self.operator = LookupOperator(self.training_step, self.device, trained=self.training)
+
+    def _far_tables(self) -> torch.Tensor:
+        """Which of the module's lookups may read rows of ranks whose memory is not mapped here,
+        bool [lookups]."""
+        mapped = self.heap.mapped_ranks
+        far = set(range(self.ranks)) - set(mapped)
+        tables = runtime_plan.tables_of_ranks(self.plan.layout, self.rank, far)
+        of_lookups = [bool(tables[self.features.index(f)]) for f in self.features.features]
+        return torch.tensor(of_lookups)
 
     def _make_gradients(self, memory: TableMemory) -> Gradients:
         in_heap = buckets_in_heap(self.buckets, self.source)
@@ -240,8 +255,13 @@ class EmbeddingEngine:
         self._guard.fail(error)
 
     def close(self) -> None:
-        """Leave the other ranks. Memory is freed with the last reference to this engine."""
-        self._guard.close()
+        """Leave the other ranks. Memory is freed with the last reference to this engine; where
+        kernels read other nodes' rows, all ranks close together, and it is freed then."""
+        try:
+            if self._memory.symmetric is not None:
+                self._memory.symmetric.close(self.signals)
+        finally:
+            self._guard.close()
 
 
 def _check_bounds(bounds: str) -> None:

@@ -156,22 +156,35 @@ class TableIO:
         for rank, arena in arenas.items():
             bases[bucket.width, rank] = arena.data_ptr()
         buffer = self._fetch(addresses, arenas[self._node.rank], size)
-        bases[bucket.width, self._node.ranks] = buffer.data_ptr()
         if not values or not len(addresses):
             return torch.empty(len(addresses), values)
-        bases, found = bases.to(place), []
+        found = []
         feature = np.zeros(1, FEATURE)
         feature["width"], feature["row_bytes"] = bucket.width, size
         feature["dtype"] = 0 if state else DTYPE_CODE[bucket.dtype]
         feature["dim"] = feature["out_stride"] = values
         for part in self._pieces(addresses, 4 * values):
+            there, kept = self._with_fetched(part, buffer)
+            bases[bucket.width, self._node.ranks] = kept.data_ptr()
             feature["bags"] = len(part)
             out = self._device.ops().pooled_rows(
-                part.to(place), None, None, as_words(feature), bases, self._node.rank,
+                there, None, None, as_words(feature), bases.to(place), self._node.rank,
                 len(part) * values, torch.float32, self._device.stream,
             )  # fmt: skip
             found.append(out.view(-1, values).cpu())
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _with_fetched(
+        self, addresses: torch.Tensor, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Addresses on the device, and there what they read of the fetched rows."""
+        if self._device.kind == "cpu":
+            return addresses, buffer
+        fetched = addresses >> SLOT_BITS == self._node.ranks
+        rows = buffer[addresses[fetched] & SLOT_MASK] if len(buffer) else buffer
+        numbers = (self._node.ranks << SLOT_BITS) + torch.arange(len(rows))
+        moved = addresses.masked_scatter(fetched, numbers)
+        return moved.to(self._device.torch_device), rows.to(self._device.torch_device)
 
     def _pieces(self, given: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, ...]:
         """The parts of a tensor that are on the device at once, so that tables that fill a device
@@ -192,7 +205,8 @@ class TableIO:
                 at, at + len(asked[-1])
             )
             at += len(asked[-1])
-        answers = [own[slots] for slots in self._all_to_all.send(asked, "read tables")]
+        place = self._device.torch_device
+        answers = [own[at.to(place)].cpu() for at in self._all_to_all.send(asked, "read tables")]
         return torch.cat(self._all_to_all.send(answers, "read tables"))
 
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:

@@ -24,11 +24,6 @@ DOCUMENTS = sorted(
 )
 # by commands
 MADE = {"benchmarks/data/", "benchmarks/results/", "oper/_cuda.so", "oper/_nvshmem.so"}
-    "benchmarks/data/",
-    "benchmarks/results/",
-    "oper/_cuda.so",
-    "oper/_nvshmem.so",
-}  # by commands
 SOURCE = re.compile(r"(?:oper|tests|benchmarks|scripts|examples|docs)/[\w/.-]*\w/?")
 BARE_SOURCE = re.compile(r"\w+\.(?:py|h|cpp)")  # a module by its name alone
 GLOSSARY = REPOSITORY / "docs" / "glossary.md"

@@ -58,7 +58,7 @@ class Group:
     def __init__(self, group: dist.ProcessGroup, deadline_seconds: float) -> None:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
-        self._group = group
+        self._group, self.name = group, group.group_name
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)
@@ -103,6 +103,11 @@ class Group:
         # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
         self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
+
+    def store(self) -> Any:
+        """A connection of its own to the group's store, for a thread of its own."""
+        store: Any = self._group.get_group_store()
+        return store.clone()
 
     def fail(self, error: BaseException) -> None:
         """Let all ranks that wait, now or later, raise for this error of this rank's."""

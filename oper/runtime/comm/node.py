@@ -12,7 +12,7 @@ import operator
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -177,6 +177,10 @@ class Node:
         """Let all ranks of the group that wait, now or later, raise for an error of this one's."""
         if self.group is not None and os.getpid() == self._process:
             self.group.fail(error)
+
+    def at_close(self, call: Callable[[], object]) -> None:
+        """Call this once the node is left, or gone. It may not hold the node."""
+        self._resources.callback(call)
 
     def close(self) -> None:
         """Leave: to the others, this rank is no longer alive. Segments stay as they are."""

@@ -113,15 +113,35 @@ class Segment:
         native.ops().protect(self._map, writable)
 
 
-class DeviceSegment:
-    """Memory of a device, `reserve_bytes` bytes from `pointer` on."""
+class DeviceMemory:
+    """Memory of a device that ranks share, `reserve_bytes` bytes from `pointer` on."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.reserve_bytes = memory.numel()
+        self.pointer: int = memory.data_ptr()
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
+        end = offset + math.prod(shape) * dtype.itemsize
+        return self.memory[offset:end].view(dtype).view(tuple(shape))
+
+    def use_huge_pages(self) -> bool:
+        """The driver's pages are 2 MiB already."""
+        return True
+
+    def protect(self, writable: bool) -> None:
+        """Devices have no such protection that could be changed while kernels run."""
+
+
+class DeviceSegment(DeviceMemory):
+    """Memory of a device that others map by a descriptor."""
 
     def __init__(self, memory: torch.Tensor, descriptor: int) -> None:
         """See `create` and `attach`. The descriptor is owned."""
-        self._memory, self.descriptor = memory, descriptor
+        super().__init__(memory)
+        self.descriptor = descriptor
         self.close = weakref.finalize(self, os.close, descriptor)
-        self.reserve_bytes = memory.numel()
-        self.pointer: int = memory.data_ptr()
 
     @classmethod
     def create(cls, bytes: int, device: torch.device) -> "DeviceSegment":
@@ -138,7 +158,7 @@ class DeviceSegment:
         """Memory that another rank created, mapped for this segment's device."""
         try:
             memory = native.ops().attach_device_segment(
-                descriptor, reserve_bytes, self._memory.device
+                descriptor, reserve_bytes, self.memory.device
             )
         except RuntimeError as error:
             os.close(descriptor)
@@ -150,21 +170,9 @@ class DeviceSegment:
             ) from error
         return DeviceSegment(memory, descriptor)
 
-    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
-        end = offset + math.prod(shape) * dtype.itemsize
-        return self._memory[offset:end].view(dtype).view(tuple(shape))
-
     def zero(self) -> None:
         """Set all of it to zero, once the device has come to that."""
-        self._memory.zero_()
-
-    def use_huge_pages(self) -> bool:
-        """The driver's pages are 2 MiB already."""
-        return True
-
-    def protect(self, writable: bool) -> None:
-        """Devices have no such protection that could be changed while kernels run."""
+        self.memory.zero_()
 
 
 def aligned(bytes: int) -> int:

@@ -110,6 +110,10 @@ class Cuda:
         """The operators on this device's tensors."""
         return native.device_ops()
 
+    def load_nvshmem(self) -> None:
+        """Load NVSHMEM and its kernels. OperError where they are not there."""
+        native.load_nvshmem()
+
     def segment(self, bytes: int) -> DeviceSegment:
         """New memory for a heap, to be shared with the node's other ranks; zero."""
         segment = DeviceSegment.create(bytes, self.torch_device)
@@ -152,7 +156,8 @@ class Cuda:
         return bool(self.ops().stream_is_done(self.stream, milliseconds, self.torch_device))
 
     def point(self) -> Any:
-        """What was started on this thread's stream so far, for `after` on another."""
+        """What was started on this thread's stream so far, for `after` on another; `query` says,
+        in any thread, whether it is done."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
         return event

@@ -8,7 +8,7 @@ except on devices.
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,9 @@ from oper.plan.plan import Plan
 from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.comm.shared_segment import DeviceMemory, Segment
 from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
@@ -33,7 +35,9 @@ class Heap:
     """Arenas of W widths: rows of `row_bytes[w]` and state of `state_bytes[w]` bytes a slot.
 
     `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together, all on the
-    CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's.
+    CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
+    of ranks whose memory is not mapped here. In `symmetric` memory, where that is given, `far`
+    [W, M + 1] is where their rows would begin here.
     `advice`: what to do where there is no memory for them.
     """
 
@@ -45,6 +49,7 @@ class Heap:
         state_bytes: Sequence[int],
         device: Device | None = None,
         advice: str = _ADVICE,
+        symmetric: SymmetricMemory | None = None,
     ) -> None:
         self.node, self.device = node, device or Cpu()
         slots = np.asarray(slots, dtype=np.int64)
@@ -56,12 +61,16 @@ class Heap:
         room = -(-arenas // _ALIGNMENT) * _ALIGNMENT
         ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
         starts = ends - room
-        self.bytes = int(room[:, :, node.rank].sum())
-        check_memory(node, self.bytes, "the heap", self.device.free_memory(), advice)
-        own = self.device.segment(self.bytes)
-        self._segments = node.share(own)
-        own.use_huge_pages()
         largest = int(room.sum(axis=(0, 1)).max())
+        own_bytes = int(room[:, :, node.rank].sum())
+        self.bytes = own_bytes if symmetric is None else symmetric.bytes_of(largest)
+        check_memory(node, self.bytes, "the heap", self.device.free_memory(), advice)
+        self._segments: Mapping[int, Segment | DeviceMemory]
+        if symmetric is None:
+            self._segments = node.share(self.device.segment(self.bytes))
+        else:
+            self._segments = symmetric.allocate(largest)
+        self._segments[node.rank].use_huge_pages()
         node.gather(b"", "allocate its heap", extra_seconds=largest / _MIN_BYTES_PER_SECOND)
         self._views: list[list[dict[int, torch.Tensor]]] = [
             [
@@ -77,11 +86,19 @@ class Heap:
         for peer, segment in self._segments.items():
             bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
         self.bases = bases.to(self.device.torch_device)
+        own = self._segments[node.rank].pointer
+        far = torch.cat([own + as_int64(starts[0]), torch.zeros(len(slots), 1).long()], 1)
+        self.far = far.to(self.device.torch_device)
         self._lock, self._writers, self._sealed = threading.Lock(), 0, False
 
     @classmethod
     def of_plan(
-        cls, node: Node, plan: Plan, buckets: Sequence[Bucket], device: Device | None = None
+        cls,
+        node: Node,
+        plan: Plan,
+        buckets: Sequence[Bucket],
+        device: Device | None = None,
+        symmetric: SymmetricMemory | None = None,
     ) -> "Heap":
         """The heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
@@ -91,7 +108,12 @@ class Heap:
                 f"a step takes about {plan.cost.step_bytes:,} bytes of a rank beside it; plan with "
                 "a larger --reserve or less --extra-memory, or for more ranks"
             )
-        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device, advice)
+        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device, advice, symmetric)
+
+    @property
+    def mapped_ranks(self) -> Collection[int]:
+        """The ranks whose rows are read by pointer, this one's among them."""
+        return self._segments.keys()
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -138,12 +160,14 @@ class Heap:
 @dataclass(frozen=True)
 class TableMemory:
     """A module's tables in the memory of all ranks, and how these reach each other: what the parts
-    of an engine share. `all_to_all` leads to other nodes, None where all ranks share memory."""
+    of an engine share. `all_to_all` leads to other nodes, None where all ranks share memory;
+    `symmetric` is where kernels read the rows of ranks there, None where they do not."""
 
     buckets: Sequence[Bucket]
     heap: Heap
     signals: Signals
     all_to_all: AllToAll | None
+    symmetric: SymmetricMemory | None = None
 
     @property
     def node(self) -> Node:

@@ -5,7 +5,7 @@ of replicas go through the AllReduce: a row with copies on all ranks gets the fi
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
+from oper.runtime.comm.lost_ranks import rank_names
+from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Device
+from oper.topology.transports import NVSHMEM
 
 REPLICA = native.shared("field replica", LOCAL - 1)
 _MOST_RANKS = native.shared("ranks of a device's step", 72)
@@ -82,6 +85,15 @@ def check_for_devices(plan: Plan, where: str) -> None:
             f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
             f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
         )
+    if plan.topology.transport == NVSHMEM:
+        if plan.workload.training and plan.ranks > 1:
+            raise OperError(
+                f"{plan!r}: the plan is for training, and its transport {NVSHMEM} is for "
+                f"inference: on {where} ranks train by the memory that those of one node map. Plan "
+                "with --mode inference, or for one node without the transport, or train on CPU "
+                "ranks (device cpu)"
+            )
+        return
     if plan.ranks > _MOST_RANKS:
         raise OperError(
             f"{plan!r}: the plan is for {plan.ranks} ranks, and on {where} at most {_MOST_RANKS} "
@@ -91,8 +103,39 @@ def check_for_devices(plan: Plan, where: str) -> None:
         raise OperError(
             f"{plan!r}: the plan fetches distinct rows, and on {where} every access reads its row, "
             "by the memory that the ranks of one node share: plan with --fetch raw, and for ranks "
-            "of one node, or serve on CPU ranks (device cpu)"
+            f"of one node; or for inference with transport: {NVSHMEM} in the topology; or serve on "
+            "CPU ranks (device cpu)"
         )
+
+
+def check_nodes(node: Node, plan: Plan, where: str) -> None:
+    """OperError where ranks `where`, on CUDA devices, are of several nodes and the plan has no
+    transport between these."""
+    if len(node.peers) == node.ranks or plan.topology.transport == NVSHMEM:
+        return
+    way = "train on CPU ranks (device cpu)"
+    if not plan.workload.training:
+        way = f"put transport: {NVSHMEM} into its topology and plan again, or serve on CPU ranks"
+    raise OperError(
+        f"{rank_names(node.peers)} of {node.ranks} are on one host, and the plan's transport is "
+        f"{plan.topology.transport}: on {where} each rank reads the rows of the others by memory "
+        f"that those of one node map. Start ranks of one node, or {way}"
+    )
+
+
+def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.ndarray:
+    """Which tables may have rows that `rank` reads from one of `owners`, bool [T]."""
+    of_owners = np.isin(np.arange(layout.ranks), list(owners))
+    everything = np.arange(len(layout.rows))
+    striped = layout.rows - np.diff(layout.listed_offset)
+    if layout.stripe_bitmap is not None:  # rows may have left the stripes since
+        striped = layout.rows
+    found = (layout.stripe_rows(everything, striped)[:, of_owners] > 0).any(axis=1)
+    group, _ = layout.listed_places()
+    read = of_owners[layout.source[:, rank]]
+    for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
+        found[t] |= read[group[rows]].any()
+    return found
 
 
 def plan_digest(plan: Plan) -> bytes:
@@ -107,5 +150,7 @@ def plan_digest(plan: Plan) -> bytes:
     ):  # fmt: skip
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)
-    digest.update(repr((plan.tables, plan.workload, plan.allreduce_method)).encode())
+    digest.update(
+        repr((plan.tables, plan.workload, plan.allreduce_method, plan.topology.transport)).encode()
+    )
     return digest.digest()

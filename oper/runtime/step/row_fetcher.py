@@ -3,8 +3,10 @@
     raw        every access reads its row, through a pointer into the owner's arena
     distinct   every distinct remote row is copied once into a buffer here, and pooled from there
 
-Rows of ranks that share no memory are always copied into the buffer, by two all_to_all. To the
-kernels the buffer is one more rank, number M: accesses that read it get addresses in it.
+Rows of ranks that share no memory are always copied into the buffer, by two all_to_all; devices
+whose transport is NVSHMEM read them in the lookup's kernel itself, or distinct ones into the buffer
+by a kernel. To the kernels the buffer is one more rank, number M: accesses that read it get
+addresses in it.
 """
 
 from collections.abc import Sequence
@@ -18,35 +20,44 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch, Runs
+from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.row_source import Fetched, RowSource
+from oper.runtime.tables.kernel_structs import FEATURE
+
+_LOOKUP = FEATURE.names.index("lookup") if FEATURE.names else 0
 
 
 class RowFetcher:
-    """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct."""
+    """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct.
+    `far` says which lookups may read rows of ranks whose memory is not mapped, bool [lookups]."""
 
-    def __init__(self, memory: TableMemory, source: RowSource | None, fetch: str) -> None:
+    def __init__(
+        self, memory: TableMemory, source: RowSource | None, fetch: str, far: torch.Tensor
+    ) -> None:
         self.source = source
         self._heap, self._buckets, self._node = memory.heap, memory.buckets, memory.node
         self._rank, self._ranks = memory.node.rank, memory.node.ranks
         self._distinct, self._all_to_all = fetch == "distinct", memory.all_to_all
         self._row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
         self._device = self._heap.device
-        if self._device.kind != "cpu" and self.needs_runs:
-            raise OperError(
-                f"on {self._device.torch_device} every access reads its row, by the memory that "
-                "the ranks of one node share: plan with --fetch raw, and for ranks of one node"
-            )
+        self._symmetric, self._far = memory.symmetric, far
+        self._sizes = torch.from_numpy(self._row_bytes).to(self._device.torch_device)
 
     @property
     def needs_runs(self) -> bool:
         """Whether a batch must be sorted to be read."""
+        if self._symmetric is not None:
+            return self._distinct
         return self._all_to_all is not None or (self._distinct and self._ranks > 1)
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
         self._device.keep(batch.read)
         self._count(batch, counters)
+        if self._symmetric is not None:
+            with self._symmetric.reading():
+                return self._read_symmetric(batch, self._symmetric)
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.read(batch, fetched)
@@ -65,9 +76,23 @@ class RowFetcher:
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
         """The gradients of a batch's weights [N], from that of its output."""
+        if self._symmetric is not None:
+            with self._symmetric.reading():
+                if not self._distinct and bool(self._far_of(batch).any()):
+                    raise OperError(
+                        "gradients of weights need the rows again, and a plan with --fetch raw "
+                        "reads those of other nodes in the lookup's kernel alone: plan with "
+                        "--fetch distinct, or look up under torch.no_grad()"
+                    )
+                return self._weight_gradients(batch, grad, self._fetch(batch))
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.reread(batch, fetched)
+        return self._weight_gradients(batch, grad, fetched)
+
+    def _weight_gradients(
+        self, batch: PreparedBatch, grad: torch.Tensor, fetched: Fetched
+    ) -> torch.Tensor:
         self._device.keep(batch.read)
         return self._device.ops().weight_gradients(
             grad,
@@ -85,6 +110,8 @@ class RowFetcher:
         """Copy remote rows into the buffer, where they are not read by pointer."""
         if not self.needs_runs:
             return Fetched(batch.addresses, self._heap.bases)
+        if self._symmetric is not None:
+            return self._fetch_symmetric(batch, self._symmetric)
         runs = batch.rows
         assert isinstance(runs, Runs)  # of the positions of accesses
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
@@ -117,6 +144,56 @@ class RowFetcher:
         buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
         bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
         return Fetched(addresses, bases, buffers)
+
+    def _read_symmetric(self, batch: PreparedBatch, symmetric: SymmetricMemory) -> torch.Tensor:
+        fetched = self._fetch(batch)
+        far = torch.zeros_like if self._distinct else lambda found: found
+        return self._device.ops().pooled_rows_by_gets(
+            fetched.addresses,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            fetched.bases,
+            self._heap.far,
+            far(self._far_of(batch)),
+            symmetric.stage,
+            self._rank,
+            batch.out_elements,
+            torch.float32,
+            self._device.stream,
+            batch.report,
+        )
+
+    def _far_of(self, batch: PreparedBatch) -> torch.Tensor:
+        """Which of a batch's features may read rows of ranks whose memory is not mapped, [F]."""
+        return self._far[batch.features[:, _LOOKUP]]
+
+    def _fetch_symmetric(self, batch: PreparedBatch, symmetric: SymmetricMemory) -> Fetched:
+        """Fetch the distinct rows of other ranks by a kernel, how many of them there are known to
+        the device alone: the buffer has room for as many as there are accesses."""
+        runs = batch.rows
+        assert isinstance(runs, Runs)  # of the positions of accesses
+        room = len(batch.addresses) + len(self._buckets)
+        buffer = symmetric.buffer(room * int(self._row_bytes.max(initial=1)))
+        addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
+        bases[:, self._ranks] = buffer.data_ptr()
+        self._device.ops().fetch_rows(
+            addresses,
+            runs.positions,
+            runs.starts,
+            runs.slots,
+            runs.before,
+            self._heap.bases,
+            self._heap.far,
+            [bucket.width for bucket in self._buckets],
+            self._row_bytes.tolist(),
+            self._sizes,
+            buffer,
+            self._rank,
+            self._device.stream,
+            batch.report,
+        )
+        return Fetched(addresses, bases, [buffer])
 
     def _copies(self, width: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of a width as bytes, by the slots wanted of each rank."""
@@ -157,6 +234,9 @@ class RowFetcher:
             )
             if on_host:
                 counters.add(**self._by_source(accesses.numpy()))
+            elif self._distinct and isinstance(batch.rows, Runs):
+                fetched = batch.rows.before.diff().view_as(accesses)
+                counters.add_later(torch.stack([accesses, fetched]), self._by_source_and_row)
             else:
                 counters.add_later(accesses, self._by_source)
         else:
@@ -165,6 +245,9 @@ class RowFetcher:
                     rows.access_counts(), rows.row_counts() if self._distinct else None
                 )
             )
+
+    def _by_source_and_row(self, counts: Ints) -> dict[str, Any]:
+        return self._by_source(counts[0], counts[1])
 
     def _by_source(self, accesses: Ints, rows: Ints | None = None) -> dict[str, Any]:
         """Counters from accesses [buckets, ranks + 1] and the rows fetched for them (None: one for

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay
 from oper.runtime.table_io import RowBlock, RowRange
+from tests.support.cuda.fake_nvshmem import FakeNvshmem
 from tests.support.cuda.plain_batch import PlainBatch
 from tests.support.runtime.engine_cases import (
     Case,
@@ -35,14 +37,23 @@ class EmulatedDevice(Cuda):
 
     stream = 0
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, nvshmem: str = "", node: int = 0) -> None:
+        """`nvshmem`: the library of the kernels for it, with the fake, for which this rank is on
+        `node`."""
         native.ops().load_device_library(library)
+        self._nvshmem, self._node = nvshmem, node
         self.torch_device = torch.device("cpu")
         self.architecture, self.name = "sm_90", "emulated"
         self.kept: list[int] = []  # where the tensors are that were to be kept
 
     def ops(self) -> Any:
         return torch.ops.oper_emulated  # and none of the CPU's, which would take this memory too
+
+    def load_nvshmem(self) -> None:
+        if not self._nvshmem:
+            raise OperError("there is no NVSHMEM")
+        native.ops().load_nvshmem_library(self._nvshmem, "")
+        FakeNvshmem(Path(self._nvshmem)).node(self._node)
 
     def segment(self, bytes: int) -> DeviceSegment:
         segment = DeviceSegment.create(bytes, self.torch_device)

@@ -1,0 +1,119 @@
+"""The watch over ranks whose memory kernels read by NVSHMEM: a kernel that asks a rank that is gone
+waits for ever, and nothing but the end of its process ends it.
+
+A thread looks for ranks that are gone twice a second: those of the node by their locks
+(liveness.py); and every rank gives signs of life in the process group's store, for which the rank
+before it looks. Whoever finds that a rank is gone tells all others there. Later lookups raise then;
+where a kernel does not end, the process does, with the message.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from oper.runtime.comm.liveness import Liveness
+from oper.runtime.comm.lost_ranks import LostRankError
+from oper.runtime.comm.node import Node
+
+_LOOK_SECONDS = 0.5
+_KERNEL_SECONDS = 2.0  # which what was started before may still take
+_READS = "answer reads of its rows"
+_watches: Counter[str] = Counter()  # made so far by each group's name
+
+
+class PeerWatch:
+    """The watch of one rank over the others of its group, made by all ranks together. `is_busy`
+    says, in any thread, whether a kernel may be waiting for their rows."""
+
+    def __init__(self, node: Node, is_busy: Callable[[], bool]) -> None:
+        assert node.group is not None
+        self._rank, self._ranks, self._peers = node.rank, node.ranks, node.peers
+        self._liveness: Liveness = node.liveness
+        self._seconds, self._is_busy = node.deadline_seconds, is_busy
+        self._store, name = node.group.store(), node.group.name
+        self._prefix = f"oper/peers/{_watches[name]}"
+        _watches[name] += 1
+        self._lost, self._ended = "", threading.Event()
+        self._beats, self._last_beat, self._changed = 0, b"", time.monotonic()
+        self._answered = time.monotonic()
+        self._store.set(f"{self._prefix}/{self._rank}", "0")
+        # Until then nobody looks for another's signs of life.
+        node.check_all("", "begin to answer reads of their rows")
+        self._thread = threading.Thread(target=self._watch, name="oper-peers", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """LostRankError if a rank is gone."""
+        if self._lost:
+            raise LostRankError(self._lost)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._lost = self._gone_here() or self._gone_elsewhere()
+            if self._lost:
+                with contextlib.suppress(RuntimeError):
+                    self._store.set(f"{self._prefix}/lost", self._lost)
+                break
+        while not self._ended.wait(_LOOK_SECONDS):
+            if self._is_busy() and not self._ends_soon():
+                self._end()
+
+    def _gone_here(self) -> str:
+        """Why a rank of this node is gone; "" if none is."""
+        with contextlib.suppress(OSError, KeyError):  # this rank is leaving
+            gone = [peer for peer in self._peers if not self._liveness.alive(peer)]
+            return self._liveness.lost(gone, _READS) if gone else ""
+        return ""
+
+    def _gone_elsewhere(self) -> str:
+        """What another rank said of one that is gone, or that the next one gives no signs of life;
+        "" if all are there."""
+        now, after = time.monotonic(), (self._rank + 1) % self._ranks
+        self._beats += 1
+        try:
+            self._store.set(f"{self._prefix}/{self._rank}", str(self._beats))
+            if self._store.check([f"{self._prefix}/lost"]):
+                return str(self._store.get(f"{self._prefix}/lost").decode(errors="replace"))
+            beat: bytes = self._store.get(f"{self._prefix}/{after}")
+        except RuntimeError as error:
+            if now - self._answered < self._seconds:
+                return ""
+            return (
+                f"the process group's store, which rank 0 serves where no launcher does, did not "
+                f"answer rank {self._rank} for {self._seconds:g} s: {error}"
+            )
+        self._answered = now
+        if beat != self._last_beat:
+            self._last_beat, self._changed = beat, now
+        elif now - self._changed > self._seconds:
+            return (
+                f"rank {after} gave no sign of life for {self._seconds:g} s, and others read its "
+                "rows: see its last output, and whether its host is up"
+            )
+        return ""
+
+    def _ends_soon(self) -> bool:
+        until = time.monotonic() + _KERNEL_SECONDS
+        while time.monotonic() < until:
+            if not self._is_busy():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _end(self) -> None:
+        """End the process, with what the others are to say of it too."""
+        self._liveness.leave_words(self._lost)
+        sys.stderr.write(
+            f"oper: rank {self._rank}: {self._lost}. A lookup here waits for rows that do not come "
+            "any more, and only the end of its process ends it.\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)

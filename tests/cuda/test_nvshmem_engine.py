@@ -1,0 +1,185 @@
+"""Engines on devices of two nodes, by a fake NVSHMEM: inference equals that of CPU ranks of two
+nodes in every bit, and a rank that is gone is named within the deadline."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.cuda import nvshmem_engines
+from tests.support.cuda.nvshmem_engines import plan_of, serve_on_both
+from tests.support.examples import examples
+from tests.support.runtime import mortal_ranks
+from tests.support.runtime.engine_cases import Case
+from tests.support.runtime.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Processes that start NVSHMEM once."""
+    with Ranks(2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4) as started:
+        yield started
+
+
+CASES = [
+    Case(1, 2),
+    Case(4, 2, weighted=True),
+    Case(5, 2, pooling="mean", dtype="fp16"),
+    Case(6, 2, pooling="none", bags="one"),
+    Case(11, 2, dims=(5, 33), dtype="bf16"),
+    Case(14, 2, dtype="int8", int32=True),
+    Case(9, 2, bags="none"),
+]
+
+
+def assert_equal(ranks: Ranks, cases: list[tuple[Case, Any]], *libraries: Path) -> list[Any]:
+    found = ranks.run(ranks.most, serve_on_both, cases, *map(str, libraries))
+    for of_rank in found:
+        for (_, plan), (on_device, on_cpu) in zip(cases, of_rank, strict=True):
+            for name in ("outputs", "tables"):
+                for mine, expected in zip(on_device[name], on_cpu[name], strict=True):
+                    assert torch.equal(mine.view(torch.int32), expected.view(torch.int32))
+            assert on_device["left"] == 0
+            counted, expected = on_device["counted"], on_cpu["counted"]
+            if plan.workload.known_fetch == "raw":  # whose rows a device does not sort
+                counted["distinct_rows"] = expected["distinct_rows"]
+            assert counted == expected
+    return found
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_two_ranks_serve_as_on_the_cpu(
+    two: Ranks, emulated: Path, emulated_nvshmem: Path, fetch: str
+) -> None:
+    cases = [(case, plan_of(case, fetch=fetch)) for case in CASES]
+    found = assert_equal(two, cases, emulated, emulated_nvshmem)
+    for of_rank in found:
+        for on_device, _ in of_rank:
+            if fetch == "raw":  # each access of a row of the other node
+                assert on_device["gets"] == on_device["elsewhere"]
+            else:
+                assert on_device["gets"] <= on_device["elsewhere"]
+    assert sum(on_device["gets"] for on_device, _ in found[0]) > 100
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    fetch=st.sampled_from(["raw", "distinct"]),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    bags=st.sampled_from(["one", "many", "mean one", "none"]),
+    weighted=st.booleans(),
+    dims=st.lists(st.sampled_from([4, 5, 8, 64]), min_size=1, max_size=3),
+)
+@examples(6)
+def test_four_ranks_serve_as_on_the_cpu(
+    four: Ranks,
+    emulated: Path,
+    emulated_nvshmem: Path,
+    seed: int,
+    fetch: str,
+    dtype: str,
+    pooling: str,
+    bags: str,
+    weighted: bool,
+    dims: list[int],
+) -> None:
+    weighted = weighted and pooling != "none"
+    case = Case(
+        seed, 4, pooling=pooling, weighted=weighted, dtype=dtype, dims=tuple(dims), bags=bags
+    )
+    assert_equal(four, [(case, plan_of(case, fetch=fetch))], emulated, emulated_nvshmem)
+
+
+def test_tables_on_one_node_are_read_by_pointer(
+    four: Ranks, emulated: Path, emulated_nvshmem: Path
+) -> None:
+    """All of a plan's rows are on node 0, whose ranks ask nobody."""
+    case = Case(3, 4)
+    plan = plan_of(case, idle=(2, 3), replicated=0.0)
+    found = assert_equal(four, [(case, plan)], emulated, emulated_nvshmem)
+    gets = [of_rank[0][0]["gets"] for of_rank in found]
+    assert gets[:2] == [0, 0]
+    assert min(gets[2:]) > 0
+
+
+def test_several_engines(two: Ranks, emulated: Path, emulated_nvshmem: Path) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case), str(emulated), str(emulated_nvshmem))
+    assert two.run(2, nvshmem_engines.two_engines, *given) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_killed_rank_ends_those_that_wait_for_its_rows(
+    emulated: Path, emulated_nvshmem: Path, tmp_path: Path, ranks: int
+) -> None:
+    case = Case(1, ranks)
+    given = (case, plan_of(case), str(emulated), str(emulated_nvshmem), str(tmp_path / "said"))
+    found = mortal_ranks.run(ranks, nvshmem_engines.serve_until_a_death, *given)
+    dead, said = f"rank {ranks - 1}", "gave no sign of life for 3 s" if ranks == 2 else "died"
+    for rank in range(ranks - 1):
+        text = (tmp_path / f"said{rank}").read_text() if found[rank] is None else str(found[rank])
+        assert f"{dead} {said}" in text
+    # Those of the other node wait in a kernel, which nothing ends but their process.
+    assert found[0] is None
+    assert "A lookup here waits for rows that do not come any more" in text or ranks == 4
+
+
+def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case), str(emulated), str(emulated_nvshmem))
+    found = mortal_ranks.run(2, nvshmem_engines.wait_for_a_death, *given)
+    assert "rank 1 gave no sign of life for 3 s" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"mode": "training"}, "the plan is for training, and its transport nvshmem is for infer"),
+        ({"transport": "collective"}, "the plan's transport is collective: on cpu each rank reads"),
+        (
+            {"transport": "collective", "mode": "training"},
+            "Start ranks of one node, or train on CPU ranks",
+        ),
+    ],
+)
+def test_plans_that_are_refused(
+    emulated: Path, emulated_nvshmem: Path, options: dict[str, str], error: str
+) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case, **options), str(emulated), str(emulated_nvshmem))
+    for outcome in mortal_ranks.run(2, nvshmem_engines.refused, *given):
+        assert error in str(outcome)
+
+
+def test_without_nvshmem_all_ranks_say_so(emulated: Path) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case), str(emulated), "")
+    for outcome in mortal_ranks.run(2, nvshmem_engines.refused, *given):
+        assert "there is no NVSHMEM" in str(outcome)
+
+
+def test_ranks_whose_plans_have_other_transports(emulated: Path, emulated_nvshmem: Path) -> None:
+    case = Case(1, 2)
+    plan = plan_of(case)
+    other = replace(plan, topology=replace(plan.topology, transport="collective"))
+    given = (case, plan, other, str(emulated), str(emulated_nvshmem))
+    for outcome in mortal_ranks.run(2, _unlike, *given):
+        assert outcome is not None
+
+
+def _unlike(
+    rank: int, group: Any, case: Case, plan: Any, other: Any, kernels: str, nvshmem: str
+) -> None:
+    nvshmem_engines.refused(rank, group, case, (plan, other)[rank], kernels, nvshmem)

@@ -1,0 +1,150 @@
+"""What ranks of two nodes with engines on devices do in tests, by the fake NVSHMEM, beside engines
+on the CPU whose ranks are of two nodes too."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from oper.plan.plan import Plan
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory import symmetric_memory
+from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.table_io import RowBlock, RowRange
+from oper.topology.links import LINKED
+from tests.support.cuda.device_engines import EmulatedDevice, batch_on
+from tests.support.cuda.fake_nvshmem import FakeNvshmem
+from tests.support.cuda.nvshmem_lookups import node_of
+from tests.support.runtime.engine_cases import Case, initial, module_tables, tables_of
+from tests.support.runtime.runtime_plans import random_plan
+
+
+def nodes_of(ranks: int) -> list[int]:
+    """The node of each rank: two halves."""
+    return [node_of(rank, ranks) for rank in range(ranks)]
+
+
+def plan_of(case: Case, transport: str = "nvshmem", **options: Any) -> Plan:
+    """A random plan for ranks of two nodes, for inference unless said."""
+    given = {"mode": "inference", "replicated": 0.3} | options
+    plan = random_plan(case.seed, tables_of(case), case.ranks, **given)
+    node, memory = tuple(nodes_of(case.ranks)), (LINKED,) * min(case.ranks, 2)
+    topology = replace(plan.topology, node_of=node, memory=memory, transport=transport)
+    return replace(plan, topology=topology)
+
+
+def start(
+    case: Case, plan: Plan, group: Any, device: Device, deadline_seconds: float = 20
+) -> EmbeddingEngine:
+    """An engine of a rank of two nodes whose tables have their initial values."""
+    with patch.object(symmetric_memory, "STAGE_BYTES", 40_000):  # of a few rows a group
+        engine = EmbeddingEngine(
+            plan, module_tables(case), group=group, weighted=case.weighted,
+            deadline_seconds=deadline_seconds, device=device, nodes=nodes_of(case.ranks),
+        )  # fmt: skip
+    mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
+    engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in mine])
+    return engine
+
+
+def device_of(kernels: str, nvshmem: str, rank: int, ranks: int) -> EmulatedDevice:
+    """The emulated device of a rank of two nodes."""
+    return EmulatedDevice(kernels, nvshmem, node_of(rank, ranks))
+
+
+def serve_on_both(
+    rank: int, group: Any, cases: list[tuple[Case, Plan]], kernels: str, nvshmem: str
+) -> list[list[dict[str, Any]]]:
+    """Of each case outputs, rows and counters of an engine on a device, with the gets it made, and
+    the same of one on the CPU."""
+    found = []
+    for case, plan in cases:
+        devices = (device_of(kernels, nvshmem, rank, case.ranks), Cpu())
+        found.append([_serve(rank, group, case, plan, nvshmem, device) for device in devices])
+    return found
+
+
+def _serve(
+    rank: int, group: Any, case: Case, plan: Plan, nvshmem: str, device: Device
+) -> dict[str, Any]:
+    engine = start(case, plan, group, device)
+    fake = FakeNvshmem(nvshmem)  # type: ignore[arg-type]
+    before, outputs = fake.counts().gets, []
+    for step in range(case.steps):
+        fake.order(case.seed + step)
+        outputs.append(engine(batch_on(device, case, step, rank)).detach().cpu())
+    gets = fake.counts().gets - before
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    counted = engine.counters.to_dict()
+    elsewhere = sum(
+        count
+        for owner, count in enumerate(counted["accessed_rows"])
+        if node_of(owner, case.ranks) != node_of(rank, case.ranks)
+    )
+    engine.close()
+    return {
+        "outputs": outputs,
+        "tables": tables,
+        "counted": counted,
+        "gets": gets,
+        "elsewhere": elsewhere,
+        "left": fake.counts().left,
+    }
+
+
+def serve_until_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str, said: str
+) -> str:
+    """The last rank is killed when tables are written; the others look up until they are told, what
+    they say on stderr in a file of their own under `said`."""
+    os.dup2(os.open(f"{said}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 3)
+    if rank == case.ranks - 1:
+        engine(batch_on(engine.device, case, 0, rank))
+        os.kill(os.getpid(), signal.SIGKILL)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        engine(batch_on(engine.device, case, 0, rank))
+        time.sleep(0.01)
+    return "nobody told"
+
+
+def wait_for_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> str:
+    """The last rank is killed while nobody looks up; then the others do."""
+    engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 3)
+    if rank == case.ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(6)
+    engine(batch_on(engine.device, case, 0, rank))
+    return "nobody told"
+
+
+def refused(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> torch.Tensor:
+    """An engine that cannot be made."""
+    engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks))
+    return engine(batch_on(engine.device, case, 0, rank))
+
+
+def two_engines(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> list[bool]:
+    """Two engines at once, and a third after one is closed: whether each says the same."""
+    device = device_of(kernels, nvshmem, rank, case.ranks)
+    first, second = (start(case, plan, group, device) for _ in range(2))
+    batch = batch_on(device, case, 0, rank)
+    expected = first(batch)
+    same = [torch.equal(second(batch), expected)]
+    first.close()
+    third = start(case, plan, group, device)
+    same += [torch.equal(engine(batch), expected) for engine in (second, third)]
+    second.close()
+    third.close()
+    return same
