@@ -20,6 +20,7 @@ from oper.diagnosis.table_findings import Matched
 from oper.plan.plan import Plan
 from oper.runtime.memory.heap import slot_bytes
 from oper.runtime.tables.optimizer_buckets import make_buckets
+from oper.topology.transports import NVSHMEM, STAGE_BYTES
 from oper.torchrec import module_tables
 
 # A dense parameter is taken to have Adam's two states, as no script says here what trains it.
@@ -32,10 +33,14 @@ def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
     for found in matched:
         part = found.plan
         in_row, in_state = slot_bytes(part, make_buckets(part, found.tables))
+        of_part = np.zeros(plan.ranks, dtype=np.int64)
         in_tier = {int(part.layout.width_of_table[table]) for table in part.tier}
         for width, slots in enumerate(np.asarray(part.layout.slots, dtype=np.int64)):
             bytes = slots * (in_row[width] + in_state[width])
-            (tier if width in in_tier else device)[:] += bytes
+            (tier if width in in_tier else of_part)[:] += bytes
+        if part.topology.transport == NVSHMEM:
+            of_part[:] = of_part.max() + STAGE_BYTES
+        device += of_part
     return device, tier
 
 

@@ -25,6 +25,7 @@ from oper.planner.class_placement.place_classes import by_programme, place_repli
 from oper.planner.problem.problem import RESERVE, Problem, with_limits
 from oper.topology.capacity import device_capacities
 from oper.topology.topology import Topology
+from oper.topology.transports import Transport
 
 _DIGITS = 3  # of a share of extra memory
 _DOWN = Context(prec=_DIGITS, rounding=ROUND_DOWN)
@@ -39,19 +40,20 @@ class DeviceRoom:
     memory_bytes: tuple[int, ...]
     reserve: float
     step: StepMemory
+    transport: Transport | None = None
 
     @staticmethod
     def of(topology: Topology, asked: PlanSettings, step: StepMemory) -> "DeviceRoom":
         """The room on the devices of a topology, which says what they hold."""
         assert topology.memory_for_plans is not None
         reserve = RESERVE if asked.reserve is None else asked.reserve
-        return DeviceRoom(topology.memory_for_plans, reserve, step)
+        return DeviceRoom(topology.memory_for_plans, reserve, step, topology.transport)
 
     def capacities(self, allreduce_bytes: float) -> list[int]:
         """Bytes, [M], where the AllReduce takes so many of each; negative where there are too
         few."""
         step_bytes = self.step.batch_bytes + allreduce_bytes
-        return device_capacities(self.memory_bytes, self.reserve, step_bytes)
+        return device_capacities(self.memory_bytes, self.reserve, step_bytes, self.transport)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import GB, parse_bytes
 from oper.topology.number_ranges import BANDWIDTH, MEMORY
+from oper.topology.transports import NVSHMEM, STAGE_BYTES, Transport
 
 
 class CapacityError(OperError):
@@ -75,12 +76,17 @@ def rank_capacities(
 
 
 def device_capacities(
-    device_memory_bytes: Sequence[int], reserve: float, step_bytes: float
+    device_memory_bytes: Sequence[int],
+    reserve: float,
+    step_bytes: float,
+    transport: Transport | None = None,
 ) -> list[int]:
     """The bytes for rows of devices with these memories, [M]: all but the share `reserve`, and but
-    `step_bytes` of each, which a step takes beside rows. Negative where there is too little."""
+    `step_bytes` of each, which a step takes beside rows. Negative where there is too little. With
+    NVSHMEM all ranks have as much as the one that has the most: as the smallest has room for."""
     step = math.ceil(step_bytes)
-    return [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
+    room = [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
+    return [min(room) - STAGE_BYTES] * len(room) if transport == NVSHMEM else room
 
 
 def check_host(

@@ -28,7 +28,13 @@ from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
-from oper.topology.transports import Transport, check_transport, default_transport
+from oper.topology.transports import (
+    NVSHMEM,
+    STAGE_BYTES,
+    Transport,
+    check_transport,
+    default_transport,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +251,8 @@ class Topology:
     ) -> str | None:
         """A warning where the rows of a rank (bytes, [M]), or on devices these and what a step
         takes beside them, exceed its device's memory; else None."""
+        if self.transport == NVSHMEM:
+            memory_bytes = [float(max(memory_bytes)) + STAGE_BYTES] * self.ranks
         step_bytes = step_bytes if self.of_devices else 0.0
         return memory_warning(self.name, self.device_memory_bytes, memory_bytes, step_bytes)
 

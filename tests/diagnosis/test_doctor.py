@@ -305,6 +305,24 @@ def test_devices_of_a_plan_for_inference(
 
 
 @pytest.mark.usefixtures("there")
+def test_devices_of_several_nodes_have_as_much_symmetric_memory_as_the_one_with_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("nodes.yaml").write_text(
+        "node_of: [0, 0, 1, 1]\nbandwidth: {local: 1e12, same_node: 1e11, other_node: 2e10}\n"
+        "allreduce_bandwidth: 7e10\ndevice_memory: 40GB\ntransport: nvshmem\n"
+    )
+    fine("plan", "profile", "-o", "nodes", "--topology", "nodes.yaml", "--mode", "inference")
+    devices = [_Device(number, 10**9) for number in range(2)]
+    monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, []))
+    said = oper("doctor", "nodes", "model.py:make_dlrm")
+    text = " ".join(said.out.split())
+    assert said.status == 0
+    assert "ok devices: 2 here, and the plan has 2 a node (nodes)" in text
+    assert re.search(r"needs 6[89](\.\d)? MB", text)  # 67 for rows on their way, and few rows
+
+
+@pytest.mark.usefixtures("there")
 def test_devices_of_a_plan_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step takes beside rows counts: it is most of what this model does."""
     plan, devices = Plan.load("gpu"), [_Device(number, 10**9) for number in range(8)]

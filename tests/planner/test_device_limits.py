@@ -18,6 +18,7 @@ from oper.planner.least_memory import shares_up_to
 from oper.planner.make_placement import Watch, place
 from oper.planner.problem.problem import RESERVE, Problem, make_problem
 from oper.topology.topology import Topology
+from oper.topology.transports import STAGE_BYTES
 from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
@@ -145,3 +146,16 @@ def test_devices_that_cannot_hold_the_tables() -> None:
         DeviceLimits.of(beside_a_step((20_000,) * 3, "inference"))
     with pytest.raises(OperError, match=r"nothing is left for rows.*--extra-memory"):
         DeviceLimits.of(device_problem((1,) * 3, "training"))
+
+
+def test_with_nvshmem_no_rank_has_more_rows_than_the_smallest_device_holds() -> None:
+    """All ranks have as much symmetric memory as the one with the most rows."""
+    memory = (23_000 + STAGE_BYTES, 400_000 + STAGE_BYTES, 400_000 + STAGE_BYTES)
+    problem = device_problem(memory, "inference", reserve=0.0)
+    usual = place(DeviceLimits.of(problem).within(0.5), Watch(lambda step: None))
+    assert max(usual.cost.memory_bytes) > 23_000
+    by_gets = replace(problem, topology=replace(problem.topology, transport="nvshmem"))
+    limits = DeviceLimits.of(by_gets)
+    assert set(limits._capacities(0.0)) == {23_000}
+    planned = place(limits.within(limits.most_extra), Watch(lambda step: None))
+    assert max(planned.cost.memory_bytes) <= 23_000

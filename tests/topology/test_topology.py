@@ -143,6 +143,11 @@ def test_device_memory_warns_and_is_the_default_of_devices_alone() -> None:
     warning = topology.memory_warning([10**9] * 6 + [50 * 10**9, 41 * 10**9])
     assert warning is not None
     assert "rank 6 needs 50.0 GB for rows" in warning
+    by_gets = replace(topology, device_memory_bytes=(60 * 10**9, *[40 * 10**9] * 7))
+    assert by_gets.memory_warning([50 * 10**9] + [10**9] * 7) is None
+    warning = replace(by_gets, transport="nvshmem").memory_warning([50 * 10**9] + [10**9] * 7)
+    assert warning is not None
+    assert "rank 1 needs 50.1 GB for rows" in warning  # as rank 0 has
     assert topology.capacities(8 * 10**12, 0.0, [68])[0] > 10**12
 
 

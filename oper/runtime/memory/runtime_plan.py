@@ -130,7 +130,7 @@ def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.nd
     striped = layout.rows - np.diff(layout.listed_offset)
     if layout.stripe_bitmap is not None:  # rows may have left the stripes since
         striped = layout.rows
-    found = (layout.stripe_rows(everything, striped)[:, of_owners] > 0).any(axis=1)
+    found = np.array((layout.stripe_rows(everything, striped)[:, of_owners] > 0).any(axis=1))
     group, _ = layout.listed_places()
     read = of_owners[layout.source[:, rank]]
     for t, rows in enumerate(rows_of_tables(layout.listed_offset)):

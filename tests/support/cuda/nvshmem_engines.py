@@ -28,9 +28,9 @@ def nodes_of(ranks: int) -> list[int]:
     return [node_of(rank, ranks) for rank in range(ranks)]
 
 
-def plan_of(case: Case, transport: str = "nvshmem", **options: Any) -> Plan:
+def plan_of(case: Case, transport: Any = "nvshmem", **options: Any) -> Plan:
     """A random plan for ranks of two nodes, for inference unless said."""
-    given = {"mode": "inference", "replicated": 0.3} | options
+    given: dict[str, Any] = {"mode": "inference", "replicated": 0.3} | options
     plan = random_plan(case.seed, tables_of(case), case.ranks, **given)
     node, memory = tuple(nodes_of(case.ranks)), (LINKED,) * min(case.ranks, 2)
     topology = replace(plan.topology, node_of=node, memory=memory, transport=transport)
