@@ -24,7 +24,7 @@ NVSHMEM: Transport = "nvshmem"
 TRANSPORTS = (SHARED_MEMORY, PEER, COLLECTIVE, NVSHMEM)
 
 # What a rank keeps of NVSHMEM's memory for rows on their way from other nodes, beside those it
-# holds: enough for some rows of 16 KB in each group of threads that a device runs at once.
+# holds: two rows of 16 KB, or more narrower ones, for each group of threads that a device runs.
 STAGE_BYTES = 64 << 20
 
 

@@ -151,11 +151,11 @@ def test_devices_that_cannot_hold_the_tables() -> None:
 def test_with_nvshmem_no_rank_has_more_rows_than_the_smallest_device_holds() -> None:
     """All ranks have as much symmetric memory as the one with the most rows."""
     memory = (23_000 + STAGE_BYTES, 400_000 + STAGE_BYTES, 400_000 + STAGE_BYTES)
-    problem = device_problem(memory, "inference", reserve=0.0)
+    problem = beside_a_step(memory, "inference", reserve=0.0)
     usual = place(DeviceLimits.of(problem).within(0.5), Watch(lambda step: None))
     assert max(usual.cost.memory_bytes) > 23_000
     by_gets = replace(problem, topology=replace(problem.topology, transport="nvshmem"))
     limits = DeviceLimits.of(by_gets)
-    assert set(limits._capacities(0.0)) == {23_000}
+    assert set(limits.room.capacities(0.0)) == {23_000}
     planned = place(limits.within(limits.most_extra), Watch(lambda step: None))
     assert max(planned.cost.memory_bytes) <= 23_000
