@@ -15,7 +15,7 @@ __device__ __forceinline__ void copy_by_warp(uint8_t* to, const uint8_t* from, i
   const auto misaligned = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | bytes;
   if (misaligned % 16 == 0) {
     for (int64_t at = 16 * lane; at < bytes; at += 16 * kWarpThreads)
-      store_wide(to + at, load_row<16>(from + at).word);
+      store(to + at, load_row<16>(from + at));
   } else if (misaligned % 4 == 0) {
     for (int64_t at = 4 * lane; at < bytes; at += 4 * kWarpThreads)
       store(to + at, load_row<4>(from + at));
