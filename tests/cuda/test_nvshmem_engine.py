@@ -147,7 +147,10 @@ def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> 
     ("options", "error"),
     [
         ({"mode": "training"}, "the plan is for training, and its transport nvshmem is for infer"),
-        ({"transport": "collective"}, "the plan's transport is collective: on cpu each rank reads"),
+        (
+            {"transport": "collective"},
+            "on this one), and the plan's transport is collective: on cpu",
+        ),
         (
             {"transport": "collective", "mode": "training"},
             "Start ranks of one node, or train on CPU ranks",

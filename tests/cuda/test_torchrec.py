@@ -41,6 +41,13 @@ def test_models_on_the_meta_device_get_the_rows_of_cpu_ranks(worlds, library):
     worlds.run(2, cases.served_on_both, library, "shard", "meta", "fp32")
 
 
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+@pytest.mark.parametrize("how", ["shard", "parallel"])
+def test_on_two_nodes_they_serve_by_nvshmem(emulated, emulated_nvshmem, how, fetch):
+    given = (str(emulated), str(emulated_nvshmem), how, fetch)
+    assert mortal_ranks.run(2, cases.served_by_nvshmem, *given) == ["the same"] * 2
+
+
 @pytest.mark.parametrize("by", ["state dict", "checkpoint"])
 @pytest.mark.parametrize("from_device", [True, False])
 def test_what_one_kind_of_ranks_saves_the_other_loads(worlds, library, tmp_path, by, from_device):
@@ -63,7 +70,11 @@ def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
 REFUSED = {
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
     "tier": (r"keeps tables in the hosts' memory \(.*\), which engines on .* without --tier",) * 2,
-    "two nodes": (r"plan with --fetch raw, and for ranks of one node",) * 2,
+    "two nodes": (
+        r"2 ranks are on several hosts \(rank 0 on this one\), and .* transport is peer: .*"
+        r"put transport: nvshmem into its topology",
+        r"\(rank 1 on this one\)",
+    ),
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
     "absent": (r"rank 1 failed: device cuda:7: there", r"^device cuda:7: there"),
     "no gloo": (r"one for the CPU was needed: .*cpu:gloo,cuda:nccl",) * 2,

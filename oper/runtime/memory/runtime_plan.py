@@ -117,9 +117,9 @@ def check_nodes(node: Node, plan: Plan, where: str) -> None:
     if not plan.workload.training:
         way = f"put transport: {NVSHMEM} into its topology and plan again, or serve on CPU ranks"
     raise OperError(
-        f"{rank_names(node.peers)} of {node.ranks} are on one host, and the plan's transport is "
-        f"{plan.topology.transport}: on {where} each rank reads the rows of the others by memory "
-        f"that those of one node map. Start ranks of one node, or {way}"
+        f"the {node.ranks} ranks are on several hosts ({rank_names(node.peers)} on this one), and "
+        f"the plan's transport is {plan.topology.transport}: on {where} each rank reads the rows "
+        f"of the others by memory that those of one node map. Start ranks of one node, or {way}"
     )
 
 

@@ -23,10 +23,13 @@ import oper
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
-from oper.runtime.memory import device
+from oper.runtime.memory import device, symmetric_memory
 from oper.tables.table import tables_of
+from oper.topology.links import LINKED
+from oper.topology.transports import NVSHMEM
 from oper.torchrec import sharders
-from tests.support.cuda.device_engines import device_of
+from tests.support.cuda.device_engines import EmulatedDevice, device_of
+from tests.support.cuda.fake_nvshmem import FakeNvshmem
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import (
     checkpoint_cases,
@@ -143,11 +146,41 @@ def served_on_both(
     assert (engines_on(on_cpu), engines_on(there)) == ({"cpu"}, {"cuda"})
     anchors = [p for p in there.parameters() if not p.numel()]
     assert {anchor.device for anchor in anchors} == {place_of(library)}
+    assert_same(rank, group, on_cpu, there, place_of(library))
+
+
+def served_by_nvshmem(
+    rank: int, group: Any, library: str, nvshmem: str, how: str, fetch: str
+) -> str:
+    """Modules on devices of two nodes give the bits of the same on CPU ranks of two nodes."""
+    plan = random_plan(
+        0, tables_of(Model("meta")), 2, replicated=0.3, mode="inference", fetch=fetch
+    )
+    memory = (LINKED, LINKED)
+    topology = replace(plan.topology, node_of=(0, 1), memory=memory, transport=NVSHMEM)
+    plan, cpu = replace(plan, topology=topology), torch.device("cpu")
+    on_cpu = made(group, how, cpu, plan, "cpu", DataType.FP32, nodes=(0, 1))
+    emulated = EmulatedDevice(library, nvshmem, rank)
+    with (
+        patch.object(sharders, "device_of", lambda _: emulated),
+        patch.object(symmetric_memory, "STAGE_BYTES", 40_000),
+    ):
+        there = made(group, how, cpu, plan, "cpu", DataType.FP32, nodes=(0, 1))
+    assert (engines_on(on_cpu), engines_on(there)) == ({"cpu"}, {"cuda"})
+    assert_same(rank, group, on_cpu, there, cpu)
+    assert FakeNvshmem(Path(nvshmem)).counts().gets > 0
+    for engine in ranks.engines(there):
+        engine.close()
+    return "the same"
+
+
+def assert_same(rank: int, group: Any, on_cpu: Any, there: Any, place: torch.device) -> None:
+    """Two models say the same of batches, one of them on `place`, and have equal states."""
     samples = (6 + rank, 0, 1)
     for step in range(STEPS):
         inputs = batch(10 * step + rank, samples[step], order=step)
         expected = outputs(on_cpu, inputs)
-        for one, other in zip(outputs(there, inputs.to(place_of(library))), expected, strict=True):
+        for one, other in zip(outputs(there, inputs.to(place)), expected, strict=True):
             assert torch.equal(one, other)
     assert_equal(state_of(there, group), state_of(on_cpu, group))
 
