@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.base import native
+from oper.base.errors import OperError
 from tests.support.cuda import nvshmem_engines
 from tests.support.cuda.nvshmem_engines import plan_of, serve_on_both
 from tests.support.examples import examples
@@ -171,6 +173,18 @@ def test_without_nvshmem_all_ranks_say_so(emulated: Path) -> None:
     given = (case, plan_of(case), str(emulated), "")
     for outcome in mortal_ranks.run(2, nvshmem_engines.refused, *given):
         assert "there is no NVSHMEM" in str(outcome)
+
+
+def test_libraries_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"cannot load NVSHMEM's kernels: .*none\.so"):
+        native.ops().load_nvshmem_library(str(tmp_path / "none.so"), "")
+    with pytest.raises(RuntimeError, match=r"cannot load NVSHMEM: .*libno"):
+        native.ops().load_nvshmem_library(str(tmp_path / "none.so"), "libno.so")
+    native.load_nvshmem.cache_clear()
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "base/native.py"))
+    error = r"transport is nvshmem: cannot load NVSHMEM.*pip install nvidia-nvshmem.*build_cuda"
+    with pytest.raises(OperError, match=error):
+        native.load_nvshmem()
 
 
 def test_ranks_whose_plans_have_other_transports(emulated: Path, emulated_nvshmem: Path) -> None:

@@ -3,75 +3,51 @@
 
 #include "device/library.h"
 
-#include <dlfcn.h>
-#include <elf.h>
 #include <torch/library.h>
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <tuple>
+
+#include "device/open_library.h"
 
 namespace oper {
 namespace {
 
 DeviceLibrary loaded;
 
-template <typename Launcher>
-void find(void* library, const char* name, Launcher*& launcher) {
-  launcher = reinterpret_cast<Launcher*>(dlsym(library, name));
-  TORCH_CHECK(launcher, "the library of device kernels has no ", name,
-              ": it is of another version; build it again");
-}
-
-// A library that was copied in part ends the process where it is opened. Linkers write the table of
-// sections last.
-void check_whole(const std::string& path) {
-  std::error_code failed;
-  const uintmax_t size = std::filesystem::file_size(path, failed);
-  Elf64_Ehdr header = {};
-  std::ifstream file(path, std::ios::binary);
-  if (failed || !file) return;  // which the loader says better
-  file.read(reinterpret_cast<char*>(&header), sizeof(header));
-  const uintmax_t needed = header.e_shoff + uintmax_t{header.e_shnum} * header.e_shentsize;
-  TORCH_CHECK(file && needed <= size, path, " is cut off: it has ", size, " bytes; copy it again");
-}
-
 // The library stays loaded; a second one takes its place.
 void load_device_library(const std::string& path) {
-  check_whole(path);
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TORCH_CHECK(library, "cannot load the device kernels: ", dlerror());
+  const OpenLibrary library(path, "the device kernels");
   InterfaceNumber* interface = nullptr;
-  find(library, "oper_cuda_interface", interface);
+  library.find("oper_cuda_interface", interface);
   TORCH_CHECK(interface() == kDeviceInterface, path, " is of another version; build it again");
   DeviceLibrary found;
-  find(library, "oper_cuda_lookup", found.lookup);
-  find(library, "oper_cuda_translate", found.translate);
-  find(library, "oper_cuda_check_bags", found.check_bags);
-  find(library, "oper_cuda_weight_gradients", found.weight_gradients);
-  find(library, "oper_cuda_sum_gradients", found.sum_gradients);
-  find(library, "oper_cuda_accesses_by_rank", found.accesses_by_rank);
-  find(library, "oper_cuda_make_words", found.make_words);
-  find(library, "oper_cuda_sort_scratch", found.sort_scratch);
-  find(library, "oper_cuda_sort", found.sort);
-  find(library, "oper_cuda_update_rows", found.update_rows);
-  find(library, "oper_cuda_update_runs", found.update_runs);
-  find(library, "oper_cuda_lay_out_gradients", found.lay_out_gradients);
-  find(library, "oper_cuda_merge_gradients", found.merge_gradients);
-  find(library, "oper_cuda_mark_replicas", found.mark_replicas);
-  find(library, "oper_cuda_unite_words", found.unite_words);
-  find(library, "oper_cuda_list_replicas", found.list_replicas);
-  find(library, "oper_cuda_aggregate_rows", found.aggregate_rows);
-  find(library, "oper_cuda_sum_slice", found.sum_slice);
-  find(library, "oper_cuda_gather_slices", found.gather_slices);
-  find(library, "oper_cuda_create_segment", found.create_segment);
-  find(library, "oper_cuda_attach_segment", found.attach_segment);
-  find(library, "oper_cuda_release_segment", found.release_segment);
-  find(library, "oper_cuda_stream", found.stream_is_done);
-  find(library, "oper_cuda_versions", found.versions);
-  find(library, "oper_cuda_architectures", found.architectures);
-  find(library, "oper_cuda_error", found.error_text);
+  library.find("oper_cuda_lookup", found.lookup);
+  library.find("oper_cuda_translate", found.translate);
+  library.find("oper_cuda_check_bags", found.check_bags);
+  library.find("oper_cuda_weight_gradients", found.weight_gradients);
+  library.find("oper_cuda_sum_gradients", found.sum_gradients);
+  library.find("oper_cuda_accesses_by_rank", found.accesses_by_rank);
+  library.find("oper_cuda_make_words", found.make_words);
+  library.find("oper_cuda_sort_scratch", found.sort_scratch);
+  library.find("oper_cuda_sort", found.sort);
+  library.find("oper_cuda_update_rows", found.update_rows);
+  library.find("oper_cuda_update_runs", found.update_runs);
+  library.find("oper_cuda_lay_out_gradients", found.lay_out_gradients);
+  library.find("oper_cuda_merge_gradients", found.merge_gradients);
+  library.find("oper_cuda_mark_replicas", found.mark_replicas);
+  library.find("oper_cuda_unite_words", found.unite_words);
+  library.find("oper_cuda_list_replicas", found.list_replicas);
+  library.find("oper_cuda_aggregate_rows", found.aggregate_rows);
+  library.find("oper_cuda_sum_slice", found.sum_slice);
+  library.find("oper_cuda_gather_slices", found.gather_slices);
+  library.find("oper_cuda_create_segment", found.create_segment);
+  library.find("oper_cuda_attach_segment", found.attach_segment);
+  library.find("oper_cuda_release_segment", found.release_segment);
+  library.find("oper_cuda_stream", found.stream_is_done);
+  library.find("oper_cuda_versions", found.versions);
+  library.find("oper_cuda_architectures", found.architectures);
+  library.find("oper_cuda_error", found.error_text);
   loaded = found;
 }
 

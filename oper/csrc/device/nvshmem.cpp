@@ -11,45 +11,36 @@
 
 #include <algorithm>
 #include <string>
-#include <tuple>
 
 #include "cpu/common/arguments.h"
 #include "cpu/step/batch_arguments.h"
 #include "device/library.h"
+#include "device/open_library.h"
 
 namespace oper {
 namespace {
 
 NvshmemLibrary loaded;
 
-template <typename Function>
-void find(void* library, const char* name, Function*& function) {
-  function = reinterpret_cast<Function*>(dlsym(library, name));
-  TORCH_CHECK(function, "the library of NVSHMEM's kernels has no ", name,
-              ": it is of another version; build it again");
-}
-
 // `host_library` is NVSHMEM's own, which the kernels' library needs; "" where it needs none. Both
 // stay loaded.
 void load_nvshmem_library(const std::string& path, const std::string& host_library) {
   TORCH_CHECK(host_library.empty() || dlopen(host_library.c_str(), RTLD_NOW | RTLD_GLOBAL),
               "cannot load NVSHMEM: ", dlerror());
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TORCH_CHECK(library, "cannot load the kernels for NVSHMEM: ", dlerror());
+  const OpenLibrary library(path, "NVSHMEM's kernels");
   InterfaceNumber* interface = nullptr;
-  find(library, "oper_nvshmem_interface", interface);
+  library.find("oper_nvshmem_interface", interface);
   TORCH_CHECK(interface() == kNvshmemInterface, path, " is of another version; build it again");
   NvshmemLibrary found;
-  find(library, "oper_nvshmem_lookup", found.lookup);
-  find(library, "oper_nvshmem_fetch_rows", found.fetch_rows);
-  find(library, "oper_nvshmem_unique_id", found.unique_id);
-  find(library, "oper_nvshmem_start", found.start);
-  find(library, "oper_nvshmem_allocate", found.allocate);
-  find(library, "oper_nvshmem_free", found.free);
-  find(library, "oper_nvshmem_mapped", found.mapped);
-  find(library, "oper_nvshmem_register", found.register_buffer);
-  find(library, "oper_nvshmem_unregister", found.unregister_buffer);
-  find(library, "oper_nvshmem_version", found.version);
+  library.find("oper_nvshmem_lookup", found.lookup);
+  library.find("oper_nvshmem_fetch_rows", found.fetch_rows);
+  library.find("oper_nvshmem_unique_id", found.unique_id);
+  library.find("oper_nvshmem_start", found.start);
+  library.find("oper_nvshmem_allocate", found.allocate);
+  library.find("oper_nvshmem_free", found.free);
+  library.find("oper_nvshmem_mapped", found.mapped);
+  library.find("oper_nvshmem_register", found.register_buffer);
+  library.find("oper_nvshmem_unregister", found.unregister_buffer);
   loaded = found;
 }
 
@@ -121,12 +112,6 @@ void unregister_buffer(const at::Tensor& buffer) {
       "a buffer could not be given back");
 }
 
-std::tuple<int64_t, int64_t, int64_t> nvshmem_version() {
-  int major = 0, minor = 0, patch = 0;
-  nvshmem_library().version(&major, &minor, &patch);
-  return {major, minor, patch};
-}
-
 // Brings the distinct rows of other ranks into `buffer`, and lets the accesses that read them read
 // them there, as rank number `ranks`. Rows are those that sort_accesses found by position; bucket
 // b's are of width widths[b], of row_bytes[b] bytes (on the host and on the device).
@@ -196,7 +181,6 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("mapped_symmetric(Tensor memory, int rank) -> Tensor");
   m.def("register_buffer(Tensor buffer) -> ()");
   m.def("unregister_buffer(Tensor buffer) -> ()");
-  m.def("nvshmem_version() -> (int, int, int)");
   m.def(OPER_FETCH_ROWS);
 }
 
@@ -209,7 +193,6 @@ TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
   m.impl("mapped_symmetric", oper::mapped_symmetric);
   m.impl("register_buffer", oper::register_buffer);
   m.impl("unregister_buffer", oper::unregister_buffer);
-  m.impl("nvshmem_version", oper::nvshmem_version);
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("fetch_rows", oper::fetch_rows); }
 

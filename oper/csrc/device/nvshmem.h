@@ -16,7 +16,6 @@ struct NvshmemLibrary {
   MappedSymmetric* mapped = nullptr;
   RegisterBuffer* register_buffer = nullptr;
   UnregisterBuffer* unregister_buffer = nullptr;
-  NvshmemVersion* version = nullptr;
 };
 
 // RuntimeError where no library was loaded.

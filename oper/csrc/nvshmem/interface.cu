@@ -9,10 +9,6 @@ static_assert(sizeof(nvshmemx_uniqueid_t) == oper::kUniqueIdBytes);
 
 extern "C" int64_t oper_nvshmem_interface() { return oper::kNvshmemInterface; }
 
-extern "C" void oper_nvshmem_version(int* major, int* minor, int* patch) {
-  nvshmemx_vendor_get_version_info(major, minor, patch);
-}
-
 extern "C" int oper_nvshmem_unique_id(uint8_t* id) {
   nvshmemx_uniqueid_t made = NVSHMEMX_UNIQUEID_INITIALIZER;
   const int error = nvshmemx_get_uniqueid(&made);

@@ -155,10 +155,6 @@ inline int made(size_t bytes) {
 
 }  // namespace fake_nvshmem
 
-inline void nvshmemx_vendor_get_version_info(int* major, int* minor, int* patch) {
-  *major = 3, *minor = 4, *patch = 5;
-}
-
 inline int nvshmemx_get_uniqueid(nvshmemx_uniqueid_t* id) {
   id->process = getpid();
   id->board = fake_nvshmem::made(sizeof(fake_nvshmem::Board));

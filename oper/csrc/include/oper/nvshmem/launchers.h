@@ -59,9 +59,6 @@ using MappedSymmetric = uint64_t(uint64_t pointer, int rank);
 using RegisterBuffer = int(uint64_t pointer, uint64_t bytes);
 using UnregisterBuffer = int(uint64_t pointer);
 
-// NVSHMEM's version, as "3.4.5".
-using NvshmemVersion = void(int* major, int* minor, int* patch);
-
 constexpr int64_t kNvshmemInterface =
     (int64_t{1} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
 

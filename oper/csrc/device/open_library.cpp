@@ -1,0 +1,45 @@
+// Opening a library of kernels.
+
+#include "device/open_library.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <elf.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace oper {
+namespace {
+
+// A library that was copied in part ends the process where it is opened. Linkers write the table of
+// sections last.
+void check_whole(const std::string& path) {
+  std::error_code failed;
+  const uintmax_t size = std::filesystem::file_size(path, failed);
+  Elf64_Ehdr header = {};
+  std::ifstream file(path, std::ios::binary);
+  if (failed || !file) return;  // which the loader says better
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  const uintmax_t needed = header.e_shoff + uintmax_t{header.e_shnum} * header.e_shentsize;
+  TORCH_CHECK(file && needed <= size, path, " is cut off: it has ", size, " bytes; copy it again");
+}
+
+}  // namespace
+
+OpenLibrary::OpenLibrary(const std::string& path, const char* what) : what(what) {
+  check_whole(path);
+  handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(handle, "cannot load ", what, ": ", dlerror());
+}
+
+void* OpenLibrary::symbol(const char* name) const {
+  void* const found = dlsym(handle, name);
+  TORCH_CHECK(found, "the library of ", what, " has no ", name,
+              ": it is of another version; build it again");
+  return found;
+}
+
+}  // namespace oper
