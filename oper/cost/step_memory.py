@@ -16,10 +16,13 @@ of training takes
                         none where a rank is alone, whose gradients nobody else reads
 
 Pipelines prepare two batches ahead of the one that is trained. In inference there are ids and
-addresses alone. For replicas each rank has, for as many rows as all ranks have accesses or for all
-replicas if those are fewer, a buffer that grows by a quarter more than is needed, the sum of all
-ranks' buffers, and 8 bytes of the row's slot; and for each replica 8 bytes of its slot and three
-bits and a half. Batches and outputs themselves are the rest of the model's.
+addresses alone; where distinct rows are fetched by NVSHMEM also runs and the sort, addresses of
+what was fetched, and a buffer of the widest rows, which grows by a quarter more than is needed.
+
+For replicas each rank has, for as many rows as all ranks have accesses or for all replicas if those
+are fewer, a buffer that grows by a quarter more than is needed, the sum of all ranks' buffers, and
+8 bytes of the row's slot; and for each replica 8 bytes of its slot and three bits and a half.
+Batches and outputs themselves are the rest of the model's.
 
 The runtime has its sizes from here as well. tests/cuda/test_step_memory.py measures them.
 """
@@ -38,7 +41,8 @@ SLOT_BYTES = 8
 _SLACK = 4  # memory that devices share grows by a quarter of what is needed beyond that
 
 PREPARED_BATCHES = 3  # of which one is trained, and pipelines have prepared the others
-_READ_BYTES = 8 + 8  # of an access of a prepared batch: its id and its address
+_ADDRESS_BYTES = 8
+_READ_BYTES = 8 + _ADDRESS_BYTES  # of an access of a prepared batch: its id and its address
 _RUN_BYTES = SLOT_BYTES + 4 + 4
 _SORT_BYTES = 8 + 4 + 1  # of CUB's scratch a fifth of a byte: 256 counters for some 5,000 accesses
 _SUM_BYTES = 4 + 4 + 4
@@ -93,19 +97,25 @@ class ProcessorStep:
 @dataclass(frozen=True)
 class DeviceStep:
     """A step of a rank on a device, whose batch has so many accesses, of rows of at most `dim`
-    values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row."""
+    values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
+    `fetched_row_bytes`: in inference, of the widest row where distinct rows are fetched; else 0."""
 
     accesses: float
     dim: int
     ranks: int
     training: bool
     gradient_ratio: float = 1.0
+    fetched_row_bytes: float = 0.0
 
     @property
     def batch_bytes(self) -> float:
         """Bytes for all but replicas."""
         if not self.training:
-            return self.accesses * PREPARED_BATCHES * _READ_BYTES
+            fetched = 0.0
+            if self.fetched_row_bytes:
+                fetched = PREPARED_BATCHES * _RUN_BYTES + _SORT_BYTES + _ADDRESS_BYTES
+                fetched += self.fetched_row_bytes * (1 + 1 / _SLACK)
+            return self.accesses * (PREPARED_BATCHES * _READ_BYTES + fetched)
         prepared = PREPARED_BATCHES * (_READ_BYTES + _RUN_BYTES) + _SORT_BYTES
         summing = _SUM_BYTES + 4 * self.dim / _ACCESSES_OF_PARTIAL_SUMS
         mailbox = mailbox_row_bytes(self.dim) * (1 + 1 / _SLACK) if self.ranks > 1 else 0.0

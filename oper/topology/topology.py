@@ -98,9 +98,8 @@ class Topology:
                 f"topology {self.name}: the memory of {len(memory)} nodes, and it has {self.nodes}"
             )
         object.__setattr__(self, "memory", memory)
-        transport = self.transport or default_transport(memory)
-        check_transport(self.name, transport, memory)
-        object.__setattr__(self, "transport", transport)
+        if self.transport is not None:
+            check_transport(self.name, self.transport, memory)
         check_host(self.name, self.ranks, self.host_memory_bytes, self.host_bandwidth)
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)
@@ -112,6 +111,11 @@ class Topology:
     @property
     def nodes(self) -> int:
         return len(set(self.node_of))
+
+    @property
+    def known_transport(self) -> Transport:
+        """How ranks read each other's rows: as is said, or as follows from nodes and memory."""
+        return self.transport or default_transport(self.memory)
 
     @property
     def shared_pairs(self) -> NDArray[np.bool_]:
@@ -212,7 +216,7 @@ class Topology:
         if SHARED in self.memory:  # left out where all are linked, as files may
             same = len(set(self.memory)) == 1
             content["memory"] = self.memory[0] if same else list(self.memory)
-        if self.transport != default_transport(self.memory):
+        if self.known_transport != default_transport(self.memory):
             content["transport"] = self.transport
         if isinstance(self.capacity, tuple):
             values = [f"{c}B" if isinstance(c, int) else c for c in self.capacity]

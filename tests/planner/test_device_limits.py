@@ -159,3 +159,15 @@ def test_with_nvshmem_no_rank_has_more_rows_than_the_smallest_device_holds() -> 
     assert set(limits.room.capacities(0.0)) == {23_000}
     planned = place(limits.within(limits.most_extra), Watch(lambda step: None))
     assert max(planned.cost.memory_bytes) <= 23_000
+
+
+def test_with_nvshmem_a_step_has_the_distinct_rows_of_its_batch() -> None:
+    problem = device_problem((10**9,) * 3, "inference")
+    by_gets = replace(problem, topology=replace(problem.topology, transport="nvshmem"))
+    distinct = replace(by_gets, workload=replace(by_gets.workload, fetch="distinct"))
+    usual = problem.step_memory.batch_bytes
+    assert by_gets.step_memory.batch_bytes == usual  # raw
+    accesses = usual / 48
+    widest = max(problem.classes.width_memory)
+    found = distinct.step_memory.batch_bytes
+    assert found == pytest.approx(usual + accesses * (69 + 1.25 * widest))

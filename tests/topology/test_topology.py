@@ -345,7 +345,7 @@ def test_memory_by_node_survives_json(tmp_path: Path, memory: str | list[str]) -
 )
 def test_transports_follow_from_the_nodes_and_their_memory(spec: str, transport: str) -> None:
     topology = Topology.load(spec)
-    assert topology.transport == transport
+    assert topology.known_transport == transport
     assert "transport" not in topology.to_dict()  # as in topologies and plans that do not know it
     with pytest.raises(OperError, match=r"topology .*: transport \w+ is not for ranks of"):
         replace(topology, transport="collective" if topology.nodes == 1 else "shared_memory")

@@ -19,6 +19,7 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
+from oper.topology.transports import NVSHMEM
 
 # The extra memory of plans for ranks whose memory is not known: the paper's (§6.1).
 UNKNOWN_DEVICES = 0.05
@@ -48,6 +49,7 @@ class ClassProblem:
         classes, training = self.classes, self.workload.training
         if not self.topology.of_devices:
             return ProcessorStep(classes.mailbox_bytes if training else 0.0, self.ranks)
+        fetches = self.workload.known_fetch == "distinct" and self.topology.transport == NVSHMEM
         a_sample = float(classes.rows @ classes.expected) / max(classes.samples, 1)
         return DeviceStep(
             accesses=a_sample * self.workload.batch_size / self.ranks,
@@ -55,6 +57,7 @@ class ClassProblem:
             ranks=self.ranks,
             training=training,
             gradient_ratio=classes.gradient_ratio,
+            fetched_row_bytes=max(classes.width_memory) if fetches and not training else 0.0,
         )
 
     def price(self, sets: HolderSets, sums: Sums) -> Cost:

@@ -118,8 +118,8 @@ def check_nodes(node: Node, plan: Plan, where: str) -> None:
         way = f"put transport: {NVSHMEM} into its topology and plan again, or serve on CPU ranks"
     raise OperError(
         f"the {node.ranks} ranks are on several hosts ({rank_names(node.peers)} on this one), and "
-        f"the plan's transport is {plan.topology.transport}: on {where} each rank reads the rows "
-        f"of the others by memory that those of one node map. Start ranks of one node, or {way}"
+        f"the plan's transport is {plan.topology.known_transport}: on {where} each rank reads the "
+        f"others' rows by memory that those of one node map. Start ranks of one node, or {way}"
     )
 
 
@@ -151,6 +151,8 @@ def plan_digest(plan: Plan) -> bytes:
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)
     digest.update(
-        repr((plan.tables, plan.workload, plan.allreduce_method, plan.topology.transport)).encode()
+        repr(
+            (plan.tables, plan.workload, plan.allreduce_method, plan.topology.known_transport)
+        ).encode()
     )
     return digest.digest()
