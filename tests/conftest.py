@@ -27,9 +27,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # The same examples in every run, as a test that fails should fail for the next reader too. Tests
 # say their own numbers of examples by `examples`, so that a profile acts on all of them:
 # pytest --hypothesis-profile thorough.
-for name, times in (("quick", 1), ("thorough", 8)):
+for name, times in (("few", 0.2), ("quick", 1), ("thorough", 8)):
     hypothesis.settings.register_profile(
-        name, derandomize=True, deadline=None, max_examples=times * QUICK_EXAMPLES
+        name, derandomize=True, deadline=None, max_examples=round(times * QUICK_EXAMPLES)
     )
 hypothesis.settings.load_profile("quick")
 

@@ -114,7 +114,9 @@ class EmbeddingEngine:
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
         slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
         dims = [bucket.dim for bucket in self.buckets]
-        sorter = Sorter(self.node, self.device, slots, dims, fetcher.needs_runs, bounds)
+        # What is not trained is read all the same: row 0 in the place of a bad id.
+        fatal = self.training and bounds == "fatal"
+        sorter = Sorter(self.node, self.device, slots, dims, fetcher.needs_runs, fatal)
         room = StepRoom(dims, self.ranks, self.training)
         self._preparer = BatchPreparer(
             self.features,
@@ -142,6 +144,8 @@ class EmbeddingEngine:
         """Which of the module's lookups may read rows of ranks whose memory is not mapped here,
         bool [lookups]."""
         mapped = self.heap.mapped_ranks
+        if self._memory.symmetric is None or len(mapped) == self.ranks:
+            return torch.zeros(len(self.features.features), dtype=torch.bool)
         far = set(range(self.ranks)) - set(mapped)
         tables = runtime_plan.tables_of_ranks(self.plan.layout, self.rank, far)
         of_lookups = [bool(tables[self.features.index(f)]) for f in self.features.features]

@@ -206,7 +206,10 @@ class TableIO:
             )
             at += len(asked[-1])
         place = self._device.torch_device
-        answers = [own[at.to(place)].cpu() for at in self._all_to_all.send(asked, "read tables")]
+        answers = [
+            torch.cat([own[part.to(place)].cpu() for part in self._pieces(slots, size)])
+            for slots in self._all_to_all.send(asked, "read tables")
+        ]
         return torch.cat(self._all_to_all.send(answers, "read tables"))
 
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:

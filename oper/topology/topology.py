@@ -99,7 +99,7 @@ class Topology:
             )
         object.__setattr__(self, "memory", memory)
         if self.transport is not None:
-            check_transport(self.name, self.transport, memory)
+            check_transport(self.name, self.transport, memory, self.node_of)
         check_host(self.name, self.ranks, self.host_memory_bytes, self.host_bandwidth)
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)

@@ -10,6 +10,7 @@ NVSHMEM's memory is symmetric: all ranks have as much of it as the one that has 
 none may hold more rows than the smallest device has room for.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -57,8 +58,16 @@ def why_not(transport: Transport, memory: Sequence[NodeMemory]) -> str:
     )
 
 
-def check_transport(name: str, transport: Transport, memory: Sequence[NodeMemory]) -> None:
+def check_transport(
+    name: str, transport: Transport, memory: Sequence[NodeMemory], node_of: Sequence[int]
+) -> None:
     """OperError where the ranks of topology `name`, on nodes with these memories, cannot have this
     transport."""
     if reason := why_not(transport, memory):
         raise OperError(f"topology {name}: transport {reason}")
+    sizes = sorted(set(Counter(node_of).values()))
+    if transport == NVSHMEM and len(sizes) > 1:
+        raise OperError(
+            f"topology {name}: its nodes have {sizes[0]} to {sizes[-1]} ranks, and {NVSHMEM} runs "
+            "where all have as many: leave the transport out, or plan for nodes of one size"
+        )

@@ -122,6 +122,19 @@ def test_several_engines(two: Ranks, emulated: Path, emulated_nvshmem: Path) -> 
     assert two.run(2, nvshmem_engines.two_engines, *given) == [[True] * 3] * 2
 
 
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_ids_out_of_range_are_told_with_a_later_batch(
+    emulated: Path, emulated_nvshmem: Path, fetch: str
+) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case, fetch=fetch), str(emulated), str(emulated_nvshmem))
+    (same, said), (same_there, _) = mortal_ranks.run(2, nvshmem_engines.bad_ids, *given)
+    assert same
+    assert same_there
+    assert "in an earlier batch: feature" in said
+    assert "id 1000000" in said
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_killed_rank_ends_those_that_wait_for_its_rows(
     emulated: Path, emulated_nvshmem: Path, tmp_path: Path, ranks: int

@@ -66,7 +66,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_kernels_read_and_write_nothing_beyond_tensors(sanitized: Path) -> None:
     plugin = ("-p", "tests.support.cuda.given_kernels", "--emulated-kernels", sanitized)
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile", "few")
+    options = ("-q", "-x", "-s", "-p", "no:cacheprovider", "--hypothesis-profile", "few")
     here = Path(__file__).parent
     tests = (str(here / name) for name in TESTS)
     done = run("-m", "pytest", *plugin, *options, "-k", "emulated", *tests)

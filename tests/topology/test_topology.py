@@ -369,6 +369,13 @@ def test_ranks_of_one_host_share_memory() -> None:
         Topology("t", (0, 0), np.ones((2, 2)), 1.0, 1.0, memory=("shared", "shared"))
 
 
+def test_nvshmem_needs_nodes_of_one_size() -> None:
+    topology = Topology.load("2x2-a100")
+    uneven = replace(topology, node_of=(0, 0, 0, 1))
+    with pytest.raises(OperError, match="its nodes have 1 to 3 ranks, and nvshmem runs where all"):
+        replace(uneven, transport="nvshmem")
+
+
 # Measuring: that it comes to an end and makes a topology, not how fast this machine is
 
 AMOUNTS = Amounts(read_bytes=1 << 20, arena_bytes=1 << 20, allreduce_bytes=1 << 16)

@@ -57,11 +57,16 @@ at::Tensor nvshmem_unique_id() {
 }
 
 // To be called on all ranks together, once a process; devices are those that they go on with.
-void start_nvshmem(const at::Tensor& id, int64_t rank, int64_t ranks, c10::Device device) {
+// Who NVSHMEM takes this process for, and how many there are.
+std::tuple<int64_t, int64_t> start_nvshmem(const at::Tensor& id, int64_t rank, int64_t ranks,
+                                           c10::Device device) {
   const c10::DeviceGuard guard(device);
   const uint8_t* const bytes = elements<uint8_t>(id, kUniqueIdBytes, "id");
-  check_nvshmem(nvshmem_library().start(bytes, static_cast<int>(rank), static_cast<int>(ranks)),
-                "it could not be started");
+  int pe = -1, pes = 0;
+  check_nvshmem(
+      nvshmem_library().start(bytes, static_cast<int>(rank), static_cast<int>(ranks), &pe, &pes),
+      "it could not be started");
+  return {pe, pes};
 }
 
 // Memory that NVSHMEM has, as a tensor that does not own it; empty where there is none.
@@ -175,7 +180,7 @@ const NvshmemLibrary& nvshmem_library() {
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("load_nvshmem_library(str path, str host_library) -> ()");
   m.def("nvshmem_unique_id() -> Tensor");
-  m.def("start_nvshmem(Tensor id, int rank, int ranks, Device device) -> ()");
+  m.def("start_nvshmem(Tensor id, int rank, int ranks, Device device) -> (int rank, int ranks)");
   m.def("allocate_symmetric(int bytes, Device device) -> Tensor");
   m.def("free_symmetric(Tensor memory) -> ()");
   m.def("mapped_symmetric(Tensor memory, int rank) -> Tensor");

@@ -16,12 +16,20 @@ extern "C" int oper_nvshmem_unique_id(uint8_t* id) {
   return error;
 }
 
-extern "C" int oper_nvshmem_start(const uint8_t* id, int rank, int ranks) {
+// NVSHMEM that runs already, started by another library of this process, stays as it is: who it
+// takes this process for is told.
+extern "C" int oper_nvshmem_start(const uint8_t* id, int rank, int ranks, int* pe, int* pes) {
+  cudaFree(nullptr);  // makes the device's context, without which NVSHMEM would start in part
   nvshmemx_uniqueid_t given;
   std::memcpy(&given, id, sizeof given);
   nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
   const int error = nvshmemx_set_attr_uniqueid_args(rank, ranks, &given, &attributes);
-  return error ? error : nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes);
+  if (error) return error;
+  if (const int failed = nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes))
+    return failed;
+  *pe = nvshmem_my_pe();
+  *pes = nvshmem_n_pes();
+  return 0;
 }
 
 extern "C" int oper_nvshmem_allocate(uint64_t bytes, uint64_t* pointer) {

@@ -59,6 +59,7 @@ class Group:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self._group, self.name = group, group.group_name
+        self.members: list[int] = dist.get_process_group_ranks(group)  # by their number in the job
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)

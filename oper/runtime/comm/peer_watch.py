@@ -1,10 +1,10 @@
 """The watch over ranks whose memory kernels read by NVSHMEM: a kernel that asks a rank that is gone
 waits for ever, and nothing but the end of its process ends it.
 
-A thread looks for ranks that are gone twice a second: those of the node by their locks
-(liveness.py); and every rank gives signs of life in the process group's store, for which the rank
-before it looks. Whoever finds that a rank is gone tells all others there. Later lookups raise then;
-where a kernel does not end, the process does, with the message.
+Threads look for ranks that are gone twice a second: one for those of the node, by their locks
+(liveness.py); and one gives signs of life in the process group's store, and looks there for those
+of the next rank. Whoever finds that a rank is gone tells all others there. Later lookups raise
+then; where a kernel does not end, the process does, with the message.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.liveness import Liveness
 from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.comm.node import Node
@@ -38,13 +39,16 @@ class PeerWatch:
         self._prefix = f"oper/peers/{_watches[name]}"
         _watches[name] += 1
         self._lost, self._ended = "", threading.Event()
-        self._beats, self._last_beat, self._changed = 0, b"", time.monotonic()
-        self._answered = time.monotonic()
+        self._beats, self._last_beat = 0, b""
+        self._beat_comes = Deadline(self._seconds)
+        self._answers, self._lost_elsewhere = 0, ""  # what the store's thread found
         self._store.set(f"{self._prefix}/{self._rank}", "0")
         # Until then nobody looks for another's signs of life.
         node.check_all("", "begin to answer reads of their rows")
-        self._thread = threading.Thread(target=self._watch, name="oper-peers", daemon=True)
-        self._thread.start()
+        # A store whose host is gone does not answer, and a call of it does not end: nothing waits
+        # for the thread that asks it.
+        for run in (self._watch, self._ask):
+            threading.Thread(target=run, name="oper-peers", daemon=True).start()
 
     def check(self) -> None:
         """LostRankError if a rank is gone."""
@@ -56,15 +60,28 @@ class PeerWatch:
         self._ended.set()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
-            self._lost = self._gone_here() or self._gone_elsewhere()
-            if self._lost:
-                with contextlib.suppress(RuntimeError):
-                    self._store.set(f"{self._prefix}/lost", self._lost)
-                break
+        seen, answer_comes = 0, Deadline(self._seconds)
+        while not self._lost and not self._ended.wait(_LOOK_SECONDS):
+            if seen != self._answers:
+                seen, answer_comes = self._answers, Deadline(self._seconds)
+            self._lost = self._gone_here() or self._lost_elsewhere
+            if not self._lost and answer_comes.ended():
+                self._lost = (
+                    "the process group's store, which rank 0 serves where no launcher does, did "
+                    f"not answer rank {self._rank} for {self._seconds:g} s"
+                )
         while not self._ended.wait(_LOOK_SECONDS):
             if self._is_busy() and not self._ends_soon():
                 self._end()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            with contextlib.suppress(RuntimeError):
+                if self._lost:
+                    self._store.set(f"{self._prefix}/lost", self._lost)
+                    break
+                self._lost_elsewhere = self._gone_elsewhere()
+                self._answers += 1
 
     def _gone_here(self) -> str:
         """Why a rank of this node is gone; "" if none is."""
@@ -76,24 +93,15 @@ class PeerWatch:
     def _gone_elsewhere(self) -> str:
         """What another rank said of one that is gone, or that the next one gives no signs of life;
         "" if all are there."""
-        now, after = time.monotonic(), (self._rank + 1) % self._ranks
+        after = (self._rank + 1) % self._ranks
         self._beats += 1
-        try:
-            self._store.set(f"{self._prefix}/{self._rank}", str(self._beats))
-            if self._store.check([f"{self._prefix}/lost"]):
-                return str(self._store.get(f"{self._prefix}/lost").decode(errors="replace"))
-            beat: bytes = self._store.get(f"{self._prefix}/{after}")
-        except RuntimeError as error:
-            if now - self._answered < self._seconds:
-                return ""
-            return (
-                f"the process group's store, which rank 0 serves where no launcher does, did not "
-                f"answer rank {self._rank} for {self._seconds:g} s: {error}"
-            )
-        self._answered = now
+        self._store.set(f"{self._prefix}/{self._rank}", str(self._beats))
+        if self._store.check([f"{self._prefix}/lost"]):
+            return str(self._store.get(f"{self._prefix}/lost").decode(errors="replace"))
+        beat: bytes = self._store.get(f"{self._prefix}/{after}")
         if beat != self._last_beat:
-            self._last_beat, self._changed = beat, now
-        elif now - self._changed > self._seconds:
+            self._last_beat, self._beat_comes = beat, Deadline(self._seconds)
+        elif self._beat_comes.ended():
             return (
                 f"rank {after} gave no sign of life for {self._seconds:g} s, and others read its "
                 "rows: see its last output, and whether its host is up"

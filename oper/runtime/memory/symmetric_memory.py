@@ -26,7 +26,8 @@ from oper.runtime.comm.shared_segment import DeviceMemory
 from oper.runtime.memory.device import Cuda, Device
 from oper.topology.transports import NVSHMEM, STAGE_BYTES
 
-_started: list[tuple[int, int]] = []  # rank and ranks that NVSHMEM has here: it starts once
+# The rank that NVSHMEM has here, and the ranks of the job that it runs for: it starts once.
+_started: list[tuple[int, list[int]]] = []
 
 
 class SymmetricMemory:
@@ -37,13 +38,15 @@ class SymmetricMemory:
 
     def __init__(self, node: Node, device: Cuda) -> None:
         self._node, self._device = node, device
-        _start(node, device)
         self.stage = torch.empty(0, dtype=torch.uint8)
         self.rows: DeviceMemory | None = None
-        self._reads = _Reads()
+        self._waits, self._using = _Waits(), threading.RLock()
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._watch = PeerWatch(node, self._reads.are_running)
+        self._watch = PeerWatch(node, self._waits.are_some)
         node.at_close(self._watch.stop)
+        _load(node, device)
+        with self._waits.of_host():
+            _start(node, device)
 
     @classmethod
     def of(cls, node: Node, plan: Plan, device: Device) -> "SymmetricMemory | None":
@@ -86,47 +89,55 @@ class SymmetricMemory:
         if self._buffer.numel() < bytes:
             ops = native.ops()
             self._device.synchronize()
-            if len(self._buffer):
-                ops.unregister_buffer(self._buffer)
+            self._give_buffer_back()
             size = bytes + bytes // 4
-            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device.torch_device)
-            ops.register_buffer(self._buffer)
+            made = torch.empty(size, dtype=torch.uint8, device=self._device.torch_device)
+            ops.register_buffer(made)
+            self._buffer = made
         return self._buffer
+
+    def _give_buffer_back(self) -> None:
+        if len(self._buffer):
+            native.ops().unregister_buffer(self._buffer)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Inside, work is started that asks other ranks for rows. LostRankError where one is gone.
 
         Stage and buffer are this work's until it is done: what is started next comes after it, on
-        other streams too."""
-        self._reads.begin()
-        try:
+        other streams too, and other threads wait until this one has started it."""
+        with self._using, self._waits.of_host():
             self._watch.check()
-            if self._reads.last is not None:
-                self._device.after([self._reads.last])
-            yield
-        finally:
-            self._reads.started(self._device.point())
+            if self._waits.last is not None:
+                self._device.after([self._waits.last])
+            try:
+                yield
+            finally:
+                self._waits.last = self._device.point()
 
     def close(self, signals: Signals) -> None:
-        """Give the memory back, once no rank reads it any more. To be called on all ranks; nothing
-        is waited for where one is gone."""
+        """Give the memory back to NVSHMEM, which keeps it for the next engine, once no rank reads
+        it any more. To be called on all ranks; nothing is waited for where one is gone."""
         try:
             if self.rows is not None:
                 self._device.synchronize()
                 self._watch.check()
                 signals.barrier("release its tables")
-                for memory in (self.rows.memory, self.stage):
-                    native.ops().free_symmetric(memory)
+                self._give_buffer_back()
+                with self._waits.of_host():
+                    for memory in (self.rows.memory, self.stage):
+                        native.ops().free_symmetric(memory)
         finally:
             self.rows = None
             self._watch.stop()
 
     def _allocated(self, bytes: int) -> torch.Tensor:
         try:
-            memory: torch.Tensor = native.ops().allocate_symmetric(
-                max(bytes, 1), self._device.torch_device
-            )
+            with self._waits.of_host():
+                memory: torch.Tensor = native.ops().allocate_symmetric(
+                    max(bytes, 1), self._device.torch_device
+                )
         except RuntimeError as error:
             raise OperError(
                 f"{bytes:,} bytes of NVSHMEM's memory were needed on {self._device.torch_device}: "
@@ -136,50 +147,66 @@ class SymmetricMemory:
         return memory
 
 
-class _Reads:
-    """Whether work runs here that asks other ranks for rows, for any thread to ask."""
+class _Waits:
+    """Whether something here waits for other ranks that only they can end, for any thread to ask:
+    lookups that ask them for rows, or calls of NVSHMEM that all ranks make together."""
 
     def __init__(self) -> None:
-        self._lock, self._starting = threading.Lock(), 0
-        self.last: Any = None  # all that was started
+        self._lock, self._calls = threading.Lock(), 0
+        self.last: Any = None  # the lookups that were started
 
-    def begin(self) -> None:
+    @contextmanager
+    def of_host(self) -> Iterator[None]:
+        """Inside, the host may wait for other ranks."""
         with self._lock:
-            self._starting += 1
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
 
-    def started(self, point: Any) -> None:
+    def are_some(self) -> bool:
+        last = self.last
         with self._lock:
-            self._starting -= 1
-            self.last = point
-
-    def are_running(self) -> bool:
-        with self._lock:
-            return self._starting > 0 or (self.last is not None and not self.last.query())
+            return self._calls > 0 or (last is not None and not last.query())
 
 
-def _start(node: Node, device: Cuda) -> None:
-    """Start NVSHMEM on all ranks together, if it is not: it does so once a process."""
-    here = (node.rank, node.ranks)
-    if _started and _started[0] != here:
-        raise OperError(
-            f"NVSHMEM runs here as rank {_started[0][0]} of {_started[0][1]}, and tables of rank "
-            f"{here[0]} of {here[1]} were to be looked up: it starts once in a process, so that "
-            "all of a model's tables must be sharded over one process group"
-        )
+def _load(node: Node, device: Cuda) -> None:
+    """Load NVSHMEM on all ranks, or say on all of them which has none."""
     problem = ""
     try:
         device.load_nvshmem()
     except OperError as error:
         problem = str(error)
     node.check_all(problem, "load NVSHMEM")
+
+
+def _start(node: Node, device: Cuda) -> None:
+    """Start NVSHMEM on all ranks together, if it is not: it does so once a process."""
+    assert node.group is not None
+    here = (node.rank, node.group.members)
+    if _started and _started[0] != here:
+        raise OperError(
+            f"NVSHMEM runs here for ranks {_started[0][1]} of the job, and tables of ranks "
+            f"{here[1]} were to be looked up: it starts once in a process, so that all of a "
+            "model's tables must be sharded over one process group"
+        )
     if _started:
         return
-    assert node.group is not None
     ops = native.ops()
     id = ops.nvshmem_unique_id() if node.rank == 0 else torch.empty(128, dtype=torch.uint8)
     node.group.run(dist.broadcast, id, group_src=0, action="start NVSHMEM")
+    problem = ""
     try:
-        ops.start_nvshmem(id, node.rank, node.ranks, device.torch_device)
+        found = tuple(ops.start_nvshmem(id, node.rank, node.ranks, device.torch_device))
     except RuntimeError as error:
-        raise OperError(f"NVSHMEM: {first_line(error)}") from error
+        problem = f"NVSHMEM: {first_line(error)}"
+    else:
+        if found != (node.rank, node.ranks):
+            problem = (
+                f"NVSHMEM runs in rank {node.rank} of {node.ranks} as rank {found[0]} of "
+                f"{found[1]}: something else in this process started it for other ranks before"
+            )
+    node.check_all(problem, "start NVSHMEM")
     _started.append(here)

@@ -31,8 +31,8 @@ _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 class Sorter:
     """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's, of
     the rank that has the most, and `dims` the values of its rows. `by_position` where the positions
-    of accesses are needed, and not their bags. `bounds` is the engine's: where it is "fatal", no
-    rows are found of a batch whose report names a bad id."""
+    of accesses are needed, and not their bags. Where `bad_ids_too`, no rows
+    are found of a batch whose report names a bad id."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Sorter:
         bucket_slots: Sequence[int],
         dims: Sequence[int],
         by_position: bool,
-        bounds: str = "fatal",
+        bad_ids_too: bool = True,
     ) -> None:
-        self._bad_ids_too = bounds == "fatal"
+        self._bad_ids_too = bad_ids_too
         self.rank, self._ranks, self._device = node.rank, node.ranks, device
         self._bucket_slots = list(bucket_slots)
         self._narrow = max(dims, default=0) <= MOST_DIM

@@ -47,6 +47,7 @@ inline cudaError_t cudaGetDevice(int* device) {
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaFree(void*) { return cudaSuccess; }
 inline bool streams_are_busy = false;  // by emulate_busy; kernels are done when they were started
 inline cudaError_t cudaStreamQuery(cudaStream_t) {
   return streams_are_busy ? cudaErrorNotReady : cudaSuccess;

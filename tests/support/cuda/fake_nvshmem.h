@@ -189,6 +189,9 @@ inline int nvshmemx_init_attr(unsigned, const nvshmemx_init_attr_t* attributes) 
   return 0;
 }
 
+inline int nvshmem_my_pe() { return fake_nvshmem::state.pe; }
+inline int nvshmem_n_pes() { return fake_nvshmem::state.pes; }
+
 // What was there before is not zero.
 inline void* nvshmem_malloc(size_t bytes) {
   auto& s = fake_nvshmem::state;

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 
+from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import symmetric_memory
@@ -38,13 +39,19 @@ def plan_of(case: Case, transport: Any = "nvshmem", **options: Any) -> Plan:
 
 
 def start(
-    case: Case, plan: Plan, group: Any, device: Device, deadline_seconds: float = 20
+    case: Case,
+    plan: Plan,
+    group: Any,
+    device: Device,
+    deadline_seconds: float = 20,
+    bounds: str = "fatal",
 ) -> EmbeddingEngine:
     """An engine of a rank of two nodes whose tables have their initial values."""
     with patch.object(symmetric_memory, "STAGE_BYTES", 40_000):  # of a few rows a group
         engine = EmbeddingEngine(
             plan, module_tables(case), group=group, weighted=case.weighted,
             deadline_seconds=deadline_seconds, device=device, nodes=nodes_of(case.ranks),
+            bounds=bounds,
         )  # fmt: skip
     mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
     engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in mine])
@@ -131,6 +138,28 @@ def refused(
     """An engine that cannot be made."""
     engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks))
     return engine(batch_on(engine.device, case, 0, rank))
+
+
+def bad_ids(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> tuple[bool, str]:
+    """A batch with an id out of range on rank 0 reads row 0 there instead, as it does where that is
+    allowed; and what is said of it with the next batch."""
+    device = device_of(kernels, nvshmem, rank, case.ranks)
+    found, said = [], ""
+    for bounds in ("ignore", "fatal"):
+        engine = start(case, plan, group, device, bounds=bounds)
+        batch = batch_on(device, case, 0, rank)
+        if rank == 0:
+            batch.values()[3] = 10**6
+        found.append(engine(batch))
+        if bounds == "ignore":
+            engine.close()
+    try:
+        engine(batch_on(device, case, 1, rank))
+    except OperError as error:
+        said = str(error)
+    return torch.equal(*found), said
 
 
 def two_engines(

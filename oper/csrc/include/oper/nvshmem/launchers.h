@@ -47,7 +47,8 @@ using FetchLauncher = int(const FetchArguments*, void* stream);
 constexpr int64_t kUniqueIdBytes = 128;
 using MakeUniqueId = int(uint8_t* id);
 // Starts NVSHMEM on the current device, as `rank` of `ranks`; all of them together, once a process.
-using StartNvshmem = int(const uint8_t* id, int rank, int ranks);
+// *pe of *pes is who it takes this process for.
+using StartNvshmem = int(const uint8_t* id, int rank, int ranks, int* pe, int* pes);
 
 // Memory of so many bytes, the same on all ranks, which allocate and free together, in one order.
 using AllocateSymmetric = int(uint64_t bytes, uint64_t* pointer);
@@ -60,6 +61,6 @@ using RegisterBuffer = int(uint64_t pointer, uint64_t bytes);
 using UnregisterBuffer = int(uint64_t pointer);
 
 constexpr int64_t kNvshmemInterface =
-    (int64_t{1} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
+    (int64_t{2} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
 
 }  // namespace oper
