@@ -103,7 +103,8 @@ def test_sigterm_of_a_launcher(tmp_path: Path, does: str) -> None:
     with _ranks(3, tmp_path / "store", does) as ranks:
         _end(ranks[1], signal.SIGKILL)
         for rank in (0, 2):
-            assert _deaths(_end(ranks[rank], signal.SIGTERM)) == _named(1, ranks)
+            # One whose collective fails may be ended between saying it and noting that it was said.
+            assert set(_deaths(_end(ranks[rank], signal.SIGTERM))) == set(_named(1, ranks))
             if does == "computes":
                 assert ranks[rank].returncode == -signal.SIGTERM
 
