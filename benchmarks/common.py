@@ -23,6 +23,7 @@ from oper.profiling.profile import Profile
 from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
 from oper.synth.synthesizer import Order, Synthesizer
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 
 SAMPLES_PER_RANK = 16_384  # the paper's: its Table 2 at 0 % follows from it exactly
@@ -80,7 +81,7 @@ def unequal(ranks: int, seed: int) -> Topology:
         factor = random.uniform(0.8, 1.6, ranks)
         capacity = tuple((1.25 * factor / factor.mean()).tolist())
     name = f"random-{ranks}"
-    return Topology(name, tuple(node_of), cost, 72e9, 5e-6, capacity=capacity)
+    return Topology(name, tuple(node_of), cost, 72e9, Latency.of_hops(5e-6), capacity=capacity)
 
 
 def pair_bytes(cost: Cost) -> float:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.cost.workload import Workload
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 
 KINDS = ("links 4", "links 20", "slow node", "local memory", "capacities", "small rank", "all")
@@ -71,7 +72,7 @@ def case(seed: int) -> Case:
         tuple(node_of.tolist()),
         cost,
         72e9,
-        5e-6,
+        Latency.of_hops(5e-6),
         capacity=capacity,
     )
     mode = random.choice(["inference", "training"])

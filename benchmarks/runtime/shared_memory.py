@@ -53,7 +53,7 @@ def forced(topology: Topology) -> Topology:
         link_cost=cost,
         memory=(),
         allreduce_bandwidth=CHEAPER * topology.allreduce_bandwidth,
-        latency_seconds=topology.latency_seconds / CHEAPER,
+        latency=topology.latency.scaled(1 / CHEAPER),
     )
 
 

@@ -45,7 +45,7 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
             out.print(line)
     out.print()
     out.print(
-        "Iterations are predicted, of moving embedding rows alone: without kernel launches and "
+        "Iterations are predicted, of moving embedding rows alone: without latency, sorts and "
         "dense layers." + ("" if verbose else " -v prints memory, lookups and traffic of the ranks")
     )
 

@@ -135,6 +135,15 @@ def _described(topology: Topology) -> dict[str, Any]:
     }
 
 
+def _latency(topology: Topology) -> str:
+    """What messages and kernels take, of the kinds that these ranks have."""
+    found, several = topology.latency, topology.nodes > 1
+    parts = [(found.same_node, "a hop in a node")] * (topology.nodes < topology.ranks)
+    parts += [(found.other_node, "to another"), (found.message, "each further message")] * several
+    parts.append((found.kernel, "a kernel" if topology.of_devices else "an operator"))
+    return ", ".join(f"{format_duration(seconds)} {what}" for seconds, what in parts)
+
+
 def _print(topology: Topology) -> None:
     ranks, nodes = topology.ranks, topology.nodes
     out = new_console()
@@ -151,9 +160,9 @@ def _print(topology: Topology) -> None:
             made.add_row(_LINKS[kind], f"{len(costs):,}", *cells)
     out.print(made)
     out.print(
-        f"AllReduce: {format_digits(topology.allreduce_bandwidth / GB, 4)} GB/s (bus bandwidth), "
-        f"{format_duration(topology.latency_seconds)} a hop"
+        f"AllReduce: {format_digits(topology.allreduce_bandwidth / GB, 4)} GB/s (bus bandwidth)"
     )
+    out.print(f"latency: {_latency(topology)}")
     out.print(f"capacity: {_capacity(topology)}")
     shared = topology.memory.count(SHARED)
     if shared:

@@ -1,7 +1,9 @@
 """The replicas' AllReduce: what each of its methods costs a rank (§5.3)."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,8 @@ class AllReduceCost:
     """What the replicas' AllReduce by one method costs a rank: linear in sums, plus a constant.
 
     Seconds = latency (once, if there is any replica) + row·ΣS + union·ΣSU + gather·Σ(S+4)D +
-    count·(replicas). Ring and bitmap as in §5.3.
+    count·(replicas). The bytes are those of a ring (§5.3); the latency is of what the runtime does:
+    within a node through its memory, then between nodes (`node_sum`).
     """
 
     method: Method
@@ -59,15 +62,78 @@ def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
     """The AllReduce coefficients of `method` on a topology."""
     ranks, bandwidth = topology.ranks, topology.allreduce_bandwidth
     ring = 2 * (ranks - 1) / ranks / bandwidth
-    hop = topology.latency_seconds
+    seconds = _latency(topology, method)
     if method == "dense":
-        return AllReduceCost(method, 2 * (ranks - 1) * hop, row=ring)
+        return AllReduceCost(method, seconds, row=ring)
     if method == "bitmap":
-        # The bitmaps of all ranks are gathered (M·R/8 bytes), then the union is reduced.
-        return AllReduceCost(method, 3 * (ranks - 1) * hop, union=ring, count=ranks / 8 / bandwidth)
+        # The bitmaps of a node's ranks are gathered, and one of each other node (R/8 bytes each),
+        # then the union is reduced.
+        bitmaps = ranks / topology.nodes + topology.nodes - 1
+        return AllReduceCost(method, seconds, union=ring, count=bitmaps / 8 / bandwidth)
     if method == "allgather":
-        return AllReduceCost(method, (ranks - 1) * hop, gather=(ranks - 1) / bandwidth)
+        return AllReduceCost(method, seconds, gather=(ranks - 1) / bandwidth)
     return AllReduceCost("none", 0.0)
+
+
+class _Phases(NamedTuple):
+    """What the runtime does for a method however few replicas there are (oper/runtime/allreduce/):
+    kernels that run one after the other, exchanges between nodes, and sums over nodes. The ranks of
+    a node wait for each other twice more than a step without replicas has them."""
+
+    kernels: int
+    exchanges: int
+    sums: int
+
+
+_NODE_WAITS = 2
+_PHASES: dict[Method, _Phases] = {
+    "dense": _Phases(kernels=4, exchanges=0, sums=1),
+    "bitmap": _Phases(kernels=5, exchanges=1, sums=1),
+    "allgather": _Phases(kernels=3, exchanges=2, sums=0),
+}
+
+
+def _latency(topology: Topology, method: Method) -> float:
+    if method == "none" or topology.ranks == 1:
+        return 0.0
+    phases, latency = _PHASES[method], topology.latency
+    seconds = phases.kernels * latency.kernel
+    if topology.nodes < topology.ranks:
+        seconds += _NODE_WAITS * latency.same_node
+    if topology.nodes > 1:
+        seconds += phases.exchanges * exchange_seconds(topology, topology.nodes - 1)
+        seconds += phases.sums * _sum_seconds(topology)[node_sum(topology)]
+    return seconds
+
+
+def exchange_seconds(topology: Topology, peers: int) -> float:
+    """What an exchange between nodes takes however few its bytes, in which a rank sends something
+    to so many others. gloo, which CPU ranks use, sends an empty message to each of the rest."""
+    return topology.latency.exchange_seconds(peers if topology.of_devices else topology.ranks - 1)
+
+
+# How sums over nodes are made: all nodes exchange at once, twice; or with one other in each of
+# 2·⌈log2 N⌉ rounds. Both move 2(N-1)/N of what is summed.
+NodeSum = Literal["at_once", "in_rounds"]
+
+
+def node_sum(topology: Topology) -> NodeSum:
+    """How the replicas' gradients are summed over a topology's nodes: by what takes least. Rounds
+    need nodes of equal size."""
+    sizes = set(Counter(topology.node_of).values())
+    seconds = _sum_seconds(topology)
+    rounds_pay = seconds["in_rounds"] < seconds["at_once"]
+    return "in_rounds" if len(sizes) == 1 and rounds_pay else "at_once"
+
+
+def _sum_seconds(topology: Topology) -> dict[NodeSum, float]:
+    """What each way takes however few the bytes: its exchanges, and a kernel for each addition."""
+    nodes, kernel = topology.nodes, topology.latency.kernel
+    rounds = math.ceil(math.log2(nodes))
+    return {
+        "at_once": 2 * exchange_seconds(topology, nodes - 1) + kernel,
+        "in_rounds": rounds * (2 * exchange_seconds(topology, 1) + kernel),
+    }
 
 
 def published_replication_frequency(topology: Topology, batch_size: int) -> float:

@@ -18,6 +18,7 @@ from oper.measure.link_timer import Amounts
 from oper.measure.local_rank import Store, local_store, run_local_rank
 from oper.measure.measure_ranks import DEADLINE_SECONDS, ROW_BYTES, measure_ranks
 from oper.measure.measurement import Measurement
+from oper.topology.latency import Latency
 
 _MOST_A_CORE = 8  # ranks: with more, what is measured is how they wait for each other
 START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
@@ -71,7 +72,8 @@ def measure_local(
             if process.is_alive():
                 process.kill()
                 process.join(timeout=deadline_seconds)
-    return Measurement(**json.loads(store.get("measurement")))
+    content = json.loads(store.get("measurement"))
+    return Measurement(**content | {"latency": Latency(**content["latency"])})
 
 
 def measure_under_torchrun(

@@ -1,5 +1,7 @@
 """How long this rank takes to read rows of another, and to sum replicas with all of them.
 
+And what messages and operators take however few their bytes.
+
 Both are done as in a training step: rows lie in a heap and are read by the lookup's kernel, through
 pointers where memory is shared; replicas' gradients go through the bitmap AllReduce. Rows of ranks
 that share no memory are copied on their rank and sent over the process group.
@@ -23,7 +25,7 @@ from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
 
-_COUNTERS = ("marked", "published", "reduced")
+_COUNTERS = ("marked", "published", "reduced", "waited")
 
 
 class Amounts(NamedTuple):
@@ -62,12 +64,8 @@ class LinkTimer:
         self._heap = Heap(node, slots, [row_bytes], [0], self.device)
         self._heap.rows(0).view(torch.float32).fill_(1.0)
         self._random = torch.Generator(self.device.torch_device).manual_seed(node.rank)
-        feature = np.zeros(1, FEATURE)
-        feature["row_bytes"], feature["bags"] = row_bytes, self.read_rows
-        feature["dim"] = feature["out_stride"] = self._dim
-        self._feature = as_words(feature)
         self._signals = Signals(node, _COUNTERS, self.device.done)
-        self._steps = 0
+        self._steps = self._waits = 0
 
     def read_seconds(self, offset: int, repetitions: int) -> list[float]:
         """Seconds to read `read_rows` random rows of the rank `offset` after this one, while all
@@ -99,6 +97,54 @@ class LinkTimer:
             if sending is not None:
                 sending.wait()
         return seconds[1:]  # the first one warms up
+
+    def kernel_seconds(self, repetitions: int) -> list[float]:
+        """Seconds to look up one row of this rank's own."""
+        slot = torch.zeros(1, dtype=torch.int64, device=self.device.torch_device)
+
+        def look_up() -> None:
+            self._read(self._node.rank, slot)
+            self.device.synchronize()
+
+        return self._seconds(look_up, repetitions)
+
+    def wait_seconds(self, repetitions: int) -> list[float]:
+        """Seconds until all ranks of the node have posted a signal, and this one knows."""
+
+        def wait() -> None:
+            self._waits += 1
+            self._signals.post("waited", self._waits)
+            self._signals.wait("waited", self._waits, "measure a wait")
+
+        return self._seconds(wait, repetitions)
+
+    def message_seconds(self, repetitions: int) -> tuple[list[float], list[float]]:
+        """Seconds to send a value to the rank half of all ranks further on, and receive one of the
+        rank as far back; and to exchange a value with every rank."""
+        ranks, rank = self._node.ranks, self._node.rank
+        sent, received = torch.ones(1), torch.ones(1)
+        one_each, from_each = torch.ones(ranks), torch.ones(ranks)
+        to, source = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
+
+        def swap() -> None:
+            sending = dist.isend(sent, group=self._group, group_dst=to)
+            dist.recv(received, group=self._group, group_src=source)
+            assert sending is not None
+            sending.wait()
+
+        def exchange() -> None:
+            dist.all_to_all_single(from_each, one_each, group=self._group)
+
+        return self._seconds(swap, repetitions), self._seconds(exchange, repetitions)
+
+    def _seconds(self, action: Callable[[], None], repetitions: int) -> list[float]:
+        seconds = []
+        for _ in range(1 + repetitions):
+            self._barrier()
+            start = time.perf_counter()
+            action()
+            seconds.append(time.perf_counter() - start)
+        return seconds[1:]
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
         """Seconds of the AllReduce of so many replicas, all of them touched by every rank."""
@@ -132,13 +178,20 @@ class LinkTimer:
             addresses,
             None,
             None,
-            self._feature,
+            self._feature(len(slots)),
             self._heap.bases,
             self._node.rank,
-            self.read_rows * self._dim,
+            len(slots) * self._dim,
             torch.float32,
             self.device.stream,
         )
+
+    def _feature(self, bags: int) -> torch.Tensor:
+        """A lookup of so many bags of a row each."""
+        feature = np.zeros(1, FEATURE)
+        feature["row_bytes"], feature["bags"] = self._row_bytes, bags
+        feature["dim"] = feature["out_stride"] = self._dim
+        return as_words(feature)
 
     def _copy(self, slots: torch.Tensor) -> torch.Tensor:
         """Rows of this rank, for a rank of another node."""

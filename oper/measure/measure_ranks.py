@@ -7,16 +7,22 @@ after M rounds every ordered pair has been measured under an even load. With t t
 repetitions, and of the AllReduce the slowest rank's,
 
     bandwidth[i, j] = rows · row bytes / t
-    AllReduce bus   = (M · replicas/8 + 2 (M-1)/M · replicas · row bytes) / t
-    latency of a hop = t(AllReduce of one replica) / (3 (M-1))
+    AllReduce bus   = ((M/N + N - 1) · replicas/8 + 2 (M-1)/M · replicas · row bytes) / t
+    kernel          = t(lookup of one row)
+    hop in a node   = t(all ranks of the node post a signal, and wait for the others')
+    hop to another  = t(a value is sent to the next node's rank, while one comes from the last's)
+    message         = (t(a value is exchanged with every rank) - that hop) / (M - 2)
 
-the last two being what the cost model charges the bitmap method, all replicas touched. Every wait
-has a deadline. Nothing is named in the file system, so nothing is left behind.
+the second being what the cost model charges the bitmap method, all replicas touched. What these
+ranks do not have, such as other nodes, is not measured, and stays what topologies are given without
+measuring. Every wait has a deadline. Nothing is named in the file system, so nothing is left
+behind.
 """
 
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -31,7 +37,8 @@ from oper.measure.measurement import REPETITIONS, Measurement
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Device, device_of
-from oper.topology.links import SAME_NODE_LATENCY_SECONDS
+from oper.topology.latency import CPU_RANKS, DEVICES, Latency
+from oper.topology.number_ranges import LATENCY
 from oper.topology.presets import CPU_ALLREDUCE
 
 DEADLINE_SECONDS = 60.0
@@ -131,14 +138,14 @@ class RankMeasurement:
         mine[:, sources] = times.T
         everyone = self._from_all(mine.ravel()).reshape(self.ranks, 2, self.ranks)
         bandwidth = self.links.read_rows * self.row_bytes / everyone[:, 0]
-        allreduce, latency = self._allreduce()
+        allreduce = self._allreduce()
         memory = self._from_all([self.memory_bytes])[:, 0]
         return Measurement(
             node_of=self.nodes,
             bandwidth=bandwidth.tolist(),
             spread=everyone[:, 1].tolist(),
             allreduce_bandwidth=allreduce,
-            latency_seconds=latency,
+            latency=self._latency(),
             memory_bytes=[int(m) for m in memory],
             threads=self.threads,
             row_bytes=self.row_bytes,
@@ -149,18 +156,36 @@ class RankMeasurement:
         """Median time and spread of reading rows of the rank `offset` after this one."""
         return _median_and_spread(self.links.read_seconds(offset, REPETITIONS))
 
-    def _allreduce(self) -> tuple[float, float]:
-        """Bus bandwidth (bytes/s) and latency of a hop (s), the slowest rank's."""
+    def _allreduce(self) -> float:
+        """Bus bandwidth (bytes/s), the slowest rank's."""
         if self.ranks == 1:
-            return CPU_ALLREDUCE, SAME_NODE_LATENCY_SECONDS
-        replicas = self.allreduce_bytes // self.row_bytes
-        seconds = [
-            _median_and_spread(self.links.reduce_seconds(rows, repetitions))[0]
-            for rows, repetitions in ((replicas, REPETITIONS), (1, LATENCY_REPETITIONS))
-        ]
-        slowest = self._from_all(seconds).max(axis=0)
-        row_bytes = self.ranks / 8 + 2 * (self.ranks - 1) / self.ranks * self.row_bytes
-        return replicas * row_bytes / slowest[0], slowest[1] / (3 * (self.ranks - 1))
+            return CPU_ALLREDUCE
+        replicas, nodes = self.allreduce_bytes // self.row_bytes, len(set(self.nodes))
+        mine = _median_and_spread(self.links.reduce_seconds(replicas, REPETITIONS))[0]
+        slowest = float(self._from_all([mine]).max())
+        bitmaps = (self.ranks / nodes + nodes - 1) / 8
+        row_bytes = bitmaps + 2 * (self.ranks - 1) / self.ranks * self.row_bytes
+        return replicas * row_bytes / slowest
+
+    def _latency(self) -> Latency:
+        """The slowest rank's; of hops and messages that these ranks do not have, the usual."""
+        usual = CPU_RANKS if self.links.device.kind == "cpu" else DEVICES
+        times = [self.links.kernel_seconds(LATENCY_REPETITIONS)]
+        several, nodes = self.ranks > 1, len(set(self.nodes))
+        if several and nodes < self.ranks:
+            times.append(self.links.wait_seconds(LATENCY_REPETITIONS))
+        if nodes > 1:
+            times += self.links.message_seconds(LATENCY_REPETITIONS)
+        slowest = self._from_all([float(np.median(each)) for each in times]).max(axis=0).tolist()
+        found = {"kernel": slowest.pop(0)}
+        if several and nodes < self.ranks:
+            found["same_node"] = slowest.pop(0)
+        if nodes > 1:
+            found["other_node"], everyone = slowest
+            if self.ranks > 2:
+                each = (everyone - found["other_node"]) / (self.ranks - 2)
+                found["message"] = max(each, LATENCY.least)
+        return replace(usual, **found)
 
     def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Every rank's `values`, float64 [M, n]."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from oper.topology.latency import LATENCIES, Latency
 from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.topology import Topology
 
@@ -27,7 +28,7 @@ class Measurement:
     bandwidth: list[list[float]]
     spread: list[list[float]]
     allreduce_bandwidth: float
-    latency_seconds: float
+    latency: Latency
     memory_bytes: list[int]
     threads: int
     row_bytes: int
@@ -47,7 +48,7 @@ class Measurement:
             tuple(self.node_of),
             1 / bandwidth,
             self.allreduce_bandwidth,
-            self.latency_seconds,
+            self.latency,
             device_memory_bytes=tuple(self.memory_bytes),
             memory=(self.memory,) * len(set(self.node_of)),
         )
@@ -75,7 +76,9 @@ class Measurement:
             }
         content["memory"] = self.memory
         content["allreduce_bandwidth"] = _rounded(self.allreduce_bandwidth)
-        content["latency_seconds"] = _rounded(self.latency_seconds)
+        content["latency_seconds"] = {
+            name: _rounded(getattr(self.latency, name)) for name in LATENCIES
+        }
         sizes = [f"{size}B" for size in self.memory_bytes]
         content["device_memory"] = sizes[0] if len(set(sizes)) == 1 else sizes
         spread = float(np.median(self.spread))

@@ -22,6 +22,7 @@ from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
 from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
+from oper.cost.step_latency import StepLatency, step_latency
 from oper.cost.workload import Workload
 from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
@@ -178,6 +179,11 @@ class Plan(Summarised):
     def record(self) -> PlanningRecord | None:
         """How the rows were placed: those on devices, or the hosts' where these have all tables."""
         return self.main.record
+
+    @property
+    def step_latency(self) -> StepLatency:
+        """What an iteration takes beside moving rows and gradients, however few they are."""
+        return step_latency(self.topology, self.workload, len(self.layout.slots))
 
     @property
     def allreduce_method(self) -> Method:

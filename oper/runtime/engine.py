@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError
+from oper.cost.allreduce import node_sum
 from oper.plan.plan import Plan
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
@@ -316,7 +317,8 @@ def _replica_allreduce(
         found.append(BucketReplicas(slots, bucket.dim))
     if not any(len(bucket.slots) for bucket in found):
         return None
-    return ReplicaAllReduce(plan.allreduce_method, node, signals, found, device)
+    summed = node_sum(plan.topology)
+    return ReplicaAllReduce(plan.allreduce_method, node, signals, found, device, summed)
 
 
 def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:

@@ -15,7 +15,8 @@ from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.capacity import MAX_RANKS, Capacity
-from oper.topology.links import LINKED, SHARED, NodeMemory, latency_seconds, link_matrix
+from oper.topology.latency import CPU_RANKS, DEVICES, Latency
+from oper.topology.links import LINKED, SHARED, NodeMemory, link_matrix
 from oper.topology.transports import Transport
 
 
@@ -26,7 +27,7 @@ class Description(TypedDict):
     node_of: tuple[int, ...]
     link_cost: Floats
     allreduce_bandwidth: float
-    latency_seconds: float
+    latency: Latency
     device_memory_bytes: tuple[int, ...] | None
     shares_host_memory: bool
     host_memory_bytes: tuple[int, ...] | None
@@ -105,6 +106,7 @@ def preset(spec: str) -> Description | None:
         bandwidth = {"local": CPU_LOCAL, "same_node": CPU_LOCAL}
         memory_bytes = machine_memory_bytes() // ranks
         made = uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
+        made["latency"] = CPU_RANKS
         made["shares_host_memory"] = True
         made["memory"] = (SHARED,)
         return with_host(made, memory_bytes, CPU_LOCAL)  # device and host are one
@@ -177,7 +179,7 @@ def uniform(
         node_of=tuple(node_of),
         link_cost=link_matrix(node_of, {kind: 1 / value for kind, value in bandwidth.items()}),
         allreduce_bandwidth=allreduce_bandwidth,
-        latency_seconds=latency_seconds(node_of),
+        latency=DEVICES,
         device_memory_bytes=(device_memory_bytes,) * len(node_of),
         shares_host_memory=False,
         host_memory_bytes=None,

@@ -24,8 +24,9 @@ from oper.topology.capacity import (
     parse_capacity,
     rank_capacities,
 )
+from oper.topology.latency import Latency
 from oper.topology.links import LINKED, SHARED, NodeMemory
-from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST
+from oper.topology.number_ranges import BANDWIDTH, LINK_COST
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
 from oper.topology.transports import (
@@ -42,21 +43,21 @@ class Topology:
     """M ranks on nodes, with their link costs; immutable.
 
     link_cost: s/byte [M, M], reader by source. allreduce_bandwidth: bytes/s, NCCL's bus bandwidth
-    (2(M-1)/M times the bytes over the time). latency_seconds: of one hop. capacity: None is the
-    paper's heap size. device_memory_bytes: of each rank. shares_host_memory: that is a part of this
-    machine's, which is only warned of, as a plan must not depend on where it was made. memory: of
-    each node, "linked" where none is given; in shared memory ranks read each other's rows
-    themselves, and elsewhere the rows' owners serve them. transport: how ranks read each other's
-    rows (transports.py), by their nodes and memory where none is given. host_memory_bytes,
-    host_bandwidth: of each rank's share of its host's memory, and of the link from its device to
-    it, bytes/s; needed for plans with a tier there (host_tier.py).
+    (2(M-1)/M times the bytes over the time). latency: what messages and kernels take however few
+    their bytes. capacity: None is the paper's heap size. device_memory_bytes: of each rank.
+    shares_host_memory: that is a part of this machine's, which is only warned of, as a plan must
+    not depend on where it was made. memory: of each node, "linked" where none is given; in shared
+    memory ranks read each other's rows themselves, and elsewhere the rows' owners serve them.
+    transport: how ranks read each other's rows (transports.py), by their nodes and memory where
+    none is given. host_memory_bytes, host_bandwidth: of each rank's share of its host's memory, and
+    of the link from its device to it, bytes/s; needed for plans with a tier there (host_tier.py).
     """
 
     name: str
     node_of: tuple[int, ...]
     link_cost: NDArray[np.float64]
     allreduce_bandwidth: float
-    latency_seconds: float
+    latency: Latency
     device_memory_bytes: tuple[int, ...] | None = None
     capacity: Capacity = None
     shares_host_memory: bool = False
@@ -84,11 +85,7 @@ class Topology:
                 f"topology {self.name}: the bandwidth of the AllReduce is "
                 f"{self.allreduce_bandwidth}, and {BANDWIDTH.needed()}"
             )
-        if self.latency_seconds != 0 and not LATENCY.holds(self.latency_seconds):
-            raise OperError(
-                f"topology {self.name}: the latency is {self.latency_seconds}, and 0, or "
-                f"{LATENCY.needed()}"
-            )
+        check_type("Topology", "latency", self.latency, Latency)
         # Nodes are numbered without gaps, whatever a file calls them.
         order = sorted(set(self.node_of))
         object.__setattr__(self, "node_of", tuple(order.index(node) for node in self.node_of))
@@ -211,7 +208,7 @@ class Topology:
             "node_of": list(self.node_of),
             "link_cost": self._cost_by_kind() or self.link_cost.tolist(),
             "allreduce_bandwidth": self.allreduce_bandwidth,
-            "latency_seconds": self.latency_seconds,
+            "latency_seconds": self.latency.content,
         }
         if SHARED in self.memory:  # left out where all are linked, as files may
             same = len(set(self.memory)) == 1

@@ -6,6 +6,7 @@ and L = 1 / bandwidth.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from oper.base.errors import OperError
 from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import MAX_RANKS, Capacity, parse_capacity
+from oper.topology.latency import CPU_RANKS, DEVICES, LATENCIES, Latency
 from oper.topology.links import (
     KINDS,
     LINKED,
     SHARED,
     NodeMemory,
-    latency_seconds,
     link_matrix,
 )
 from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST, Range
@@ -55,16 +56,13 @@ def parse_topology(document: Document, default_name: str) -> Description:
             document.fail((), f"has no {key}; see docs/topology.md")
     node_of = _node_of(document)
     ranks = len(node_of)
-    latency = content.get("latency_seconds")
-    if latency is not None and (isinstance(latency, bool) or latency != 0):
-        latency = _number(document, ("latency_seconds",), latency, LATENCY)
     memory = _memory(document, len(set(node_of)))
     return Description(
         name=str(content.get("name", default_name)),
         node_of=node_of,
         link_cost=_link_cost(document, node_of),
         allreduce_bandwidth=_rate(document, ("allreduce_bandwidth",)),
-        latency_seconds=latency_seconds(node_of) if latency is None else float(latency),
+        latency=_latency(document, memory),
         device_memory_bytes=_sizes(document, "device_memory", ranks),
         shares_host_memory=False,
         host_memory_bytes=_sizes(document, "host_memory", ranks),
@@ -118,6 +116,27 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
         _check_length(document, (key, reader), row, ranks, "links, one for each rank read from")
         matrix[reader] = [cost(reader, source) for source in range(ranks)]
     return matrix
+
+
+def _latency(document: Document, memory: tuple[NodeMemory, ...]) -> Latency:
+    """One number, of hops everywhere, or one for each of LATENCIES; those not given are the usual
+    ones of ranks on such nodes."""
+    usual = CPU_RANKS if SHARED in memory else DEVICES
+    key = "latency_seconds"
+    given = document.content.get(key)
+    if given is None:
+        return usual
+
+    def seconds(*keys: str) -> float:
+        value = _at(document, (key, *keys))
+        if isinstance(value, bool) or value != 0:
+            return _number(document, (key, *keys), value, LATENCY)
+        return 0.0
+
+    if not isinstance(given, dict):
+        return Latency.of_hops(seconds())
+    _check_keys(document, (key,), LATENCIES)
+    return replace(usual, **{name: seconds(name) for name in given})
 
 
 def _memory(document: Document, nodes: int) -> tuple[NodeMemory, ...]:

@@ -10,6 +10,7 @@ import pytest
 
 from oper.measure import launch
 from oper.measure.measurement import Measurement
+from oper.topology.latency import DEVICES
 from tests.cli.test_writes import WRITERS
 from tests.support.commands import fine
 
@@ -38,7 +39,7 @@ def test_new_files_and_folders_follow_the_umask(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str, mask: int
 ) -> None:
     same, none = [[8e9, 8e9]] * 2, [[0.0, 0.0]] * 2
-    measured = Measurement([0, 0], same, none, 2e9, 5e-6, [2**30] * 2, 1, 256)
+    measured = Measurement([0, 0], same, none, 2e9, DEVICES, [2**30] * 2, 1, 256)
     monkeypatch.setattr(launch, "measure_local", lambda ranks, **_: measured)
     others = {"page": "report q -o", "topology": "topology measure --ranks 2 -o"}
     places = {"synth": "new.parquet", "page": "new.html", "topology": "new.yaml"}

@@ -21,6 +21,7 @@ from oper.cost.holder_sets import (
 from oper.cost.objective import evaluate
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
+from oper.topology.latency import Latency
 from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, topologies, workloads
@@ -191,7 +192,7 @@ def test_holders_read_a_cheaper_copy_than_their_own() -> None:
     share memory rank 0 has no part in it. Rank 2 has a link as dear as its own memory."""
     cost = np.array([[1, 2, 2], [2, 9, 9], [7, 7, 7]], dtype=float)
     holds = np.array([[1, 1, 1], [0, 1, 1]], dtype=bool)
-    linked = Topology("linked", (0, 0, 0), cost, 1.0, 0.0)
+    linked = Topology("linked", (0, 0, 0), cost, 1.0, Latency.of_hops(0.0))
     prices = Charges.of(linked).read_seconds
     assert prices.tolist() == [[1, 11, 9], [3, 9, 16], [8, 16, 7]]
     assert cheapest_holder_sets(holds, prices).source.tolist() == [[0, 0, 2], [2, 1, 2]]

@@ -46,6 +46,7 @@ from oper.planner.replan.drift import _parts
 from oper.planner.replan.replica_changes import mean_seconds
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.links import link_matrix
 from oper.topology.topology import Topology
 from tests.support.examples import examples
@@ -55,22 +56,43 @@ M_MANY = 1024
 seeds = st.integers(0, 2**32 - 1)
 
 
+def allreduce_latency(topology: Topology, method: Method) -> float:
+    """What the runtime's phases take: kernels, waits, exchanges and sums over nodes."""
+    if method == "none" or topology.ranks == 1:
+        return 0.0
+    M, N, takes = topology.ranks, topology.nodes, topology.latency
+    gloo = "shared" in topology.memory
+
+    def exchange(peers: int) -> float:
+        return takes.other_node + ((M - 1 if gloo else peers) - 1) * takes.message
+
+    kernels, exchanges, sums = {"dense": (4, 0, 1), "bitmap": (5, 1, 1), "allgather": (3, 2, 0)}[
+        method
+    ]
+    seconds = kernels * takes.kernel + (2 * takes.same_node if N < M else 0.0)
+    if N == 1:
+        return seconds
+    rounds = int(np.ceil(np.log2(N))) * (2 * exchange(1) + takes.kernel)
+    at_once = 2 * exchange(N - 1) + takes.kernel
+    even = len(set(np.bincount(topology.node_of))) == 1
+    return seconds + exchanges * exchange(N - 1) + sums * min(at_once, *[rounds] * even)
+
+
 def allreduce_seconds(
     topology: Topology, method: Method, classes: Classes, replicas: Ints
 ) -> tuple[float, float]:
     """Latency, and seconds of the rest, for `replicas[c]` rows of class c on all ranks."""
-    M, bandwidth, hop = topology.ranks, topology.allreduce_bandwidth, topology.latency_seconds
-    latency = {"none": 0, "dense": 2 * (M - 1), "bitmap": 3 * (M - 1), "allgather": M - 1}[method]
+    M, N, bandwidth = topology.ranks, topology.nodes, topology.allreduce_bandwidth
     moving = 0.0
     for c, n in enumerate(replicas.tolist()):
         S, D, U = classes.S[c], classes.D[c], classes.U[c]
         if method == "dense":
             moving += n * 2 * (M - 1) / M * S / bandwidth
         if method == "bitmap":
-            moving += n * (2 * (M - 1) / M * S * U + M / 8) / bandwidth
+            moving += n * (2 * (M - 1) / M * S * U + (M / N + N - 1) / 8) / bandwidth
         if method == "allgather":
             moving += n * (M - 1) * (S + 4) * D / bandwidth
-    return (latency * hop if replicas.any() else 0.0), moving
+    return (allreduce_latency(topology, method) if replicas.any() else 0.0), moving
 
 
 def written_out(problem: ClassProblem, sets: HolderSets, counts: Ints, method: Method) -> Floats:
@@ -316,7 +338,9 @@ def test_any_ranks_may_pay(drawn: tuple[ClassProblem, HolderSets, Ints, Method],
 
 
 def test_entries_are_the_readers_link_and_the_owners_memory() -> None:
-    topology = Topology("two", (0, 0), np.array([[1.0, 2.0], [3.0, 4.0]]), 1.0, 0.0)
+    topology = Topology(
+        "two", (0, 0), np.array([[1.0, 2.0], [3.0, 4.0]]), 1.0, Latency.of_hops(0.0)
+    )
     charges = Charges.of(topology)
     entries = zip(
         charges.reader.tolist(),
@@ -339,7 +363,7 @@ def test_entries_are_the_readers_link_and_the_owners_memory() -> None:
 def test_a_thousand_ranks_are_charged_by_their_pairs() -> None:
     node_of = tuple(rank // 8 for rank in range(M_MANY))
     cost = link_matrix(node_of, {"local": 1e-12, "same_node": 4e-12, "other_node": 5e-11})
-    topology = Topology("many", node_of, cost, 1e10, 5e-6)
+    topology = Topology("many", node_of, cost, 1e10, Latency.of_hops(5e-6))
     charges = Charges.of(topology)
     assert len(charges.reader) == 2 * M_MANY**2 - M_MANY
     assert len(charges.seconds) == M_MANY**2

@@ -89,7 +89,9 @@ def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int,
     assert isinstance(device, Cuda)
     count, groups = len(dims), [codes * b for b in range(len(dims))]
     none = [torch.empty(0, dtype=torch.int64)] * count
-    replicas = DeviceBitmap(node, device, Replicas(none, [100] * count, list(dims), groups))
+    replicas = DeviceBitmap(
+        node, device, Replicas(none, [100] * count, list(dims), groups, "at_once")
+    )
     slots, ends = torch.arange(count), [n for b in range(count) for n in (b + 1, b + 1)]
     before = torch.tensor([0, *ends]).to(device.torch_device)
     rows = SortedRows(slots.to(device.torch_device), before, 1)

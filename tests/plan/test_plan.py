@@ -26,6 +26,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import DEVICES
 from oper.topology.links import LINKED, SHARED
 from oper.topology.topology import Topology
 from tests.support.examples import examples
@@ -195,7 +196,7 @@ def test_plans_pass_every_check(tmp_path, seed, topology, mode, fetch, extra_mem
 def slow_memories(memory: str) -> Topology:
     """Three ranks of which the first two read their own rows slower than each other's."""
     cost = np.array([[9, 2, 8], [3, 9, 8], [8, 8, 1]]) / 100e9
-    return Topology("slow memories", (0, 0, 0), cost, 72e9, 2e-6, memory=(memory,))  # type: ignore[arg-type]
+    return Topology("slow memories", (0, 0, 0), cost, 72e9, DEVICES, memory=(memory,))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("memory", [LINKED, SHARED])

@@ -27,6 +27,7 @@ from oper.planner.baselines.baseline import (
 from oper.planner.class_placement.partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile, profile_problem
 
@@ -176,7 +177,7 @@ def test_replicate_inference_is_algorithm_1(
     # Powers of two keep the running sums of link costs exact, so that ties are the same ties.
     link = np.where(np.equal.outer(node_of, node_of), 2.0**-38, 2.0**-35)
     np.fill_diagonal(link, local)
-    topology = Topology("drawn", node_of, link, 72e9, 2e-6)
+    topology = Topology("drawn", node_of, link, 72e9, Latency.of_hops(2e-6))
     problem = replace(profile_problem(make_profile(seed)), topology=topology)
     size = 2 ** random.integers(3, 10, 20)
     traffic = (2 ** random.integers(0, 20, 20)).astype(np.float64)

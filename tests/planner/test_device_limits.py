@@ -17,6 +17,7 @@ from oper.planner.device_limits import DeviceLimits, round_down
 from oper.planner.least_memory import shares_up_to
 from oper.planner.make_placement import Watch, place
 from oper.planner.problem.problem import RESERVE, Problem, make_problem
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from oper.topology.transports import STAGE_BYTES
 from tests.support.examples import examples
@@ -30,7 +31,9 @@ def device_problem(
 ) -> Problem:
     """Of ranks on nodes of their own, where replicas pay in training too."""
     topology = replace(
-        Topology.load(f"{len(memory)}x1-a100"), device_memory_bytes=memory, latency_seconds=1e-12
+        Topology.load(f"{len(memory)}x1-a100"),
+        device_memory_bytes=memory,
+        latency=Latency.of_hops(1e-12),
     )
     workload = Workload(mode, "raw", 2048)  # type: ignore[arg-type]
     return make_problem(

@@ -35,13 +35,14 @@ from oper.planner.memory_curve import memory_curve
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
 from tests.support.planner.profiles import make_profile
 
 PROFILE = make_profile(1, rows=(900, 40, 7))
 # Where copies pay in training too: few samples take less time than a latency of its own.
-TWO_NODES = replace(Topology.load("2x2-a100"), latency_seconds=1e-12)
+TWO_NODES = replace(Topology.load("2x2-a100"), latency=Latency.of_hops(1e-12))
 MODES = ("training", "inference")
 
 

@@ -22,6 +22,7 @@ from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import tree
 from tests.support.examples import at_least, examples
@@ -234,7 +235,7 @@ def test_unequal_links_are_certified_with_one_node_and_with_one_rank_a_node(
     random = np.random.default_rng(3)
     cost = random.uniform(1, 4, (4, 4)) / 80e9
     np.fill_diagonal(cost, 1 / 1244e9)
-    topology = Topology("unequal", node_of, cost, 72e9, 2e-6)
+    topology = Topology("unequal", node_of, cost, 72e9, Latency.of_hops(2e-6))
     counts = random.permutation(zipf_counts(20_000, 800_000))
     workload = Workload("inference", "raw", 4096)
     planned = make_placement(one_table(counts), topology, workload, PlanSettings(extra_memory=0.05))

@@ -28,6 +28,7 @@ from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import make_profile, seeds, slots_of
@@ -127,7 +128,9 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
     if random.random() < 0.5:
         cost = np.where(np.eye(ranks), 1e-9, 4e-9)
-    bare = Topology("t", (0,) * ranks, cost, 1e10, float(random.choice([0.0, 1e-7])))
+    bare = Topology(
+        "t", (0,) * ranks, cost, 1e10, Latency.of_hops(float(random.choice([0.0, 1e-7])))
+    )
     topology = with_hosts(random, replace(bare, capacity=2.0))
     devices = tiny(random, 4, topology, extra)
     tier = tiny(random, 4, tier_topology(topology), 0.0)
@@ -150,7 +153,9 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
 
 def test_the_sum_of_two_bounds_would_be_wrong():
     """A hot row on the devices and one in the tier go to different ranks."""
-    topology = Topology("t", (0, 0), np.full((2, 2), 1e-9), 1e10, 0.0, capacity=2.0)
+    topology = Topology(
+        "t", (0, 0), np.full((2, 2), 1e-9), 1e10, Latency.of_hops(0.0), capacity=2.0
+    )
     topology = replace(topology, host_bandwidth=(1e9, 1e9), host_memory_bytes=(10**6,) * 2)
     counts = [np.array([100, 0, 0, 0])] * 2
     profile = make_profile((Table("a", 4, dim=4), Table("b", 4, dim=4)), counts)
@@ -287,7 +292,7 @@ def test_what_no_tier_can_be_planned_for_is_refused():
     with pytest.raises(OperError, match="caches of a tier are for training"):
         place(small(), topology, inference, tier="all")
     with pytest.raises(OperError, match=r"no host_memory .* and no host_bandwidth"):
-        place(small(), Topology("t", (0,), np.ones((1, 1)), 1.0, 0.0), tier="all")
+        place(small(), Topology("t", (0,), np.ones((1, 1)), 1.0, Latency.of_hops(0.0)), tier="all")
     with pytest.raises(OperError, match="only a plan's folder can have one"):
         compare(small(), topology, WORKLOAD, PlanSettings(tier="all"), ["oper"], 1.0)
 

@@ -20,6 +20,7 @@ from oper.planner.row_placement.row_placement import even_rows_served
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.links import SHARED, link_matrix
 from oper.topology.topology import Topology
 from tests.support.examples import examples
@@ -30,7 +31,9 @@ def hosts(nodes: int, ranks_per_node: int, **changes: object) -> Topology:
     """Hosts whose ranks share memory, links between them eight times slower."""
     node_of = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
     cost = link_matrix(node_of, {"local": 1 / 8e9, "same_node": 1 / 8e9, "other_node": 1 / 1e9})
-    topology = Topology("hosts", tuple(node_of), cost, 2e9, 5e-6, memory=(SHARED,) * nodes)
+    topology = Topology(
+        "hosts", tuple(node_of), cost, 2e9, Latency.of_hops(5e-6), memory=(SHARED,) * nodes
+    )
     return replace(topology, **changes)  # type: ignore[arg-type]
 
 
@@ -100,7 +103,9 @@ def test_the_balance_of_lookups_is_of_what_the_objective_has() -> None:
 
 def test_a_cheap_allreduce_still_pays_in_training() -> None:
     """Replicas can be had on one host, by an AllReduce that costs next to nothing."""
-    cheap = replace(Topology.load("cpu:4"), allreduce_bandwidth=1e15, latency_seconds=1e-12)
+    cheap = replace(
+        Topology.load("cpu:4"), allreduce_bandwidth=1e15, latency=Latency.of_hops(1e-12)
+    )
     made = planned(cheap, "training", 0.05)
     assert made.cost.extra_bytes > 0
     assert made.cost.allreduce_method != "none"
@@ -196,7 +201,7 @@ def test_one_direction_is_exact_on_one_host(link_over_own: float) -> None:
 def test_where_gradients_cost_the_same_everywhere_reads_say_the_direction() -> None:
     """A rank's own gradient takes twice its link's time: no move of a row changes that part."""
     links = np.array([[1e-9, 2e-9], [2e-9, 1e-9]])
-    topology = Topology("x", (0, 0), links, 1e9, 1e-6, memory=("shared",))
+    topology = Topology("x", (0, 0), links, 1e9, Latency.of_hops(1e-6), memory=("shared",))
     workload = Workload("training", "raw", 64)
     classes = make_classes([900, 30, 4], [1, 2, 3], workload, 2)
     directions = classes.traffic(topology, workload).directions(single_owner_sets(2))

@@ -25,6 +25,7 @@ from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.capacity import CapacityError
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
 from tests.support.planner.instances import zipf_counts, zipf_problem
@@ -100,7 +101,7 @@ def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
     random = np.random.default_rng(seed)
     ranks, rows = int(random.integers(2, 4)), int(random.integers(1, 5))
     cost = 10 ** random.uniform(0, 3, (ranks, ranks)) / 80e9
-    topology = Topology("wild", (0,) * ranks, cost, 72e9, 5e-6)
+    topology = Topology("wild", (0,) * ranks, cost, 72e9, Latency.of_hops(5e-6))
     counts = random.integers(0, random.choice([3, 50, 3000]), rows)
     mode, fetch = random.choice(["training", "inference"]), random.choice(["raw", "distinct"])
     workload = Workload(str(mode), str(fetch), 64)  # type: ignore[arg-type]
@@ -120,8 +121,14 @@ def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
 def test_nodes_may_have_any_numbers(node_of: tuple[int, ...]) -> None:
     random = np.random.default_rng(1)
     cost = random.uniform(1, 4, (18, 18)) / 80e9
-    topology = Topology("gaps", node_of, cost, 72e9, 5e-6)
-    same = Topology("gaps", tuple(sorted(set(node_of)).index(n) for n in node_of), cost, 72e9, 5e-6)
+    topology = Topology("gaps", node_of, cost, 72e9, Latency.of_hops(5e-6))
+    same = Topology(
+        "gaps",
+        tuple(sorted(set(node_of)).index(n) for n in node_of),
+        cost,
+        72e9,
+        Latency.of_hops(5e-6),
+    )
     # The relaxed price of many ranks goes node by node.
     workload = Workload("inference", "raw", 4096)
     items = pricing_items(zipf_problem(same, workload).classes, same, workload, "none")

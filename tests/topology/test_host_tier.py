@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.topology.host_tier import host_to_dict, tier_topology
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.topology.test_topology import written
 
@@ -54,7 +55,7 @@ def test_a_read_takes_the_slower_of_the_owners_host_link_and_the_ranks_link(data
         (0,) * ranks,
         np.array(links),
         1e9,
-        1e-6,
+        Latency.of_hops(1e-6),
         host_memory_bytes=memory,
         host_bandwidth=hosts,
     )

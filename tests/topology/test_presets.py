@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from oper.base.errors import OperError
+from oper.topology.latency import CPU_RANKS, DEVICES
 from oper.topology.topology import Topology
 
 
@@ -29,7 +30,7 @@ def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: floa
     assert (topology.ranks, topology.nodes, topology.homogeneous) == (ranks, nodes, True)
     assert topology.link_cost[0, 1] == pytest.approx(1 / link)
     assert topology.allreduce_bandwidth == allreduce
-    assert topology.latency_seconds == (2e-6 if nodes == 1 else 5e-6)
+    assert topology.latency == (CPU_RANKS if spec.startswith("cpu") else DEVICES)
 
 
 def test_links_across_nodes_have_the_papers_ratio() -> None:

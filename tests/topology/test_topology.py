@@ -25,6 +25,7 @@ from oper.base.errors import OperError
 from oper.cli import topology as cli
 from oper.measure.launch import measure_local
 from oper.measure.link_timer import Amounts
+from oper.topology.latency import CPU_RANKS, DEVICES, Latency
 from oper.topology.topology import Topology
 
 GOOD = {
@@ -157,14 +158,14 @@ def test_device_memory_warns_and_is_the_default_of_devices_alone() -> None:
 def test_a_file_says_what_a_preset_says(tmp_path: Path) -> None:
     topology = Topology.load(str(written(tmp_path)))
     assert (topology.link_cost == Topology.load("2x2-a100").link_cost).all()
-    assert topology.latency_seconds == 5e-6
+    assert topology.latency == Topology.load("2x2-a100").latency
     assert topology.device_memory_bytes is None
 
 
 @given(st.lists(st.floats(1e-13, 1e-6), min_size=9, max_size=9), st.booleans())
 def test_a_topology_survives_json_to_the_last_bit(costs: list[float], by_kind: bool) -> None:
     links = np.array(costs).reshape(3, 3) if not by_kind else np.full((3, 3), costs[0])
-    made = Topology("t", (0, 0, 1), links, 3e9, 2e-6, capacity=(5, 0.5, 1.0))
+    made = Topology("t", (0, 0, 1), links, 3e9, Latency.of_hops(2e-6), capacity=(5, 0.5, 1.0))
     again = Topology.from_dict(json.loads(json.dumps(made.to_dict())))
     assert (again.link_cost == links).all()
     assert again.capacity == made.capacity
@@ -210,6 +211,9 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
         ({"allreduce_bandwidth": None}, ["has no allreduce_bandwidth"]),
         ({"allreduce_bandwidth": "72 fast/s"}, ["allreduce_bandwidth", "72 fast"]),
         ({"latency_seconds": -1}, ["latency_seconds", "is -1"]),
+        ({"latency_seconds": {"hop": 1e-6}}, ["latency_seconds.hop", "unknown key", "other_node"]),
+        ({"latency_seconds": {"kernel": "1s"}}, ["latency_seconds.kernel", "is '1s'"]),
+        ({"latency_seconds": {"message": None}}, ["latency_seconds.message", "is missing"]),
         ({"device_memory": ["1GB", "1GB"]}, ["device_memory", "has 2, and 4 sizes"]),
         ({"device_memory": "much"}, ["device_memory", "'much'"]),
         ({"memory": "mapped"}, ["memory", "is 'mapped', and linked or shared was needed"]),
@@ -245,19 +249,40 @@ def test_a_bad_file_is_refused_where_it_is_bad(
         assert word in str(error.value)
 
 
+def test_latencies_that_a_file_leaves_out_are_the_usual_ones(tmp_path: Path) -> None:
+    def read(**latency: object) -> Latency:
+        return Topology.load(str(written(tmp_path, **latency))).latency
+
+    assert read(latency_seconds=3e-6) == Latency(3e-6, 3e-6, 0.0, 0.0)
+    assert read(latency_seconds={"other_node": 7e-6}) == replace(DEVICES, other_node=7e-6)
+    assert read(latency_seconds={"message": 0}) == replace(DEVICES, message=0.0)
+    assert read(latency_seconds={"kernel": 1e-6}, memory="shared") == replace(
+        CPU_RANKS, kernel=1e-6
+    )
+    content = Topology.load("2x2-a100").to_dict()
+    assert content["latency_seconds"] == vars(DEVICES)
+    assert Topology.from_dict(content).latency == DEVICES
+    with pytest.raises(OperError, match=r"latency of kernel is -1.0, and 0, or a positive"):
+        Latency(1e-6, 1e-6, kernel=-1.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"link_cost": np.full((2, 2), 1e308)}, "rank 0 reading from rank 0 is 1e.308.* 1e-18 to"),
         ({"link_cost": np.zeros((2, 2))}, "is 0.0, and a positive number of seconds per byte"),
         ({"allreduce_bandwidth": np.nan}, "the AllReduce is nan"),
-        ({"latency_seconds": -1.0}, "the latency is -1.0, and 0, or"),
+        ({"latency": 1e-6}, "latency is a float, and a Latency was needed"),
     ],
 )
 def test_numbers_of_no_machine_are_refused(changes: dict[str, object], words: str) -> None:
-    given = {"link_cost": np.ones((2, 2)), "allreduce_bandwidth": 1e9, "latency_seconds": 0.0}
+    given = {
+        "link_cost": np.ones((2, 2)),
+        "allreduce_bandwidth": 1e9,
+        "latency": Latency.of_hops(0.0),
+    }
     made = Topology("t", (0, 0), **given)  # type: ignore[arg-type]
-    assert Topology.from_dict(made.to_dict()).latency_seconds == 0
+    assert Topology.from_dict(made.to_dict()).latency == Latency.of_hops(0.0)
     with pytest.raises(OperError, match=words):
         Topology("t", (0, 0), **given | changes)  # type: ignore[arg-type]
 
@@ -366,7 +391,9 @@ def test_ranks_of_one_host_share_memory() -> None:
     assert not Topology.load("cpu:1").is_one_memory
     assert "read each other's rows themselves" in run("show", "cpu:2")
     with pytest.raises(OperError, match="the memory of 2 nodes, and it has 1"):
-        Topology("t", (0, 0), np.ones((2, 2)), 1.0, 1.0, memory=("shared", "shared"))
+        Topology(
+            "t", (0, 0), np.ones((2, 2)), 1.0, Latency.of_hops(1.0), memory=("shared", "shared")
+        )
 
 
 def test_nvshmem_needs_nodes_of_one_size() -> None:

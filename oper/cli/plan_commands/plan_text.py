@@ -21,6 +21,7 @@ from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
     from oper.analysis.plan_facts import Copies, LinkUse, PlanFigures
+    from oper.cost.step_latency import StepLatency
     from oper.plan.plan import Plan
     from oper.plan.reference_figures import SimplePlan
     from oper.planner.memory_curve import CurvePoint
@@ -64,6 +65,7 @@ def headline(plan: "Plan", name: str) -> list[str]:
     if plan.certificate is not None:
         gap = at_most(plan.certificate.certified_gap)
         iteration += f", {gap} longer than the best possible for {MADE_FOR[workload.mode]}"
+    iteration += f"; beside it {format_duration(plan.step_latency.seconds)} of latency"
     sentences += [iteration, held_out_sentence(plan.held_out)]
     faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
     sentences += [] if faster is None else [faster]
@@ -196,15 +198,31 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
     if verbose:
         facts += [(METHOD_NAMES[each.method], simple_plan_text(each)) for each in plan.simple_plans]
         facts += _making(plan)
+    facts.append(("latency", latency_text(plan.step_latency)))
     facts.append((_FETCHING, fetching_text(plan)))
     facts.append(
         (
             "times",
-            "predicted, of moving rows and gradients alone: without kernel launches and dense "
+            "predicted, of moving rows and gradients alone: without latency, sorts and dense "
             "layers",
         )
     )
     return facts
+
+
+def latency_text(found: "StepLatency") -> str:
+    """What an iteration takes however few its bytes."""
+    parts = [plural(found.kernels, "kernel")]
+    if found.waits:
+        parts.append(f"{plural(found.waits, 'wait')} for the ranks of the node")
+    if found.exchanges:
+        parts.append(
+            f"{plural(found.exchanges, 'exchange')} with {plural(found.peers, 'rank')} of other "
+            "nodes"
+        )
+    return (
+        f"{format_duration(found.seconds)} an iteration, wherever rows are, for {', '.join(parts)}"
+    )
 
 
 def _step_memory(plan: "Plan") -> str:

@@ -35,6 +35,13 @@ class Proxies:
             if node.rank not in members
         )
         self.clients = self.clients_of(node.rank)
+        # Where nodes are of equal size, this rank and those at its position in the nodes after its
+        # own, in a circle; else none.
+        self.same_position: tuple[int, ...] = ()
+        if len({len(members) for members in self.nodes}) == 1:
+            here = next(n for n, members in enumerate(self.nodes) if node.rank in members)
+            circle = self.nodes[here:] + self.nodes[:here]
+            self.same_position = tuple(m[self._position(node.rank)] for m in circle)
         self.received_bytes = 0  # over the network, since it was last set to 0
 
     def clients_of(self, rank: int) -> tuple[int, ...]:

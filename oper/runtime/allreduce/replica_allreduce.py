@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 from oper.base.errors import OperError
+from oper.cost.allreduce import NodeSum
 from oper.runtime.allreduce.device_bitmap import DeviceBitmap
 from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Replicas
 from oper.runtime.allreduce.proxies import Proxies
@@ -69,6 +70,7 @@ class ReplicaAllReduce:
         signals: Signals,
         buckets: Sequence[BucketReplicas],
         device: Device | None = None,
+        node_sum: NodeSum = "at_once",
     ) -> None:
         self._signals = signals
         if method not in METHODS:
@@ -83,6 +85,7 @@ class ReplicaAllReduce:
             [len(b.slots) for b in buckets],
             [b.dim for b in buckets],
             [number * (1 + node.ranks) for number in range(len(buckets))],
+            node_sum,
         )
         self._method: Method
         if isinstance(device, Cuda):

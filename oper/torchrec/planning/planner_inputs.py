@@ -10,7 +10,8 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from oper.base.errors import OperError
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
-from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
+from oper.topology.latency import CPU_RANKS, DEVICES
+from oper.topology.links import LINKED, SHARED, link_matrix
 from oper.topology.presets import CPU_ALLREDUCE, CPU_LOCAL
 from oper.topology.topology import Topology
 
@@ -94,7 +95,7 @@ def from_torchrec(topology: TorchRecTopology) -> Topology:
         tuple(node_of),
         link_matrix(node_of, {kind: 1 / value for kind, value in bandwidth.items()}),
         allreduce,
-        latency_seconds(node_of),
+        CPU_RANKS if topology.compute_device == "cpu" else DEVICES,
         device_memory_bytes=tuple(getattr(d.storage, on_device) for d in topology.devices),
         shares_host_memory=topology.compute_device == "cpu",
         memory=(SHARED if topology.compute_device == "cpu" else LINKED,) * len(set(node_of)),

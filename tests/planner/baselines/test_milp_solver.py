@@ -16,6 +16,7 @@ from oper.cost.workload import Workload
 from oper.planner.baselines import milp_solver
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
@@ -135,7 +136,7 @@ def _hard() -> ClassProblem:
     """Many rows of odd weights on unequal ranks: an optimum takes long to prove."""
     rng = np.random.default_rng(3)
     cost = np.exp(rng.standard_normal((6, 6)) * 0.3) / 240e9
-    topology = Topology("unequal", (0,) * 6, cost, 235e9, 2e-6)
+    topology = Topology("unequal", (0,) * 6, cost, 235e9, Latency.of_hops(2e-6))
     workload = Workload("inference", "raw", 600)
     accesses = rng.choice(5000, 60, replace=False)
     classes = make_classes(accesses.tolist(), [1] * 60, workload, 6)

@@ -23,6 +23,7 @@ from oper.planner.make_placement import InfeasibleError, make_placement
 from oper.planner.problem.problem import ClassProblem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.links import LINKED, SHARED, link_matrix
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_counts
@@ -70,7 +71,7 @@ def case(seed: int) -> Case:
         node_of,
         cost,
         72e9,
-        5e-8,
+        Latency.of_hops(5e-8),
         capacity=capacity,
         memory=memory,  # type: ignore[arg-type]
     )
@@ -206,7 +207,7 @@ def test_links_within_a_node_twice_as_dear_as_between_nodes(
     mode: str, balance: Literal["time", "link"], extra_memory: float
 ) -> None:
     cost = link_matrix((0, 0, 1, 1), {"local": 1e-12, "same_node": 2e-10, "other_node": 1e-10})
-    topology = Topology("inside out", (0, 0, 1, 1), cost, 72e9, 5e-6)
+    topology = Topology("inside out", (0, 0, 1, 1), cost, 72e9, Latency.of_hops(5e-6))
     counts = zipf_counts(3000, 60_000).astype(np.uint32)
     none = np.zeros(0, np.uint32)
     profile = Profile((Table("t", 3000, 16),), int(counts.sum()), counts, none, (False,))

@@ -38,6 +38,7 @@ from oper.planner.lp.pricing import (
 )
 from oper.planner.lp.restricted_master import FractionalPlacement, Objective, solve_items
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.planner.instances import (
     make_classes,
@@ -373,6 +374,6 @@ def _unequal(mode: str, ranks: int) -> ClassProblem:
     np.fill_diagonal(cost, 1 / 1244e9)
     cost = cost * np.exp(0.2 * rng.standard_normal(cost.shape))
     capacity = tuple(rng.uniform(1.1, 1.5, ranks).tolist())
-    topology = Topology("unequal", node_of, cost, 72e9, 5e-6, capacity=capacity)
+    topology = Topology("unequal", node_of, cost, 72e9, Latency.of_hops(5e-6), capacity=capacity)
     workload = Workload(mode, "raw", 512 * ranks)  # type: ignore[arg-type]
     return zipf_problem(topology, workload, 0.02)

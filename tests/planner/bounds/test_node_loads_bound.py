@@ -19,6 +19,7 @@ from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.bounds.node_loads_bound import node_loads_bound
 from oper.planner.lp.pricing import pricing_items
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.latency import Latency
 from oper.topology.links import SHARED, NodeMemory, link_matrix
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, make_problem, zipf_counts
@@ -37,7 +38,9 @@ def two_levels(draw: st.DrawFn) -> Topology:
     far = mate * draw(st.one_of(st.just(1.0), st.floats(1.0, 8.0)))
     costs = {"local": 1e-9, "same_node": mate * 1e-9, "other_node": far * 1e-9}
     memory = (draw(st.sampled_from(MEMORIES)),) * nodes
-    return Topology("drawn", node_of, link_matrix(node_of, costs), 72e9, 1e-12, memory=memory)
+    return Topology(
+        "drawn", node_of, link_matrix(node_of, costs), 72e9, Latency.of_hops(1e-12), memory=memory
+    )
 
 
 def hosts(nodes: int, ranks_per_node: int, other_node: float) -> Topology:
@@ -45,7 +48,7 @@ def hosts(nodes: int, ranks_per_node: int, other_node: float) -> Topology:
     node_of = tuple(rank // ranks_per_node for rank in range(nodes * ranks_per_node))
     costs = {"local": 1 / 8e9, "same_node": 1 / 8e9, "other_node": other_node / 8e9}
     cost = link_matrix(node_of, costs)
-    return Topology("hosts", node_of, cost, 2e9, 5e-6, memory=(SHARED,) * nodes)
+    return Topology("hosts", node_of, cost, 2e9, Latency.of_hops(5e-6), memory=(SHARED,) * nodes)
 
 
 def bound_of(problem: ClassProblem) -> float | None:
@@ -101,7 +104,7 @@ def test_a_hot_row_fills_its_node_before_it_is_cheap() -> None:
         (0, 0, 1, 1),
         link_matrix((0, 0, 1, 1), {"local": 1e-9, "same_node": 1e-9, "other_node": 9e-9}),
         72e9,
-        1e-12,
+        Latency.of_hops(1e-12),
     )
     workload = Workload("inference", "raw", 64)
     classes = make_classes([500], [2], workload, 4, 10**4)
@@ -189,7 +192,7 @@ def test_the_note_says_what_the_bound_knows(mode: str) -> None:
 
 
 def test_where_replicas_decide_no_row_is_whole_on_a_node() -> None:
-    cheap: dict[str, Any] = {"allreduce_bandwidth": 1e15, "latency_seconds": 1e-12}
+    cheap: dict[str, Any] = {"allreduce_bandwidth": 1e15, "latency": Latency.of_hops(1e-12)}
     problem = hot_problem(replace(hosts(16, 8, 8.0), memory=(), **cheap), 0.02)
     found = hot_rows.hot_rows_bound(*limits(problem))
     assert found.seconds < (bound_of(problem) or 0.0)  # of plans without replicas

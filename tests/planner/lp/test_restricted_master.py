@@ -6,6 +6,7 @@ import pytest
 from oper.cost.workload import Workload
 from oper.planner.lp.pricing import pricing_items
 from oper.planner.lp.restricted_master import RestrictedMaster, buckets, solve_items
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_problem
 
@@ -17,7 +18,7 @@ def test_on_uneven_nodes_holder_sets_are_generated_until_no_one_is_cheaper(
     cost = np.where(np.equal.outer(node_of, node_of), 1.0, 19.0) / 80e9
     cost[0, 1:] *= 2.3
     np.fill_diagonal(cost, 1 / 1244e9)
-    topology = Topology("uneven", node_of, cost, 72e9, 5e-6)
+    topology = Topology("uneven", node_of, cost, 72e9, Latency.of_hops(5e-6))
     workload = Workload("inference", "distinct", 4096)
     problem = zipf_problem(topology, workload, 0.01)
     items = pricing_items(problem.classes, topology, workload, "none")

@@ -95,6 +95,41 @@ def test_sums_of_uneven_nodes(ranks, method, nodes):
     assert_sums(ranks, case, method, nodes)
 
 
+@pytest.mark.parametrize("method", ["bitmap", "dense"])
+@pytest.mark.parametrize(
+    "nodes", [[0, 0, 1, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 0, 1, 2], list(range(5))]
+)
+def test_sums_over_nodes_in_rounds(ranks, method, nodes):
+    """Whole numbers, whose sums are exact in every order; and as many bytes as at once."""
+    case = Case(5, len(nodes), ((6400, 16), (0, 8), (130, 5)), (0.1, 0.9, 0.3), whole=True)
+    given = (len(nodes), reduce_case, case, method, nodes, None)
+    at_once, in_rounds = (ranks.run(*given, node_sum) for node_sum in ("at_once", "in_rounds"))
+    for step in range(len(case.touched)):
+        for b, (slots, sums) in enumerate(expected(case, step, nodes)):
+            for results, _ in in_rounds:
+                np.testing.assert_array_equal(results[step][b][0], slots)
+                np.testing.assert_array_equal(results[step][b][1], sums)
+        network = np.array(
+            [[counted[step] for _, counted in found] for found in (at_once, in_rounds)]
+        )
+        np.testing.assert_allclose(network[1], network[0], rtol=0, atol=64 * len(nodes) ** 2)
+        assert network[0].sum() == network[1].sum()
+
+
+@examples(30)
+@given(cases)
+def test_sums_in_rounds_are_the_same_bits_on_all_ranks(ranks, case):
+    found = ranks.run(
+        case.ranks, reduce_case, case, "bitmap", OWN_NODES[case.ranks], None, "in_rounds"
+    )
+    for step in range(len(case.touched)):
+        for b, (slots, sums) in enumerate(expected(case, step, OWN_NODES[case.ranks])):
+            for results, _ in found:
+                np.testing.assert_array_equal(results[step][b][0], slots)
+                np.testing.assert_allclose(results[step][b][1], sums, rtol=0, atol=1e-5)
+                assert results[step][b][1].tobytes() == found[0][0][step][b][1].tobytes()
+
+
 def test_methods_agree_bit_by_bit(ranks):
     case = Case(11, 4, ((300, 7), (90, 32)), (0.3, 0.6))
     sums = [ranks.run(4, reduce_case, case, method, ONE_NODE[4])[0][0] for method in METHODS]

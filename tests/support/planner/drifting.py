@@ -18,6 +18,7 @@ from oper.planner.make_placement import make_placement
 from oper.planner.problem.classes import group
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
+from oper.topology.latency import Latency
 from oper.topology.links import NodeMemory
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_counts
@@ -77,7 +78,9 @@ def random_topology(random: np.random.Generator) -> Topology:
             capacity = tuple(random.uniform(1.2, 2.0, ranks).tolist())
     kinds: list[NodeMemory] = ["linked", "linked", "shared"]
     memory = (kinds[int(random.integers(0, 3))],) * nodes
-    return Topology("random", node_of, cost, 72e9, 2e-7, capacity=capacity, memory=memory)
+    return Topology(
+        "random", node_of, cost, 72e9, Latency.of_hops(2e-7), capacity=capacity, memory=memory
+    )
 
 
 def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:

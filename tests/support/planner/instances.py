@@ -10,6 +10,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, Width
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.latency import Latency
 from oper.topology.links import NodeMemory
 from oper.topology.topology import Topology
 
@@ -126,4 +127,6 @@ def topologies(draw: st.DrawFn, most_ranks: int = 4, homogeneous: bool = False) 
         if draw(st.booleans()):
             capacity = tuple(draw(st.lists(st.floats(1.6, 2.5), min_size=ranks, max_size=ranks)))
         memory = [draw(st.sampled_from(kinds)) for _ in range(nodes)]
-    return Topology("drawn", node_of, cost, 72e9, 2e-6, capacity=capacity, memory=tuple(memory))
+    return Topology(
+        "drawn", node_of, cost, 72e9, Latency.of_hops(2e-6), capacity=capacity, memory=tuple(memory)
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oper.cost.allreduce import NodeSum
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
@@ -26,6 +27,7 @@ class Case:
     buckets: tuple[tuple[int, int], ...]  # replicas, dim
     touched: tuple[float, ...]
     spread: bool = False  # the replicas of a bucket lie among others' slots
+    whole: bool = False  # gradients are small whole numbers
 
     def replicas(self) -> list[np.ndarray]:
         """The slots of each bucket's replicas."""
@@ -42,6 +44,8 @@ class Case:
             size = rng.binomial(len(replicas), self.touched[step])
             slots = np.sort(rng.choice(replicas, size, replace=False)).astype(np.int64)
             grads = rng.standard_normal((size, dim)).astype(np.float32)
+            if self.whole:
+                grads = np.rint(4 * grads)
             grads[rng.random(size) < 0.1] = -0.0  # touched, and yet nothing but zeros
             given.append((slots, grads))
         return given
@@ -82,7 +86,13 @@ def groups_of(sums: RowGradients, dims: list[int]) -> list[tuple[torch.Tensor, t
 
 
 def reduce_case(
-    rank: int, group, case: Case, method: str, nodes: list[int], device: Device | None = None
+    rank: int,
+    group,
+    case: Case,
+    method: str,
+    nodes: list[int],
+    device: Device | None = None,
+    node_sum: NodeSum = "at_once",
 ) -> tuple[list[Any], list[tuple[int, int]]]:
     """On a rank: the results of all steps, and the bytes counted, all and over the network. A
     bucket without replicas has rows in the group of replicas all the same."""
@@ -91,7 +101,7 @@ def reduce_case(
     dims = [dim for _, dim in case.buckets]
     replicas = [torch.from_numpy(slots) for slots in case.replicas()]
     buckets = list(map(BucketReplicas, replicas, dims))
-    reduce = ReplicaAllReduce(method, node, signals, buckets, device)
+    reduce = ReplicaAllReduce(method, node, signals, buckets, device, node_sum)
     results, counted = [], []
     for step in range(1, len(case.touched) + 1):
         given = case.slots_and_grads(step - 1, rank)

@@ -13,6 +13,7 @@ from oper.plan.memories import DEVICE, HOST, Memory, PlanningRecord, ThresholdRe
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.row_codes import marked_groups, with_marks
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 
 
@@ -108,7 +109,7 @@ def random_plan(
     nothing = np.zeros(len(layout.codes), dtype=np.uint32)
     return Plan(
         tables=tables,
-        topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, 0.0),
+        topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, Latency.of_hops(0.0)),
         workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
         layout=layout,
         counts=ListedCounts(nothing, nothing, *np.zeros((2, len(tables)), dtype=np.int64)),

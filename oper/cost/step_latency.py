@@ -1,0 +1,55 @@
+"""The latency of a step: the seconds that it takes however few bytes its rows have.
+
+The objective (objective.py) counts bytes alone, which no plan can move in no time: kernels must be
+started, ranks must wait for each other, and between nodes messages must be sent. What these take
+follows from the ranks and from how rows are fetched, not from where rows are, so that it is no part
+of what plans are compared by. The AllReduce's own, which only plans with replicas pay, is
+(allreduce.py). What a batch needs before its lookup, translation and sort, is left out: it is done
+a batch ahead.
+"""
+
+from dataclasses import dataclass
+
+from oper.cost.allreduce import exchange_seconds
+from oper.cost.workload import Workload
+from oper.topology.topology import Topology
+from oper.topology.transports import COLLECTIVE, NVSHMEM
+
+
+@dataclass(frozen=True)
+class StepLatency:
+    """What one rank does in a step, one after the other, and the seconds that it all takes.
+
+    kernels: that are started, or operators called on CPU ranks. waits: for the ranks of its node.
+    exchanges: between nodes, each with a message to every one of `peers` ranks.
+    """
+
+    kernels: int = 0
+    waits: int = 0
+    exchanges: int = 0
+    peers: int = 0
+    seconds: float = 0.0
+
+
+def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLatency:
+    """What a step of tables of so many widths takes, as the runtime does it (row_fetcher.py,
+    apply_gradients.py): gradients of each width are summed, sent and applied on their own."""
+    latency, transport = topology.latency, topology.known_transport
+    over_nodes = topology.nodes > 1
+    kernels, waits, exchanges = 1, 0, 0
+    copies = workload.known_fetch == "distinct" and topology.ranks > 1
+    if over_nodes and transport == COLLECTIVE:
+        kernels += widths  # asked rows are copied, and sent
+        exchanges += 4 * widths  # slots and rows, each after how many they are
+    elif copies:
+        kernels += 1
+    if over_nodes and transport == NVSHMEM:
+        exchanges += 1
+    if workload.training:
+        kernels += 2 * widths
+        waits += 2 * (topology.nodes < topology.ranks)
+        exchanges += 4 * widths * over_nodes
+    peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
+    seconds = kernels * latency.kernel + waits * latency.same_node
+    seconds += exchanges * (exchange_seconds(topology, peers) if peers else 0.0)
+    return StepLatency(kernels, waits, exchanges, peers, seconds)

@@ -1,0 +1,62 @@
+"""Latency: the seconds that messages and kernels take however few bytes they move.
+
+As in LogP (Culler et al., PPoPP 1993): a rank that exchanges messages with several others at once
+waits a hop for the first, and a little more for each further one.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from oper.base.errors import OperError
+from oper.topology.number_ranges import LATENCY
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds; each may be 0.
+
+    same_node, other_node: a hop, from rank to rank. message: what each further message of an
+    exchange takes a rank. kernel: to start one; on CPU ranks, to call an operator.
+    """
+
+    same_node: float
+    other_node: float
+    message: float = 0.0
+    kernel: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in LATENCIES:
+            value = getattr(self, name)
+            if value != 0 and not LATENCY.holds(value):
+                raise OperError(f"latency of {name} is {value}, and 0, or {LATENCY.needed()}")
+
+    @staticmethod
+    def of_hops(seconds: float) -> "Latency":
+        """Hops of so many seconds everywhere; messages and kernels take none."""
+        return Latency(seconds, seconds)
+
+    @property
+    def content(self) -> float | dict[str, float]:
+        """As a topology's file says it: one number where that is all."""
+        one = self == Latency.of_hops(self.same_node)
+        return self.same_node if one else {name: getattr(self, name) for name in LATENCIES}
+
+    def scaled(self, factor: float) -> "Latency":
+        """All of it so many times as long."""
+        return replace(self, **{name: factor * getattr(self, name) for name in LATENCIES})
+
+    def exchange_seconds(self, peers: int, other_node: bool = True) -> float:
+        """What an exchange takes in which a rank sends a message to each of its `peers`."""
+        hop = self.other_node if other_node else self.same_node
+        return hop + (peers - 1) * self.message if peers else 0.0
+
+
+LATENCIES = tuple(field.name for field in fields(Latency))
+
+# Hops are rounded from NCCL's own tuning model (nccl/src/graph/tuning.cc, hwLat): 1.9 µs over
+# NVLink (ring, LL128), 4 to 5 µs over a network (ring LL128, tree LL). A kernel of 2.9 µs takes 3.8
+# where launches overlap, and 9.6 where each is waited for (NVIDIA, "Getting Started with CUDA
+# Graphs"): between these. A message is assumed: what a proxy thread takes to post one.
+DEVICES = Latency(same_node=2e-6, other_node=5e-6, message=0.5e-6, kernel=4e-6)
+# CPU ranks over shared memory and gloo: measured by `oper topology measure` on the machine of
+# presets.CPU_LOCAL.
+CPU_RANKS = Latency(same_node=20e-6, other_node=60e-6, message=10e-6, kernel=25e-6)
