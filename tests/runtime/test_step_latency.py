@@ -28,7 +28,7 @@ LATENCIES: dict[NodeSum, Latency] = {
 def exchanges(rank: int, group: Any, case: Case, plan: Plan, nodes: tuple[int, ...]) -> int:
     """Collectives of a rank's second step, from its prepared batch on."""
     engine = start(case, plan, group, nodes=nodes)
-    counted = []
+    counted: list[int] = []
     run = Group.run
 
     def counting(self: Group, collective: Any, *arguments: Any, **options: Any) -> None:
