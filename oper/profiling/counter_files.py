@@ -161,7 +161,7 @@ def add_counters(counters: Counts | SparseCounts, total: Counts) -> None:
         np.add(total, counters, out=total, casting="unsafe")
 
 
-def npy_sha256(array: Counts) -> str:
+def npy_sha256(array: Counts | Ints) -> str:
     """SHA-256 of the .npy file that `save_array` would write, without writing it."""
     digest = hashlib.sha256()
     sink: Any = SimpleNamespace(write=digest.update)

@@ -29,6 +29,7 @@ from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import FORMAT, Profile
 from oper.profiling.row_counters import Memory
 from oper.profiling.table_options import TableOptions
+from oper.tables.bag_lengths import BagLengths
 
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
@@ -158,6 +159,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
             part.table_samples_with_row(table), samples_with_row[starts[table] : starts[table + 1]]
         )
     measured = _reduce_distinct(part)
+    bag_lengths = _gather_bag_lengths(part)
     if not first:
         return None
     whole = Profile(
@@ -167,6 +169,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         samples_with_row,
         bagged,
         vocabularies=part.vocabularies,
+        bag_lengths=bag_lengths,
     )
     names = [table.name for table in part.tables]
     found = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
@@ -198,3 +201,20 @@ def _reduce_distinct(part: Profile) -> DistinctSums | None:
     sums.batches = int(flat[0])
     sums.rank_rows, sums.union_rows = np.split(flat[1:].numpy(), 2)
     return sums
+
+
+def _gather_bag_lengths(part: Profile) -> BagLengths | None:
+    """The sum of all ranks' lengths of bags on rank 0, None on the others."""
+    assert part.bag_lengths is not None, "it was counted by this version of oper"
+    mine = torch.from_numpy(part.bag_lengths.pairs)
+    most = torch.tensor(len(mine))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    # Pairs of 0 bags, which the sum leaves out, fill up those of ranks that have fewer.
+    padded = torch.zeros((int(most), mine.shape[1]), dtype=torch.int64)
+    padded[: len(mine)] = mine
+    if dist.get_rank() != 0:
+        dist.gather(padded)
+        return None
+    parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.gather(padded, parts)
+    return BagLengths.of_pairs(torch.cat(parts).numpy(), len(part.tables))

@@ -8,9 +8,10 @@ several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
 accesses.npy, samples_with_row.npy where any table needs it (both sparse in windows:
-counter_files.py), and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a
-profile.json that lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3
-the fourth one. The last part of a log that was held out of the counts is a profile in `held-out/`.
+counter_files.py), bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder
+of windows has a profile.json that lists them, and each window is a profile below it: PROFILE is
+their sum, PROFILE@3 the fourth one. The last part of a log that was held out of the counts is a
+profile in `held-out/`.
 
 What a plan is worth on data that it was not made from is seen on the data that came after: the part
 held out, or the next window (`Profile.following`).
@@ -33,7 +34,7 @@ import numpy as np
 from oper.base.errors import OperError, OperNotice, check_type
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
-from oper.files.storage import atomic_folder
+from oper.files.storage import atomic_folder, load_array, save_array
 from oper.logs.table_discovery import Prepared
 from oper.profiling.counter_arrays import (
     RowCounts,
@@ -51,10 +52,12 @@ from oper.profiling.counter_files import (
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
 from oper.profiling.sampling import Sampled
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
+BAG_LENGTHS = "bag_lengths.npy"
 _WINDOW = re.compile("[0-9]{1,9}")
 FORMAT = Format(MARKER, "oper.profile", 4, "profile the log again with this oper")
 
@@ -64,7 +67,8 @@ class Profile(RowCounts):
     """The row counts of a log, with what was measured on the way and where the log came from.
 
     distinct: distinct rows measured in batches. source: file names and options, no paths and no
-    times, so that equal logs give equal profiles.
+    times, so that equal logs give equal profiles. bag_lengths: None where they were not counted, as
+    by earlier versions of oper.
     """
 
     distinct: Distinct | None = None
@@ -72,6 +76,7 @@ class Profile(RowCounts):
     # Vocabularies of tables that have one are in `vocab/` of this folder, or in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
+    bag_lengths: BagLengths | None = None
     # They open the profiles of the data after and before these, where those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
     open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
@@ -113,7 +118,8 @@ class Profile(RowCounts):
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
+        """Hex SHA-256 of all that plans use: tables, samples, counters, measured ratios and lengths
+        of bags."""
         return _digest(self, {name: npy_sha256(getattr(self, name)) for name in self._counters()})
 
     def select(self, tables: Sequence[int]) -> "Profile":
@@ -135,6 +141,7 @@ class Profile(RowCounts):
             samples_with_row=np.concatenate([self.samples_with_row[:0], *samples_with_row]),
             bagged=tuple(self.bagged[n] for n in tables),
             distinct=measured and replace(measured, **per_table),
+            bag_lengths=self.bag_lengths and self.bag_lengths.select(tables),
             open_following=_selected(self.open_following, tables),
             open_preceding=_selected(self.open_preceding, tables),
         )
@@ -189,6 +196,8 @@ class Profile(RowCounts):
             if isinstance(kept, SparseCounts):
                 digests[name] = npy_sha256(counters)
                 setattr(self, name, kept)
+        if self.bag_lengths is not None:
+            save_array(folder / BAG_LENGTHS, self.bag_lengths.pairs)
         files = describe_files(folder)
         for name in self._counters():
             if name not in digests:
@@ -358,6 +367,9 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
         vocabulary_folder=first.vocabulary_folder,
         vocabularies=first.vocabularies,
     )
+    lengths = [p.bag_lengths for p in profiles if p.bag_lengths is not None]
+    if len(lengths) == len(profiles):
+        merged.bag_lengths = BagLengths.sum(lengths)
     measured = [p.distinct for p in profiles if p.distinct is not None]
     if len(measured) == len(profiles) and (sums := DistinctSums.of(measured)):
         merged.distinct = sums.against(merged)
@@ -462,6 +474,14 @@ def _load(
         size = int(profile.samples_with_row_offsets[-1])
         profile.samples_with_row = load_counters(folder, files["samples_with_row"], size, mmap)
         check_total(str(folder / files["samples_with_row"][-1]), profile.stored("samples_with_row"))
+    if BAG_LENGTHS in described:
+        pairs = load_array(folder / BAG_LENGTHS, mmap=False)
+        try:
+            profile.bag_lengths = BagLengths.checked(pairs, len(profile.tables))
+        except ValueError as error:
+            raise OperError(
+                f"{folder / BAG_LENGTHS}: is damaged ({error}); copy or write the profile again"
+            ) from error
     if f"{HELD_OUT}/{MARKER}" in described:
         profile.open_following = partial(_load_held_out, folder, profile, mmap)
         profile.holds_out = True
@@ -524,4 +544,6 @@ def _digest(profile: Profile, counters: dict[str, str]) -> str:
         None if distinct is None else distinct.to_dict(),
         {f"{name}.npy": digest for name, digest in counters.items()},
     ]
+    if profile.bag_lengths is not None:
+        content.append(npy_sha256(profile.bag_lengths.pairs))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -4,7 +4,7 @@ The summary of a profile has one of each table, and of each window where it has 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from oper.profiling.distinct_rows import Distinct
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import HOT_SHARE, Sampled
+from oper.tables.bag_lengths import BagSummary
 
 
 @dataclass(frozen=True)
 class AccessSummary:
-    """The accesses of one table, or of all of them under the name "all" and without kind of ids."""
+    """The accesses of one table, or of all of them under the name "all", without kind of ids and
+    without bags; `bag_lengths` is None where those were not counted either."""
 
     name: str
     rows: int
@@ -27,6 +29,7 @@ class AccessSummary:
     hot_accesses_share: float  # of the hottest 1 % of its rows
     bagged: bool
     ids: str = ""
+    bag_lengths: BagSummary | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _window(profile: Profile) -> WindowSummary:
 
 def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...]]:
     """All tables together, and each."""
-    table, accesses, _, rows = histogram(
+    of_table, accesses, _, rows = histogram(
         profile.accesses,
         np.zeros(0, profile.accesses.dtype),
         profile.offsets,
@@ -126,13 +129,15 @@ def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...
     )
     order = np.argsort(-accesses, kind="stable")
     whole = _summary("all", accesses[order], rows[order], any(profile.bagged))
-    border = np.searchsorted(table, np.arange(len(profile.tables) + 1))
-    return whole, tuple(
-        _summary(t.name, accesses[first:last], rows[first:last], bagged, t.ids.kind)
-        for t, bagged, first, last in zip(
-            profile.tables, profile.bagged, border[:-1], border[1:], strict=True
-        )
-    )
+    border = np.searchsorted(of_table, np.arange(len(profile.tables) + 1))
+    lengths = profile.bag_lengths
+    summaries = []
+    for number, (table, bagged) in enumerate(zip(profile.tables, profile.bagged, strict=True)):
+        mine = slice(*border[number : number + 2].tolist())
+        counted = _summary(table.name, accesses[mine], rows[mine], bagged)
+        bags = None if lengths is None else lengths.summary(number)
+        summaries.append(replace(counted, ids=table.ids.kind, bag_lengths=bags))
+    return whole, tuple(summaries)
 
 
 def _summary(
@@ -140,7 +145,6 @@ def _summary(
     accesses: NDArray[np.int64],
     rows: NDArray[np.int64],
     bagged: bool,
-    ids: str = "",
 ) -> AccessSummary:
     """Summarise `rows[n]` rows with `accesses[n]` each, accesses descending."""
     total, number = int(accesses @ rows), int(rows.sum())
@@ -153,5 +157,4 @@ def _summary(
         int(rows[accesses == 0].sum()),
         float(hot @ accesses / total) if total else 0.0,
         bagged,
-        ids,
     )

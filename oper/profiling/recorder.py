@@ -20,6 +20,7 @@ from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
 from oper.profiling.profile import Profile
 from oper.profiling.row_counters import RowCounters
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import collections_of, tables_of, tables_of_collection
 
 
@@ -67,6 +68,7 @@ class Recorder:
             _joined([part.samples_with_row for part in counted]),
             tuple(bagged for part in counted for bagged in part.bagged),
             source={"recorded": sorted(seen)},
+            bag_lengths=BagLengths.joined([part.bag_lengths for part in counted]),
         )
 
 

@@ -1,7 +1,8 @@
 """Count batches into row counters: exact, without overflow, in bounded memory.
 
 For every sample, each id adds 1 to its row's accesses (over the samples, f_k of the paper's §3.2),
-and each distinct row of a table adds 1 to the samples that contain it. A row takes 4 bytes until a
+and each distinct row of a table adds 1 to the samples that contain it. Each bag, of a sample and a
+feature, adds 1 to the bags of its length. A row takes 4 bytes until a
 counter could exceed 2^32 − 1, then 8; twice that in tables of which some sample had several ids.
 Counters beyond a memory limit are in files of the folder that is being written.
 """
@@ -22,6 +23,7 @@ from oper.logs.table_discovery import Prepared
 from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
+from oper.tables.bag_lengths import BagLengths, BagLengthSums
 from oper.tables.table import Table, offsets
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)
@@ -70,6 +72,7 @@ class RowCounters:
         self.accesses = self._new(int(self._offsets[-1]), np.uint32, "accesses.npy")
         self.samples_with_row = np.zeros(0, np.uint32)
         self.bound = 0  # an upper bound of all counters
+        self._bag_lengths = BagLengthSums(len(self.tables))
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` is the table of each of its features.
@@ -86,7 +89,7 @@ class RowCounters:
         starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
         # Of each feature: the place of its first id that is no row, and how many such ids it has.
-        bad = native.ops().count(
+        bad, bag_lengths = native.ops().count(
             as_tensor(self.accesses),
             as_tensor(self.samples_with_row),
             as_int64(self._offsets),
@@ -99,7 +102,13 @@ class RowCounters:
         for (key, table), (position, number) in zip(table_of.items(), bad.tolist(), strict=True):
             if number:
                 self._refuse(batch, key, self.tables[table], position)
+        self._bag_lengths.add(bag_lengths.numpy())
         self.samples += batch.samples
+
+    @property
+    def bag_lengths(self) -> BagLengths:
+        """How many bags of each length were counted."""
+        return self._bag_lengths.total()
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
         """The profile of what was counted, which shares the counters' memory."""
@@ -111,6 +120,7 @@ class RowCounters:
             self.bagged,
             source=source,
             vocabularies=prepared,
+            bag_lengths=self.bag_lengths,
         )
 
     def _new(self, size: int, dtype: Any, name: str) -> Any:

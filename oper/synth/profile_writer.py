@@ -3,11 +3,13 @@
 Counts of a table are one multinomial sample of its law over the log's accesses, exact in sum. With
 drift, the accesses that have moved (D/2 of the whole log's on average, more in late windows) are a
 second sample, through the second bijection. For bags, the samples with a row of A accesses are
-drawn as the number of bags that A accesses hit. Correlated accesses (CoAccess) do not affect
-counts.
+drawn as the number of bags that A accesses hit. Lengths of bags that vary are one multinomial
+sample of Poisson's law over the samples, and the accesses are their sum. Correlated accesses
+(CoAccess) do not affect counts.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from oper.base import native
+from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
 from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import offsets
 
 # Larger counters are in the profile's files from the start: 2 GiB fit on any machine that trains.
@@ -83,9 +87,11 @@ def synthesize_counts(
     on_disk = folder if size_bytes > _IN_MEMORY_BYTES else None
     accesses = new_counters(int(starts[-1]), dtype, on_disk, "accesses.npy")
     samples_with_row = new_counters(int(bag_starts[-1]), dtype, on_disk, "samples_with_row.npy")
+    bag_lengths = _draw_bag_lengths(synthesizer, begin, end)
+    ids = bag_lengths.ids_of_tables.tolist()
     for table, feature in enumerate(synthesizer.recipe.features):
         counts = torch.from_numpy(accesses[starts[table] : starts[table + 1]])
-        _draw_accesses(synthesizer, table, counts, begin, end)
+        _draw_accesses(synthesizer, table, counts, ids[table], begin, end)
         if feature.bagged:
             native.ops().samples_with_row_of(
                 torch.from_numpy(samples_with_row[bag_starts[table] : bag_starts[table + 1]]),
@@ -98,14 +104,47 @@ def synthesize_counts(
     source = {"synthetic": synthesizer.source}
     if end - begin < synthesizer.samples:
         source["window"] = {"from": begin, "to": end}
-    return Profile(tables, end - begin, accesses, samples_with_row, bagged, source=source)
+    return Profile(
+        tables,
+        end - begin,
+        accesses,
+        samples_with_row,
+        bagged,
+        source=source,
+        bag_lengths=bag_lengths,
+    )
 
 
-def _draw_accesses(synthesizer: Synthesizer, table: int, counts: Any, begin: int, end: int) -> None:
+def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLengths:
+    pairs = []
+    for table, feature in enumerate(synthesizer.recipe.features):
+        lengths = np.array([round(feature.ids)])
+        bags = np.array([end - begin])
+        if feature.varying:
+            random = np.random.default_rng(
+                stream_key(synthesizer.seed, "bag lengths", table, begin)
+            )
+            chances = poisson(feature.ids)
+            lengths, bags = np.arange(len(chances)), random.multinomial(end - begin, chances)
+        pairs.append(np.stack([np.full(len(lengths), table), lengths, bags], axis=1))
+    return BagLengths.of_pairs(np.concatenate(pairs), len(pairs))
+
+
+def poisson(mean: float) -> Floats:
+    """The chance of each length of a bag, [n], so many that longer ones have none to speak of:
+    all of them together less than 1e-20."""
+    if mean == 0:
+        return np.ones(1)
+    most = math.ceil(mean + 12 * math.sqrt(mean) + 30)
+    chances = [math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(most + 1)]
+    return np.array(chances) / sum(chances)
+
+
+def _draw_accesses(
+    synthesizer: Synthesizer, table: int, counts: Any, total: int, begin: int, end: int
+) -> None:
     seed, feature = synthesizer.seed, synthesizer.recipe.features[table]
     random = np.random.default_rng(stream_key(seed, "accesses", table, begin))
-    mean = feature.ids * (end - begin)
-    total = int(random.poisson(mean)) if feature.varying else round(mean)
     moved = int(random.binomial(total, synthesizer.moved_share(begin, end)))
     order, key = ORDERS.index(synthesizer.order), synthesizer.row_key(table)
     for accesses, has_moved in ((total - moved, False), (moved, True)):

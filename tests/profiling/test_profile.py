@@ -18,11 +18,17 @@ from oper.profiling import profile as profiles
 from oper.profiling.counter_arrays import new_counters
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 
+BAG_LENGTHS = BagLengths.of_pairs(np.array([(0, 0, 3), (0, 1, 997), (1, 70, 1000)]), 4)
+
 
 def same(one: Profile, other: Profile) -> None:
+    assert (one.bag_lengths is None) == (other.bag_lengths is None)
+    if one.bag_lengths and other.bag_lengths:
+        np.testing.assert_array_equal(one.bag_lengths.pairs, other.bag_lengths.pairs)
     assert (one.tables, one.samples, one.bagged) == (other.tables, other.samples, other.bagged)
     np.testing.assert_array_equal(one.accesses, other.accesses)
     np.testing.assert_array_equal(one.samples_with_row, other.samples_with_row)
@@ -50,6 +56,7 @@ def test_saved_and_opened(tmp_path: Path, bags: bool, dtype: type, mmap: bool) -
     )
     made.source = {"files": ["a.npz"]}
     made.distinct = Distinct(64, 4, (0.5,) * 4, (0.25,) * 4, 3, (1.5,) * 4, (2.0,) * 4)
+    made.bag_lengths = BAG_LENGTHS if bags else None
     digest = made.digest  # before it is written, from memory
     made.save(tmp_path / "p")
     made.save(tmp_path / "p", overwrite=True)  # in the place of the first
@@ -82,6 +89,8 @@ def test_digest_tells_profiles_apart() -> None:
         other.digest,
         replace(made, samples=999).digest,
         replace(made, distinct=ratio).digest,
+        replace(made, bag_lengths=BAG_LENGTHS).digest,
+        replace(made, bag_lengths=BagLengths.sum([BAG_LENGTHS, BAG_LENGTHS])).digest,
         replace(made, tables=(replace(made.tables[0], dim=4), *made.tables[1:])).digest,
     ]
     assert len(set(digests)) == len(digests)
@@ -131,6 +140,27 @@ def test_merging_measurements_weighs_them() -> None:
     assert merge([one, two]).distinct is None
     two.distinct = None
     assert merge([one, two]).distinct is None
+
+
+def test_lengths_of_bags_follow_sums_and_selections() -> None:
+    parts = [replace(make_profile(n), bag_lengths=BAG_LENGTHS) for n in range(3)]
+    summed = merge(parts).bag_lengths
+    assert summed is not None
+    np.testing.assert_array_equal(summed.bags, 3 * BAG_LENGTHS.bags)
+    selected = parts[0].select([1, 3]).bag_lengths
+    assert selected is not None
+    np.testing.assert_array_equal(selected.pairs, [(0, 70, 1000)])
+    # Of a sum they are known only where they were counted of every part.
+    assert merge([*parts, make_profile(3)]).bag_lengths is None
+    assert make_profile(3).select([1]).bag_lengths is None
+
+
+def test_damaged_lengths_of_bags_are_refused(tmp_path: Path) -> None:
+    made = make_profile(1)
+    made.bag_lengths = BagLengths(4, *BAG_LENGTHS.pairs[::-1].T)
+    made.save(tmp_path / "p")
+    with pytest.raises(OperError, match=r"bag_lengths\.npy: is damaged \(they are not ascending\)"):
+        Profile.load(tmp_path / "p")
 
 
 def test_merging_refuses_other_tables() -> None:

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from oper.base.errors import OperError
 from oper.cli.profile_commands import profile as cli_profile
 from oper.cli.profile_commands import profiles as cli_profiles
+from oper.files.manifest import write_manifest
 from oper.profiling import counting
-from oper.profiling.profile import Profile
+from oper.profiling.profile import FORMAT, Profile
 from oper.profiling.row_counters import RowCounters
 
 
@@ -93,6 +94,44 @@ def test_text_is_a_table_of_at_most_100_columns(log: Path, tmp_path: Path) -> No
     assert "hot set" in result.stdout
     assert "balance" in result.stdout
     assert result.stderr == ""  # no progress where it is no terminal
+
+
+def test_lengths_of_bags_are_shown(run: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 12, 400)
+    bags = [random.integers(0, 9, n).tolist() for n in lengths]
+    pq.write_table(pa.table({"one": np.arange(400) % 7, "basket": bags}), tmp_path / "b.parquet")
+    said = run(tmp_path / "b.parquet", "-o", tmp_path / "p", "--hold-out", "25%", "--columns", "*")
+    by_name = {table["name"]: table["bag_lengths"] for table in said["tables"]}
+    assert by_name == {
+        "one": {"bags": 300, "empty_share": 0, "mean": 1, "percentile_99": 1, "longest": 1},
+        "basket": {
+            "bags": 300,
+            "empty_share": (lengths[:300] == 0).mean(),
+            "mean": pytest.approx(lengths[:300].mean()),
+            "percentile_99": np.percentile(lengths[:300], 99, method="inverted_cdf"),
+            "longest": lengths[:300].max(),
+        },
+    }
+    last = Profile.load(tmp_path / "p").following
+    assert last is not None
+    assert last.bag_lengths is not None
+    assert last.bag_lengths.mean_lengths[1] == pytest.approx(lengths[300:].mean())
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    cli_profiles.register(app)
+    text = CliRunner().invoke(app, ["profiles", "show", str(tmp_path / "p")]).stdout
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("basket ")][1:]
+    assert line[1] == "300"
+    assert line[-1] == str(lengths[:300].max())
+    assert max(map(len, text.splitlines())) <= 100
+    (tmp_path / "p" / "bag_lengths.npy").unlink()  # as of a profile of an earlier oper
+    marker = json.loads((tmp_path / "p" / "profile.json").read_text())
+    del marker["files"]["bag_lengths.npy"]
+    write_manifest(tmp_path / "p", FORMAT, marker)
+    assert Profile.load(tmp_path / "p").bag_lengths is None
+    again = run("show", tmp_path / "p", command="profiles")
+    assert [table["bag_lengths"] for table in again["tables"]] == [None, None]
 
 
 def test_a_part_of_the_log_has_the_tables_of_the_whole(run: Any, log: Path, tmp_path: Path) -> None:

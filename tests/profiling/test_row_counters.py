@@ -1,6 +1,7 @@
 """The kernels that count a batch, against NumPy: accesses, samples with the row, distinct rows."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ def drawn_logs(draw: st.DrawFn) -> Drawn:
     )
     table_of = {f"f{f}": f % len(tables) for f in range(draw(st.integers(len(tables), 4)))}
     dtype = draw(st.sampled_from([np.int32, np.int64]))
-    longest = {key: draw(st.sampled_from([None, 1, 4, 90])) for key in table_of}
+    longest = {key: draw(st.sampled_from([None, 1, 4, 90, 700])) for key in table_of}
 
     def column(key: str, samples: int) -> Jagged:
         rows = tables[table_of[key]].rows
@@ -66,6 +67,8 @@ def drawn_logs(draw: st.DrawFn) -> Drawn:
         if most is None:
             return Jagged(random.integers(0, rows, samples).astype(dtype))
         lengths = random.integers(0, most + 1, samples).astype(np.int32)
+        if draw(st.booleans()):
+            lengths[:] = lengths[0]  # bags of one length are counted without a pass over them
         return Jagged(random.integers(0, rows, int(lengths.sum())).astype(dtype), lengths)
 
     batches = []
@@ -85,6 +88,15 @@ def counted(drawn: Drawn) -> RowCounters:
 @given(drawn=drawn_logs())
 def test_counts_equal_the_reference(drawn: Drawn) -> None:
     profile = counted(drawn).profile({})
+    assert profile.bag_lengths is not None
+    bags = Counter(
+        (table, length)
+        for key, table in drawn.table_of.items()
+        for batch in drawn.batches
+        for length in np.diff(batch.features[key].offsets()).tolist()
+    )
+    pairs = [(*key, bags[key]) for key in sorted(bags)]
+    np.testing.assert_array_equal(profile.bag_lengths.pairs, pairs)
     assert profile.samples == sum(batch.samples for batch in drawn.batches)
     for table in range(len(drawn.tables)):
         accesses, samples_with_row = reference(drawn, table)

@@ -121,6 +121,7 @@ def test_profiles_count_like_logs() -> None:
     synthesizer = Synthesizer(recipe, 80_000, drift=0.2, seed=11)
     profile = synthesize_counts(synthesizer)
     assert profile.bagged == (False, True, True, True)
+    assert profile.bag_lengths is not None
     batches = list(synthesizer.batches())
     for table, feature in enumerate(recipe.features):
         rows, name = feature.table.rows, feature.table.name
@@ -135,6 +136,15 @@ def test_profiles_count_like_logs() -> None:
         )
         pairs = np.unique(np.stack([samples, values_of(batches, name)]), axis=1)
         contained = np.bincount(pairs[1], minlength=rows)
+        drawn_lengths, drawn_bags = profile.bag_lengths.of_table(table)
+        lengths = np.concatenate([np.diff(b.features[name].offsets()) for b in batches])
+        assert drawn_bags.sum() == 80_000
+        assert drawn_lengths @ drawn_bags == profile.table_accesses(table).sum()
+        logged_bags = np.bincount(lengths, minlength=int(drawn_lengths.max()) + 1)
+        of_profile = np.zeros(len(logged_bags))
+        of_profile[drawn_lengths] = drawn_bags
+        each = (of_profile - logged_bags) / np.sqrt(np.maximum(of_profile + logged_bags, 1))
+        assert np.abs(each).max() < 5.5
         for drawn, real in (
             (profile.table_accesses(table), logged),
             (profile.table_samples_with_row(table), contained),

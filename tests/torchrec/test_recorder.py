@@ -23,6 +23,8 @@ def worlds():
 def assert_equal(found: Profile, expected: Profile) -> None:
     """Two profiles have equal counts for each table, in whatever order the tables are."""
     assert found.samples == expected.samples
+    assert found.bag_lengths is not None
+    assert expected.bag_lengths is not None
     names = [table.name for table in expected.tables]
     for number, table in enumerate(found.tables):
         other = names.index(table.name)
@@ -31,6 +33,7 @@ def assert_equal(found: Profile, expected: Profile) -> None:
         np.testing.assert_array_equal(
             found.table_samples_with_row(number), expected.table_samples_with_row(other)
         )
+        assert found.bag_lengths.summary(number) == expected.bag_lengths.summary(other)
     assert len(found.tables) == len(names)
 
 

@@ -1,5 +1,6 @@
 """What `oper profile` and `oper profiles` print of a profile: its summary, as JSON or as text."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ def print_profile(name: str, summary: "ProfileSummary") -> None:
     out = new_console()
     out.print(f"{name}: {summary.samples:,} samples")
     out.print(_tables(summary))
+    if any(table.bag_lengths and table.bag_lengths.longest > 1 for table in summary.tables):
+        out.print(_bags(summary))
     if summary.counter_bytes > 4:
         out.print(f"counters            {summary.counter_bytes} bytes each, as counts exceed 4")
     for table, number in summary.skipped_ids.items():
@@ -62,8 +65,7 @@ def print_profile(name: str, summary: "ProfileSummary") -> None:
 
 def _tables(summary: "ProfileSummary") -> Any:
     made = new_table("table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids")
-    by_accesses = sorted(summary.tables, key=lambda table: -table.accesses)
-    shown = {table.name for table in by_accesses[:_MOST_TABLES]}
+    shown = _most_accessed(summary.tables)
     samples = max(summary.samples, 1)
 
     def add(entry: "AccessSummary", ids: str) -> None:
@@ -77,13 +79,40 @@ def _tables(summary: "ProfileSummary") -> Any:
             ids,
         )
 
-    for table in summary.tables:
-        if table.name in shown:
-            add(table, table.ids + (", bags" if table.bagged else ""))
+    for table in shown:
+        add(table, table.ids + (", bags" if table.bagged else ""))
     if more := len(summary.tables) - len(shown):
         made.add_row(f"… {more:,} more")
     add(summary.whole, "")
     return made
+
+
+def _bags(summary: "ProfileSummary") -> Any:
+    """The lengths of bags, of tables of which some bag has several ids."""
+    made = new_table("bags of table", "bags", "empty", "mean length", "99% up to", "longest")
+    bagged = [t for t in summary.tables if t.bag_lengths and t.bag_lengths.longest > 1]
+    shown = _most_accessed(bagged)
+    for table in shown:
+        bags = table.bag_lengths
+        assert bags is not None, "it has bags"
+        made.add_row(
+            table.name,
+            f"{bags.bags:,}",
+            f"{bags.empty_share:.1%}",
+            format_digits(bags.mean, 3),
+            f"{bags.percentile_99:,}",
+            f"{bags.longest:,}",
+        )
+    if more := len(bagged) - len(shown):
+        made.add_row(f"… {more:,} more")
+    return made
+
+
+def _most_accessed(tables: "Sequence[AccessSummary]") -> "list[AccessSummary]":
+    """As many tables as are shown, those with the most accesses, in their order."""
+    by_accesses = sorted(tables, key=lambda table: -table.accesses)
+    names = {table.name for table in by_accesses[:_MOST_TABLES]}
+    return [table for table in tables if table.name in names]
 
 
 def _distinct_line(distinct: "Distinct") -> str:

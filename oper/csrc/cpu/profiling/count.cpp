@@ -1,10 +1,12 @@
-// torch.ops.oper.count and distinct: a batch's ids into counters, and its distinct rows.
+// torch.ops.oper.count and distinct: a batch's ids into counters, its bags by their lengths, and
+// its distinct rows.
 //
 // A batch is a list of columns, each with its ids, its lengths (empty: one id a sample) and the
 // table it indexes. Tables, or parts of large ones, are shared out by threads.
 
 #include "oper/profiling/count.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -13,6 +15,7 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
+#include "oper/profiling/bag_lengths.h"
 #include "oper/profiling/distinct.h"
 
 namespace oper {
@@ -43,14 +46,18 @@ IdColumn<Id> column_of(const at::Tensor& values, const at::Tensor& lengths, int6
                     " lengths, and ", samples, " were needed");
   column.lengths = lengths.const_data_ptr<int32_t>();
   int64_t sum = 0;
-  int32_t least = 0;
+  int32_t shortest = samples > 0 ? column.lengths[0] : 0;
+  int32_t longest = 0;
   for (int64_t s = 0; s < samples; ++s) {
     sum += column.lengths[s];
-    least = std::min(least, column.lengths[s]);
+    shortest = std::min(shortest, column.lengths[s]);
+    longest = std::max(longest, column.lengths[s]);
   }
-  TORCH_CHECK_VALUE(least >= 0, "column ", number, ": a bag of ", least, " ids");
+  TORCH_CHECK_VALUE(shortest >= 0, "column ", number, ": a bag of ", shortest, " ids");
   TORCH_CHECK_VALUE(sum == values.numel(), "column ", number, ": lengths sum to ", sum, ", and ",
                     values.numel(), " ids were given");
+  column.shortest = shortest;
+  column.longest = longest;
   return column;
 }
 
@@ -100,7 +107,7 @@ std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t
   std::vector<Unit> units;
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t ids = tables[t].ids;
-    if (ids == 0) continue;
+    if (tables[t].columns.empty()) continue;
     int bits = 0;
     while ((total << bits) < threads * ids && (int64_t{1} << bits) < threads) ++bits;
     for (uint64_t index = 0; index < uint64_t{1} << bits; ++index)
@@ -113,7 +120,11 @@ std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t
 
 template <typename Id, typename Counter>
 void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
-              const TableCounters<Counter>& counters, SampleRows& seen, int64_t* bad) {
+              const TableCounters<Counter>& counters, SampleRows& seen, int64_t* bad,
+              std::vector<BagLength>& bag_lengths) {
+  // Every part of a table sees all its bags and ids, and one of them reports.
+  if (unit.part.index == 0) bag_lengths = count_bag_lengths(mine.columns, samples);
+  if (mine.ids == 0) return;
   std::vector<BadIds> found(mine.columns.size());
   if (counters.samples_with_row) {
     count_samples(mine.columns, samples, counters, unit.part, seen, found.data());
@@ -121,7 +132,6 @@ void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
     for (size_t c = 0; c < mine.columns.size(); ++c)
       found[c] = count_accesses(mine.columns[c], counters, unit.part);
   }
-  // Every part of a table sees all its ids, and one of them reports.
   if (unit.part.index != 0) return;
   for (size_t c = 0; c < mine.columns.size(); ++c) {
     bad[2 * mine.number[c]] = found[c].first;
@@ -158,17 +168,37 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
   return result;
 }
 
-at::Tensor count(const at::Tensor& accesses, const at::Tensor& samples_with_row,
-                 const at::Tensor& offsets, const at::Tensor& samples_with_row_start,
-                 const at::TensorList values, const at::TensorList lengths,
-                 const at::Tensor& table_of, int64_t samples) {
+// Table, length and number of bags of each length that a table's bags have, [N, 3].
+at::Tensor bag_length_tensor(const std::vector<std::vector<BagLength>>& of_tables) {
+  int64_t size = 0;
+  for (const auto& lengths : of_tables) size += static_cast<int64_t>(lengths.size());
+  at::Tensor result = at::empty({size, 3}, at::kLong);
+  auto* next = result.data_ptr<int64_t>();
+  for (size_t t = 0; t < of_tables.size(); ++t) {
+    for (const auto& [length, bags] : of_tables[t]) {
+      *next++ = static_cast<int64_t>(t);
+      *next++ = length;
+      *next++ = bags;
+    }
+  }
+  return result;
+}
+
+std::tuple<at::Tensor, at::Tensor> count(const at::Tensor& accesses,
+                                         const at::Tensor& samples_with_row,
+                                         const at::Tensor& offsets,
+                                         const at::Tensor& samples_with_row_start,
+                                         const at::TensorList values, const at::TensorList lengths,
+                                         const at::Tensor& table_of, int64_t samples) {
   at::Tensor bad = at::zeros({static_cast<int64_t>(values.size()), 2}, at::kLong);
   auto* bad_ids = bad.data_ptr<int64_t>();
   for (size_t n = 0; n < values.size(); ++n) bad_ids[2 * n] = -1;
+  std::vector<std::vector<BagLength>> bag_lengths;
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
     const auto counters =
         counters_of_tables<Counter>(accesses, samples_with_row, offsets, samples_with_row_start);
+    bag_lengths.resize(counters.size());
     with_id_type(values, [&](auto id) {
       const auto tables = columns_of<decltype(id)>(values, lengths, table_of,
                                                    static_cast<int64_t>(counters.size()), samples);
@@ -179,7 +209,7 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& samples_with_row,
         SampleRows seen;
         for (int64_t n = next(); n >= 0; n = next()) {
           const int64_t t = units[n].table;
-          run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids);
+          run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids, bag_lengths[t]);
         }
       };
       const auto size = static_cast<int64_t>(units.size());
@@ -191,7 +221,7 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& samples_with_row,
       }
     });
   });
-  return bad;
+  return {bad, bag_length_tensor(bag_lengths)};
 }
 
 std::tuple<at::Tensor, at::Tensor> distinct(const at::TensorList values,
@@ -224,7 +254,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "count(Tensor(a!) accesses, Tensor(b!) samples_with_row, Tensor offsets, Tensor "
       "samples_with_row_start,"
-      " Tensor[] values, Tensor[] lengths, Tensor table_of, int samples) -> Tensor");
+      " Tensor[] values, Tensor[] lengths, Tensor table_of, int samples) -> (Tensor bad, Tensor"
+      " bag_lengths)");
   m.def(
       "distinct(Tensor[] values, Tensor[] lengths, Tensor table_of, int tables, int samples,"
       " int ranks) -> (Tensor of_ranks, Tensor of_all)");

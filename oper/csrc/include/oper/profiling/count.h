@@ -18,6 +18,8 @@ struct IdColumn {
   const Id* values;
   int64_t size;
   const int32_t* lengths;
+  int32_t shortest = 1;  // of its bags
+  int32_t longest = 1;
 };
 
 // Part `index` of 2^bits: the blocks of rows whose number is `index` modulo 2^bits. Blocks are

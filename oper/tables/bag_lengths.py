@@ -1,0 +1,172 @@
+"""How many bags of each length each table has: over samples and features, empty bags too.
+
+In: pairs of a length and its bags, counted or drawn. Out: `BagLengths`, and its summary by table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats, Ints
+
+# Lengths are int32 in logs. Ids of all bags are summed as int64; half of its range leaves room for
+# the sum of two.
+_LONGEST = int(np.iinfo(np.int32).max)
+_MOST_IDS = 2.0**62
+
+
+@dataclass(frozen=True)
+class BagSummary:
+    """The bags of one table: how many there are, the share of them that is empty, and lengths.
+
+    percentile_99: the least length that 99 % of the bags do not exceed.
+    """
+
+    bags: int
+    empty_share: float
+    mean: float
+    percentile_99: int
+    longest: int
+
+
+@dataclass(frozen=True, eq=False)
+class BagLengths:
+    """`bags[n]` bags of table `table[n]` of `tables` have `length[n]` ids: int64 [N] each.
+
+    Sorted by table, then length; no pair of them repeats, and no number of bags is 0.
+    """
+
+    tables: int
+    table: Ints
+    length: Ints
+    bags: Ints
+
+    @classmethod
+    def of_pairs(cls, pairs: Ints, tables: int) -> "BagLengths":
+        """The sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
+        table, length, bags = pairs[pairs[:, 2] > 0].T
+        order = np.lexsort((length, table))
+        table, length, bags = table[order], length[order], bags[order]
+        new = np.ones(len(table), dtype=bool)
+        new[1:] = (table[1:] != table[:-1]) | (length[1:] != length[:-1])
+        first = np.flatnonzero(new)
+        summed = np.add.reduceat(bags, first) if len(first) else bags
+        return cls(tables, table[first], length[first], summed)
+
+    @classmethod
+    def sum(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
+        """The bags of several logs of the same tables."""
+        return cls.of_pairs(np.concatenate([c.pairs for c in counted]), counted[0].tables)
+
+    @classmethod
+    def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
+        """The bags of several lists of tables, as of one list."""
+        before = np.cumsum([0, *(c.tables for c in counted)])
+        table = np.concatenate([c.table + n for c, n in zip(counted, before[:-1], strict=True)])
+        length = np.concatenate([c.length for c in counted])
+        return cls(int(before[-1]), table, length, np.concatenate([c.bags for c in counted]))
+
+    @classmethod
+    def checked(cls, pairs: NDArray[np.generic], tables: int) -> "BagLengths":
+        """What `pairs` gave, from a file; ValueError where these are not such pairs."""
+        if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
+            raise ValueError(f"{pairs.dtype} {pairs.shape}, and int64 [pairs, 3] was needed")
+        table, length, bags = np.array(pairs, dtype=np.int64).T
+        if len(table) and (table.min() < 0 or table.max() >= tables):
+            raise ValueError(f"a table that is not one of {tables:,}")
+        if len(table) and (length.min() < 0 or length.max() > _LONGEST or bags.min() < 1):
+            raise ValueError("lengths or numbers of bags out of range")
+        if float(np.maximum(length, 1).astype(np.float64) @ bags) > _MOST_IDS:
+            raise ValueError(f"more than {_MOST_IDS:.4g} ids")
+        keys = table << 32 | length
+        if (keys[1:] <= keys[:-1]).any():
+            raise ValueError("they are not ascending")
+        return cls(tables, table, length, bags)
+
+    @property
+    def pairs(self) -> Ints:
+        """Table, length and bags of each pair, int64 [N, 3], as files hold them."""
+        return np.stack([self.table, self.length, self.bags], axis=1)
+
+    @cached_property
+    def first(self) -> Ints:
+        """Where each table's pairs begin, int64 [T + 1]."""
+        return np.searchsorted(self.table, np.arange(self.tables + 1)).astype(np.int64)
+
+    @property
+    def bags_of_tables(self) -> Ints:
+        """The bags of each table, int64 [T]."""
+        return self._summed(self.bags)
+
+    @property
+    def ids_of_tables(self) -> Ints:
+        """The ids of all bags of each table, int64 [T]: its accesses."""
+        return self._summed(self.bags * self.length)
+
+    @property
+    def mean_lengths(self) -> Floats:
+        """The mean length of each table's bags, empty ones too, [T]; 0 where it has none."""
+        means: Floats = self.ids_of_tables / np.maximum(self.bags_of_tables, 1)
+        return means
+
+    def of_table(self, table: int) -> tuple[Ints, Ints]:
+        """The lengths of a table's bags, ascending, and how many bags have each."""
+        mine = slice(*self.first[table : table + 2].tolist())
+        return self.length[mine], self.bags[mine]
+
+    def select(self, tables: Sequence[int]) -> "BagLengths":
+        """Those of the tables with these numbers, ascending, numbered from 0."""
+        chosen = np.asarray(tables, dtype=np.int64)
+        kept = np.isin(self.table, chosen)
+        table = np.searchsorted(chosen, self.table[kept]).astype(np.int64)
+        return BagLengths(len(chosen), table, self.length[kept], self.bags[kept])
+
+    def summary(self, table: int) -> BagSummary:
+        """The bags of one table in a few numbers; zeros where it has none."""
+        length, bags = self.of_table(table)
+        if not len(bags):
+            return BagSummary(0, 0.0, 0.0, 0, 0)
+        up_to = np.cumsum(bags)
+        total = int(up_to[-1])
+        ninety_nine_percent = total - total // 100  # rounded up
+        return BagSummary(
+            total,
+            int(bags[0]) / total if length[0] == 0 else 0.0,
+            int(length @ bags) / total,
+            int(length[np.searchsorted(up_to, ninety_nine_percent)]),
+            int(length[-1]),
+        )
+
+    def _summed(self, values: Ints) -> Ints:
+        """The sum of each table's values, exact."""
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+        return np.diff(before[self.first])
+
+
+class BagLengthSums:
+    """Adds up the pairs of many batches, in the memory of a few times their sum."""
+
+    _FEW = 1 << 14  # pairs that are kept as they come
+
+    def __init__(self, tables: int) -> None:
+        self._tables = tables
+        self._parts: list[Ints] = []
+        self._held = 0
+        self._limit = self._FEW
+
+    def add(self, pairs: Ints) -> None:
+        """Add pairs as `BagLengths.of_pairs` takes them."""
+        self._parts.append(pairs)
+        self._held += len(pairs)
+        if self._held > self._limit:
+            self._parts = [self.total().pairs]
+            self._held = len(self._parts[0])
+            self._limit = 2 * self._held + self._FEW
+
+    def total(self) -> BagLengths:
+        """The sum so far."""
+        pairs = np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
+        return BagLengths.of_pairs(pairs, self._tables)
