@@ -9,7 +9,7 @@ that equal plans have equal bytes.
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -102,9 +102,10 @@ class Plan(Summarised):
     main memory, descending. distinct_ratio: [T, 2] measured over expected distinct rows of a rank
     and of all; None: not measured. log_part: of the log that was profiled. held_out: what it
     costs on data that it was not made from, where some were kept for that. simple_plans: what whole
-    tables and equal slices would cost. seconds: spent on each step of planning; none of a plan from
-    a folder. companions: each writes what belongs into the
-    plan's folder beside it, such as vocabularies and moves.
+    tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
+    bags, by name; they are brought into the order of `tables`. seconds: spent on each step of
+    planning; none of a plan from a folder. companions: each writes what belongs into the plan's
+    folder beside it, such as vocabularies and moves.
     """
 
     tables: tuple[Table, ...]
@@ -123,8 +124,25 @@ class Plan(Summarised):
     log_part: dict[str, Any] = field(default_factory=dict)
     held_out: HeldOut | None = None
     simple_plans: tuple[SimplePlan, ...] = ()
+    pooled_tables: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.pooled_tables:
+            object.__setattr__(self, "pooled_tables", self._in_order(self.pooled_tables))
+
+    def _in_order(self, pooled: Sequence[str]) -> tuple[str, ...]:
+        """The names of pooled tables as the tables are ordered; OperError of one that cannot be
+        pooled."""
+        numbers = {self.table_index(name) for name in pooled}
+        if cached := sorted(numbers.intersection(self.tier)):
+            raise OperError(
+                f"table {self.tables[cached[0]].name!r}: is in the hosts' memory, whose rows are "
+                "cached, and pooled tables have theirs on devices: take it out of the tier, or do "
+                "not pool it"
+            )
+        return tuple(self.tables[number].name for number in sorted(numbers))
 
     def __repr__(self) -> str:
         rows = sum(table.rows for table in self.tables)
@@ -319,6 +337,7 @@ class Plan(Summarised):
             arena_slots=layout.slots.tolist(),
             topology=self.topology.to_dict() | hosts,
             tables=[table.to_dict() for table in self.tables],
+            pooled_tables=self.pooled_tables,
         )
 
 
@@ -372,8 +391,9 @@ def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
     """ValueError where the numbers of rows and slots are not those of the layout, or tables and
     ranks are described otherwise than they are understood."""
     stated = plan._stated()
-    for name in ("rows", "arena_slots", "topology", "tables"):
-        if content[name] != to_json(getattr(stated, name)):
+    again = to_json(stated)
+    for name in ("rows", "arena_slots", "topology", "tables", "pooled_tables"):
+        if content.get(name) != again.get(name):
             raise ValueError(f"Expected what follows from the rest of the plan - at `$.{name}`")
 
 
@@ -408,7 +428,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     topology = Topology.from_dict(content["topology"], str(folder / MARKER))
     stated = from_json(content, topology.ranks)
     ratio = stated.distinct_ratio
-    return Plan(
+    plan = Plan(
         tables=tuple(Table.from_dict(t) for t in stated.tables),
         topology=topology,
         workload=stated.workload,
@@ -431,6 +451,10 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         log_part=dict(stated.log_part),
         companions=tuple(_copied(folder, name) for name in _COMPANIONS if (folder / name).exists()),
     )
+    try:
+        return replace(plan, pooled_tables=stated.pooled_tables)
+    except OperError as error:
+        raise ValueError(f"{error} - at `$.pooled_tables`") from error
 
 
 def _copied(folder: Path, name: str) -> Callable[[Path], None]:

@@ -1,7 +1,9 @@
 """plan.json: what a plan states beside its arrays, as typed objects, and as JSON.
 
 `Stated` is the file's schema: its fields are the file's keys, and msgspec derives reading, writing
-and validation from their types. What follows from other figures (`DERIVED` of their class) is
+and validation from their types. A field that its class has in `WHERE_ANY` has a key only where it
+is not empty: files of plans without it are as they were before there was such a field, and who does
+not know it refuses the others. What follows from other figures (`DERIVED` of their class) is
 written for readers of the file, and compared when it is read. What other commands print as JSON is
 written and read in this way too.
 """
@@ -9,7 +11,16 @@ written and read in this way too.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NotRequired,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 import numpy as np
@@ -92,6 +103,8 @@ class Stated:
     memories together.
     """
 
+    WHERE_ANY: ClassVar = ("pooled_tables",)
+
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
     samples: int
@@ -108,12 +121,13 @@ class Stated:
     arena_slots: list[list[int]]
     topology: dict[str, Any]
     tables: list[dict[str, Any]]
+    pooled_tables: tuple[str, ...] = ()
 
 
 def to_json(value: Any) -> Any:
     """A typed object as JSON has it, with what is derived from its fields."""
     if is_dataclass(value) and not isinstance(value, type):
-        content = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        content = {name: to_json(getattr(value, name)) for name in _keys(value)}
         return content | {name: getattr(value, name) for name in _derived(type(value))}
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -154,6 +168,13 @@ def typed(content: Any, kind: type[_T], ranks: int) -> _T:
     return found
 
 
+def _keys(value: Any) -> list[str]:
+    """The names of the fields of a dataclass's object that its JSON has."""
+    where_any = getattr(type(value), "WHERE_ANY", ())
+    names = [field.name for field in fields(value)]
+    return [name for name in names if name not in where_any or getattr(value, name)]
+
+
 def _derived(kind: type) -> tuple[str, ...]:
     """The names of the figures that follow from the fields of a dataclass."""
     return getattr(kind, "DERIVED", ())
@@ -186,7 +207,7 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
         return
     derived = _derived(type(value))
     # A key that is left out would have what is usual, and the plan was not made for that.
-    keys = {field.name for field in fields(value)} | {*derived}
+    keys = {*_keys(value), *derived}
     if different := keys ^ (content.keys() - (_OF_FOLDER if place == "$" else ())):
         name = min(different)
         wrong = "is missing" if name in keys else "is no key of a plan"
@@ -195,7 +216,7 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
     for field in fields(value):
         inner, at = getattr(value, field.name), f"{place}.{field.name}"
         if not isinstance(inner, np.ndarray):
-            _check(inner, content[field.name], ranks, at)
+            _check(inner, content.get(field.name, ()), ranks, at)
             continue
         if not np.isfinite(inner).all():
             raise ValueError(f"Expected finite numbers - at `{at}`")

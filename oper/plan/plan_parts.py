@@ -65,6 +65,9 @@ def select(plan: Plan, tables: Sequence[int]) -> Plan:
             counts.everywhere_least[chosen],
         ),
         memories=tuple(m for m in memories if m.name == DEVICE or m.tables),
+        pooled_tables=tuple(
+            plan.tables[t].name for t in chosen if plan.tables[t].name in plan.pooled_tables
+        ),
         distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
     )
 

@@ -39,6 +39,7 @@ from oper.runtime.memory.step_room import StepRoom
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
+from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
@@ -106,7 +107,9 @@ class EmbeddingEngine:
             self.table_io = TableIO(plan, self.tables, memory)
             self.source = _make_source(make_source, plan, self.tables, memory)
             self.gradients = self._make_gradients(memory) if self.training else None
-            fetcher = RowFetcher(memory, self.source, plan.workload.known_fetch, self._far_tables())
+            forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
+            fetch, far = plan.workload.known_fetch, self._far_tables()
+            fetcher = RowFetcher(memory, self.source, fetch, far, forwarding)
             address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
@@ -125,6 +128,7 @@ class EmbeddingEngine:
             sorter,
             self.device,
             room,
+            forwarding,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -164,7 +168,8 @@ class EmbeddingEngine:
 
     @torch.compiler.disable  # which looks at ids and makes structs of NumPy's: no graph
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup."""
+        """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup. Where
+        tables are pooled between nodes, all ranks prepare batches together, in one order."""
         self._guard.check()
         with self._guard.failing_together():
             return self._preparer.prepare(batch)

@@ -259,6 +259,40 @@ def test_a_replay_of_another_log_is_told(saved):
     assert "is it the log that was profiled?" in finding.wrong
 
 
+def test_pooled_tables_are_saved_in_the_tables_order_and_only_where_there_are_any(copied):
+    plan = Plan.load(copied)
+    assert "pooled_tables" not in json.loads((copied / MARKER).read_text())
+    pooled = replace(plan, pooled_tables=("d", "a"))
+    assert pooled.pooled_tables == ("a", "d")
+    pooled.save(copied, overwrite=True)
+    assert json.loads((copied / MARKER).read_text())["pooled_tables"] == ["a", "d"]
+    assert Plan.load(copied).pooled_tables == ("a", "d")
+    assert wrong(copied) == {}
+    replace(pooled, pooled_tables=()).save(copied, overwrite=True)
+    assert "pooled_tables" not in json.loads((copied / MARKER).read_text())
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (
+            ["x"],
+            "table 'x': the plan has no such table; it has a, b, c, d - at `\\$.pooled_tables`",
+        ),
+        (["d", "a"], "Expected what follows from the rest of the plan - at `\\$.pooled_tables`"),
+        (["a", "a"], "Expected what follows from the rest of the plan - at `\\$.pooled_tables`"),
+        ([], "`pooled_tables` is no key of a plan - at `\\$`"),
+        ("a", "Expected `array`, got `str` - at `\\$.pooled_tables`"),
+    ],
+)
+def test_names_of_pooled_tables_that_no_plan_has_are_refused(copied, names, error):
+    content = json.loads((copied / MARKER).read_text())
+    (copied / MARKER).unlink()
+    manifest.write_manifest(copied, FORMAT, content | {"pooled_tables": names})
+    with pytest.raises(OperError, match=error):
+        Plan.load(copied)
+
+
 def with_layout(folder: Path, **changes: Any) -> None:
     plan = Plan.load(folder)
     replace(plan, layout=replace(plan.layout, **changes)).save(folder, overwrite=True)

@@ -1,14 +1,17 @@
 """Parts of plans: every row keeps its holders and paths, and slots are as dense as the plan's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan
@@ -142,3 +145,19 @@ def test_a_plan_is_its_own_part():
     plan = random_plan(0, tables, 2)
     assert part_of(plan, [1, 2, 0]) is plan
     assert part_of(plan, [2, 0]).tables == (tables[0], tables[2])
+
+
+def test_parts_pool_their_own_tables() -> None:
+    tables = tuple(Table(name, 10, 4) for name in "abc")
+    plan = replace(random_plan(1, tables, 2), pooled_tables=("a", "c"))
+    assert part_of(plan, [1, 2]).pooled_tables == ("c",)
+    assert part_of(plan, [1]).pooled_tables == ()
+
+
+def test_tables_of_the_tier_are_not_pooled() -> None:
+    tables = (Table("a", 10, 4), Table("b", 10, 8))
+    plan = random_plan(1, tables, 2, tier=(1,))
+    with pytest.raises(OperError, match="table 'b': is in the hosts' memory"):
+        replace(plan, pooled_tables=("a", "b"))
+    with pytest.raises(OperError, match="table 'z': the plan has no such table; it has a, b"):
+        replace(plan, pooled_tables=("z",))

@@ -63,18 +63,30 @@ class Proxies:
         from each rank named there. All ranks of the group call this together; `action` says in
         errors what they were waited for.
         """
+        outgoing = torch.cat([torch.empty(0, dtype=dtype), *(parts[r] for r in sorted(parts))])
+        outgoing_sizes = {rank: len(part) for rank, part in parts.items()}
+        incoming = outgoing.new_empty(sum(sizes.values()))
+        return self.send(outgoing, outgoing_sizes, incoming, sizes, action)
+
+    def send(
+        self,
+        outgoing: torch.Tensor,
+        outgoing_sizes: Mapping[int, int],
+        incoming: torch.Tensor,
+        sizes: Mapping[int, int],
+        action: str,
+    ) -> dict[int, torch.Tensor]:
+        """What `exchange` does, of parts that lie one after the other in `outgoing`, in the order
+        of ranks; what is received comes into `incoming` in this way, and is returned by rank."""
         ranks = range(self._node.ranks)
         incoming_sizes = [sizes.get(r, 0) for r in ranks]
-        outgoing = torch.cat([torch.empty(0, dtype=dtype), *(parts[r] for r in sorted(parts))])
-        incoming = outgoing.new_empty(sum(incoming_sizes))
-        outgoing_sizes = [len(parts[r]) if r in parts else 0 for r in ranks]
         assert self._node.group is not None
         self._node.group.run(
             dist.all_to_all_single,
             incoming,
             outgoing,
             incoming_sizes,
-            outgoing_sizes,
+            [outgoing_sizes.get(r, 0) for r in ranks],
             action=action,
         )
         self.received_bytes += incoming.nbytes

@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from oper.runtime.memory.forwarded_bags import ForwardedBags
+
 
 @dataclass(frozen=True, eq=False)
 class SortedRows:
@@ -135,6 +137,10 @@ class PreparedBatch:
     `offsets` are those of what is pooled: None where every access is put out by itself, be it that
     each sample has one, or that the module pools nothing. Which accesses are whose sample's say
     `bags`, None where each sample has one of every feature. A graph's batch has no samples.
+
+    Where bags were forwarded between nodes, accesses and features are those of the joined batch:
+    this rank's own, as far as they read rows of its node, and then its clients' (`forwarded`).
+    Output, samples and bags are its own.
     """
 
     addresses: torch.Tensor  # int64 [N]
@@ -150,6 +156,7 @@ class PreparedBatch:
     trains: bool = False  # whether there may be a backward
     report: torch.Tensor | None = None  # int64 [2], where the host has not looked (late_checks.py)
     on_device: torch.Tensor | None = None  # `features` there, where gradients are summed there
+    forwarded: ForwardedBags | None = None  # None: nothing is forwarded
 
     @property
     def features_there(self) -> torch.Tensor:
@@ -157,10 +164,20 @@ class PreparedBatch:
         return self.features if self.on_device is None else self.on_device
 
     @property
+    def given_weights(self) -> torch.Tensor | None:
+        """The weights of this rank's accesses, as they were given."""
+        return self.weights if self.forwarded is None else self.forwarded.weights
+
+    @property
+    def own_features(self) -> torch.Tensor:
+        """Those of `features` that are put out."""
+        return self.features if self.forwarded is None else self.forwarded.features
+
+    @property
     def lengths(self) -> torch.Tensor:
         """How many accesses of each feature each sample has, [F, samples]."""
         assert self.keys, "a graph's batch has no samples"
-        shape = (len(self.features), self.samples)
+        shape = (len(self.keys), self.samples)
         if self.bags is None:
             return torch.ones(1, 1, dtype=torch.int64).expand(shape)
         return self.bags.diff().view(shape)

@@ -111,7 +111,15 @@ def check_for_devices(plan: Plan, where: str) -> None:
 def check_nodes(node: Node, plan: Plan, where: str) -> None:
     """OperError where ranks `where`, on CUDA devices, are of several nodes and the plan has no
     transport between these."""
-    if len(node.peers) == node.ranks or plan.topology.transport == NVSHMEM:
+    if len(node.peers) == node.ranks:
+        return
+    if plan.topology.transport == NVSHMEM:
+        if plan.pooled_tables:
+            raise OperError(
+                f"table {plan.pooled_tables[0]!r}: the plan pools its bags between nodes, and on "
+                f"{where} rows of other nodes are read by {NVSHMEM}, each for itself: plan without "
+                "pooled tables, or serve on CPU ranks (device cpu)"
+            )
         return
     way = "train on CPU ranks (device cpu)"
     if not plan.workload.training:
@@ -152,7 +160,13 @@ def plan_digest(plan: Plan) -> bytes:
             digest.update(np.ascontiguousarray(array).data)
     digest.update(
         repr(
-            (plan.tables, plan.workload, plan.allreduce_method, plan.topology.known_transport)
+            (
+                plan.tables,
+                plan.workload,
+                plan.allreduce_method,
+                plan.topology.known_transport,
+                plan.pooled_tables,
+            )
         ).encode()
     )
     return digest.digest()

@@ -27,6 +27,13 @@ _VECTORS = (
     "fetched_bytes",
     "gradient_rows",  # summed gradients for each owner, itself included
     "gradient_bytes",
+    # Of pooled tables, by the rank of another node that the bags were forwarded to: it reads the
+    # rows, which are among its accesses and not among this rank's.
+    "forwarded_bags",  # parts of bags, each with an access or more
+    "forwarded_accesses",
+    "forwarded_bytes",  # sent for them: lengths, addresses and weights
+    "bag_sum_bytes",  # that came back, a vector a bag
+    "bag_gradient_bytes",  # that were sent, a vector a bag
 )
 
 

@@ -241,6 +241,11 @@ class Gradients:
             return {}
         slots_in, grads_in = [], []
         for b in self._bucket_numbers:
+            if self._buckets[b].pooled:  # bags were forwarded, and their gradients with them
+                nothing = torch.empty(0, self._buckets[b].dim)
+                slots_in.append([torch.empty(0, dtype=torch.int64)] * self._node.ranks)
+                grads_in.append([nothing] * self._node.ranks)
+                continue
             slots_out, grads_out = [], []
             for rank in range(self._node.ranks):
                 group = rows.groups(b)[1 + rank]

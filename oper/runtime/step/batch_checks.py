@@ -115,7 +115,7 @@ def check_finite(
     error."""
     if torch.isfinite(grad).all():
         return
-    for feature in batch.features.numpy().view(FEATURE)[:, 0]:
+    for feature in batch.own_features.numpy().view(FEATURE)[:, 0]:
         shape, stride = (feature["bags"], feature["dim"]), (feature["out_stride"], 1)
         finite = torch.isfinite(grad.as_strided(shape, stride, feature["out_base"])).all(dim=1)
         if not finite.all():

@@ -64,7 +64,7 @@ class LookupOperator:
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; its backward is a training step."""
         if not torch.compiler.is_compiling():
-            return _Lookup.apply(self.anchor, batch.weights, batch, self._step)
+            return _Lookup.apply(self.anchor, batch.given_weights, batch, self._step)
         return torch.ops.oper.embedding_lookup(
             self.anchor,
             batch.addresses,

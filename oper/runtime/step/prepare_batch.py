@@ -2,7 +2,7 @@
 
 A KeyedJaggedTensor's features are brought into the module's order where they are not, its ids are
 translated by the address map, and its accesses are sorted where something needs that: backward, or
-a read of distinct or remote rows.
+a read of distinct or remote rows. Where tables are pooled between nodes, bags are exchanged before.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
+from oper.runtime.step.bag_forwarding import Accesses, BagForwarding
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
@@ -28,7 +29,7 @@ class BatchPreparer:
     """Prepares the batches of one engine, which are on `device`, where the address map is.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward.
+    be a backward. `forwarding` is None where no bags go to other nodes.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class BatchPreparer:
         sorter: Sorter,
         device: Device,
         room: StepRoom,
+        forwarding: BagForwarding | None,
         *,
         weighted: bool,
         bounds: str,
         trains: bool,
     ) -> None:
         self._features, self._map, self._sorter = features, address_map, sorter
-        self._device, self._room = device, room
+        self._device, self._room, self._forwarding = device, room, forwarding
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
@@ -84,7 +86,10 @@ class BatchPreparer:
             segment_offset, on_device = there, self._there(descriptors)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
-        read = (addresses, segment_offset, offsets, weights, descriptors)
+        read = Accesses(addresses, segment_offset, offsets, weights, descriptors)
+        forwarded = None
+        if self._forwarding is not None:
+            read, forwarded = self._forwarding.join(read, elements)
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)
@@ -98,6 +103,7 @@ class BatchPreparer:
             trains,
             report,
             on_device,
+            forwarded,
         )
 
     def _there(self, descriptors: torch.Tensor) -> torch.Tensor | None:

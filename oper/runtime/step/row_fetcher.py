@@ -2,6 +2,8 @@
 
     raw        every access reads its row, through a pointer into the owner's arena
     distinct   every distinct remote row is copied once into a buffer here, and pooled from there
+    pooled     every access reads its row by pointer, and bags that read rows of other nodes are
+               forwarded there (bag_forwarding.py)
 
 Rows of ranks that share no memory are always copied into the buffer, by two all_to_all; devices
 whose transport is NVSHMEM read them in the lookup's kernel itself, or distinct ones into the buffer
@@ -22,6 +24,7 @@ from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.row_source import Fetched, RowSource
 from oper.runtime.tables.kernel_structs import FEATURE
 
@@ -30,12 +33,18 @@ _LOOKUP = FEATURE.names.index("lookup") if FEATURE.names else 0
 
 class RowFetcher:
     """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct.
-    `far` says which lookups may read rows of ranks whose memory is not mapped, bool [lookups]."""
+    `far` says which lookups may read rows of ranks whose memory is not mapped, bool [lookups];
+    `forwarding` is None where no bags go to other nodes."""
 
     def __init__(
-        self, memory: TableMemory, source: RowSource | None, fetch: str, far: torch.Tensor
+        self,
+        memory: TableMemory,
+        source: RowSource | None,
+        fetch: str,
+        far: torch.Tensor,
+        forwarding: BagForwarding | None = None,
     ) -> None:
-        self.source = source
+        self.source, self.forwarding = source, forwarding
         self._heap, self._buckets, self._node = memory.heap, memory.buckets, memory.node
         self._rank, self._ranks = memory.node.rank, memory.node.ranks
         self._distinct, self._all_to_all = fetch == "distinct", memory.all_to_all
@@ -43,13 +52,15 @@ class RowFetcher:
         self._device = self._heap.device
         self._symmetric, self._far = memory.symmetric, far
         self._sizes = torch.from_numpy(self._row_bytes).to(self._device.torch_device)
+        self._pooled = np.array([bucket.pooled for bucket in self._buckets])
 
     @property
     def needs_runs(self) -> bool:
         """Whether a batch must be sorted to be read."""
         if self._symmetric is not None:
             return self._distinct
-        return self._all_to_all is not None or (self._distinct and self._ranks > 1)
+        by_row = self._all_to_all is not None or (self._distinct and self._ranks > 1)
+        return by_row and not self._pooled.all()
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
@@ -61,21 +72,38 @@ class RowFetcher:
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.read(batch, fetched)
-        return self._device.ops().pooled_rows(
+        bags = batch.forwarded
+        if bags is None:
+            return self._add_up(batch, fetched, batch.features, batch.out_elements)
+        assert self.forwarding is not None
+        clients = bags.clients
+        sums = self._add_up(batch, fetched, clients.features, clients.all_elements)
+        own = batch.features[: len(bags.features)]
+        out = self._add_up(batch, fetched, own, batch.out_elements)
+        self.forwarding.add_sums(batch, out, self.forwarding.send_sums(bags, sums))
+        return out
+
+    def _add_up(
+        self, batch: PreparedBatch, fetched: Fetched, features: torch.Tensor, elements: int
+    ) -> torch.Tensor:
+        """The sums of the bags of some of a batch's features, flat float32 [elements]."""
+        found: torch.Tensor = self._device.ops().pooled_rows(
             fetched.addresses,
             batch.offsets,
             batch.weights,
-            batch.features,
+            features,
             fetched.bases,
             self._rank,
-            batch.out_elements,
+            elements,
             torch.float32,
             self._device.stream,
             batch.report,
         )
+        return found
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
-        """The gradients of a batch's weights [N], from that of its output."""
+        """The gradients of a batch's weights [N], from that of its output; where bags are
+        forwarded, from that of the joined batch."""
         if self._symmetric is not None:
             with self._symmetric.reading():
                 if not self._distinct and bool(self._far_of(batch).any()):
@@ -88,13 +116,17 @@ class RowFetcher:
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.reread(batch, fetched)
-        return self._weight_gradients(batch, grad, fetched)
+        found = self._weight_gradients(batch, grad, fetched)
+        if batch.forwarded is None:
+            return found
+        assert self.forwarding is not None
+        return self.forwarding.weight_gradients(batch.forwarded, found)
 
     def _weight_gradients(
         self, batch: PreparedBatch, grad: torch.Tensor, fetched: Fetched
     ) -> torch.Tensor:
         self._device.keep(batch.read)
-        return self._device.ops().weight_gradients(
+        found: torch.Tensor = self._device.ops().weight_gradients(
             grad,
             fetched.addresses,
             batch.offsets,
@@ -105,6 +137,7 @@ class RowFetcher:
             self._device.stream,
             batch.report,
         )
+        return found
 
     def _fetch(self, batch: PreparedBatch) -> Fetched:
         """Copy remote rows into the buffer, where they are not read by pointer."""
@@ -120,6 +153,8 @@ class RowFetcher:
         for b, bucket in enumerate(self._buckets):
             if bucket.tier and self.source is not None and batch.trains:
                 continue
+            if bucket.pooled:
+                continue  # by pointer: what is left of its bags is of this node
             wanted = []
             for rank in range(self._ranks):
                 rows = runs.owned(b, rank)
@@ -220,6 +255,8 @@ class RowFetcher:
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
         counters.add(lookups=1, accesses=len(batch.addresses))
+        if batch.forwarded is not None and self.forwarding is not None:
+            self.forwarding.count(batch.forwarded, counters)
         on_host = self._device.kind == "cpu"
         rows = batch.rows if on_host and not batch.sorting else None
         if rows is None or rows.accesses < len(batch.addresses):
@@ -252,7 +289,9 @@ class RowFetcher:
     def _by_source(self, accesses: Ints, rows: Ints | None = None) -> dict[str, Any]:
         """Counters from accesses [buckets, ranks + 1] and the rows fetched for them (None: one for
         each), replicas first."""
-        fetched = (accesses if rows is None else rows)[:, 1:]
+        fetched = accesses[:, 1:]
+        if rows is not None:
+            fetched = np.where(self._pooled[:, None], fetched, rows[:, 1:])
         by_source = accesses.sum(axis=0)
         return {
             "replica_accesses": int(by_source[0]),

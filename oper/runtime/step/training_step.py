@@ -62,6 +62,11 @@ class TrainingStep:
 
     def check_graphs(self) -> None:
         """OperError where a graph cannot look the tables up."""
+        if self._fetcher.forwarding is not None:
+            raise OperError(
+                "a graph of torch.compile cannot look up pooled tables, whose bags are forwarded "
+                "to other nodes: leave the lookup out of it, as the sharded modules do"
+            )
         if self._source is not None:
             raise OperError(
                 "a graph of torch.compile cannot look up tables of the tier, which are cached: "
@@ -132,6 +137,9 @@ class TrainingStep:
             batch = replace(batch, sort=sort)
         if not self._fetcher.needs_runs:
             self._count_distinct(batch)
+        if batch.forwarded is not None and self._fetcher.forwarding is not None:
+            grad = self._fetcher.forwarding.gradients(batch, grad)
+            self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
         self._order.before_read()
         weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()

@@ -1,7 +1,8 @@
 """The tables of one embedding module, and the buckets that its rows are sorted and updated in.
 
 A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
-arenas, one under the other, and one call updates all that were touched. Those of the tier's tables
+arenas, one under the other, and one call updates all that were touched. Pooled tables are in
+buckets of their own, as nothing of these goes to other nodes but bags. Those of the tier's tables
 that are trained come last.
 """
 
@@ -38,6 +39,7 @@ class Bucket:
     dim: int
     optimizer: Optimizer
     tier: bool = False
+    pooled: bool = False  # read as bags where the rows are of other nodes
 
     @property
     def trained(self) -> bool:
@@ -51,14 +53,15 @@ class Bucket:
 
 def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
     """The buckets of a module's tables, in the order of their first tables, the tier's last."""
-    found: dict[tuple[int, str, int, Optimizer, bool], list[int]] = {}
+    found: dict[tuple[int, str, int, Optimizer, bool, bool], list[int]] = {}
     for number, table in enumerate(tables):
         planned = plan.tables[table.index]
         width = int(plan.layout.width_of_table[table.index])
         trained = plan.workload.training
         optimizer = table.optimizer.for_rows(planned.dtype) if trained else NO_OPTIMIZER
         tier = table.index in plan.tier and optimizer.kind != "none"
-        key = (width, planned.dtype, planned.dim, optimizer, tier)
+        pooled = planned.name in plan.pooled_tables and table.pooling != "none"
+        key = (width, planned.dtype, planned.dim, optimizer, tier, pooled)
         found.setdefault(key, []).append(number)
     buckets = [Bucket(tuple(members), *key) for key, members in found.items()]
     return tuple(sorted(buckets, key=lambda bucket: bucket.tier))

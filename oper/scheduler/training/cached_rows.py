@@ -336,7 +336,8 @@ def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierA
 
 def _by_sample(batch: PreparedBatch, accesses: _TierAccesses) -> tuple[torch.Tensor, torch.Tensor]:
     """The addresses sample after sample, and where each sample's begin and end, [samples + 1]."""
-    of_tier = batch.lengths[accesses.features].numpy().astype(np.int64)
+    # Features behind the batch's own are bags of other nodes, whose tables are not in the tier.
+    of_tier = batch.lengths[accesses.features[: len(batch.keys)]].numpy().astype(np.int64)
     order = torch.from_numpy(sample_major(of_tier))
     ends = torch.from_numpy(np.append(0, np.cumsum(of_tier.sum(axis=0))))
     return accesses.addresses[order], ends

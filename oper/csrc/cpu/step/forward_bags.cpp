@@ -1,0 +1,355 @@
+// torch.ops.oper.forward_bags, join_bags, add_bags, gather_bags and float_tensor: a batch whose
+// bags read rows of several nodes, taken apart and put together with the bags of others.
+
+#include "oper/step/forward_bags.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "cpu/common/arguments.h"
+#include "cpu/common/output_buffers.h"
+#include "cpu/common/parallel.h"
+#include "cpu/step/batch_arguments.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kBagsPerTask = 1 << 10;
+constexpr int64_t kHeaderWords = 2;  // of a feature
+
+// Which node each rank is of, as the kernels take it, and one more for addresses of no rank.
+struct DestinationTable {
+  std::vector<int32_t> of_rank;
+  int32_t own;
+
+  DestinationTable(at::IntArrayRef destination_of, int64_t destinations)
+      : own(static_cast<int32_t>(destinations)) {
+    check_size(destinations, 1, kMostThings, "destinations");
+    for (const int64_t to : destination_of) {
+      TORCH_CHECK_INDEX(to >= 0 && to <= destinations, "destination_of: ", to, " is none of ",
+                        destinations, ", and not this rank's own node");
+      of_rank.push_back(static_cast<int32_t>(to));
+    }
+    of_rank.push_back(own);
+  }
+
+  Destinations view() const { return {of_rank.data(), of_rank.size() - 1, own}; }
+};
+
+Codes codes_of(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) {
+  check_size(slot_bits, 0, kSlotBits, "slot_bits");
+  check_size(code_words, 1, 2, "code_words");
+  for (const int64_t place : places) check_size(place, 0, kMostThings, "places");
+  return {places.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
+}
+
+// A batch without rows to read: its accesses and bags, checked, and features that fit them.
+Batch bags_of_features(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                       const std::optional<at::Tensor>& weights, const at::Tensor& features) {
+  Batch batch{};
+  batch.accesses = addresses.numel();
+  check_size(batch.accesses, 0, std::numeric_limits<int32_t>::max(), "addresses: accesses");
+  batch.addresses = elements<int64_t>(addresses, "addresses");
+  if (offsets) {
+    with_bag_offsets(*offsets, batch.accesses, [&](const auto* begins) {
+      if constexpr (std::is_same_v<decltype(begins), const int32_t*>)
+        batch.offsets32 = begins;
+      else
+        batch.offsets64 = begins;
+    });
+  }
+  if (weights) batch.weights = elements<float>(*weights, batch.accesses, "weights");
+  batch.features = structs<Feature>(features, "features");
+  batch.feature_count = features.size(0);
+  const int64_t bags = bags_of(addresses, offsets);
+  for (int64_t f = 0; f < batch.feature_count; ++f) {
+    const Feature& feature = batch.features[f];
+    TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                          feature.first_bag <= bags - feature.bags,
+                      "features: number ", f, " has bags beyond the ", bags, " there are");
+  }
+  return batch;
+}
+
+// f(feature) for each of `count` features, on all threads.
+template <typename F>
+void for_each_feature(int64_t count, const F& f) {
+  share_out(count, [&](const auto& next) {
+    for (int64_t n = next(); n >= 0; n = next()) f(n);
+  });
+}
+
+// The words for each node, the places of its bags' sums in the output, and, of weighted bags, the
+// positions of its accesses in the batch. Features are in an order that all ranks know.
+using Parcels =
+    std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>;
+
+Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                     const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                     at::IntArrayRef destination_of, int64_t destinations, at::IntArrayRef places,
+                     int64_t slot_bits, int64_t code_words) {
+  const Batch batch = bags_of_features(addresses, offsets, weights, features);
+  const DestinationTable table(destination_of, destinations);
+  const Destinations to = table.view();
+  const Codes codes = codes_of(places, slot_bits, code_words);
+  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: one for each rank was needed");
+  const int64_t count = batch.feature_count;
+  std::vector<Forwarded> found(count);
+  for_each_feature(count,
+                   [&](int64_t f) { found[f] = count_feature(batch, batch.features[f], to); });
+
+  Parcels result;
+  auto& [all_words, all_places, all_positions] = result;
+  std::vector<std::vector<Parcel>> parcels(count, std::vector<Parcel>(destinations));
+  for (int64_t d = 0; d < destinations; ++d) {
+    int64_t bags = 0, accesses = 0;
+    for (const Forwarded& of : found) bags += of.bags[d], accesses += of.accesses[d];
+    const int64_t of_access = code_words + (weights ? 1 : 0);
+    const int64_t size = kHeaderWords * count + bags + of_access * accesses;
+    all_words.push_back(at::empty({size}, at::kInt));
+    all_places.push_back(at::empty({bags}, at::kLong));
+    if (weights) all_positions.push_back(at::empty({accesses}, at::kInt));
+    auto* const words = all_words[d].mutable_data_ptr<int32_t>();
+    int32_t* const lengths = words + kHeaderWords * count;
+    int32_t* const first_code = lengths + bags;
+    auto* const first_weight = reinterpret_cast<float*>(first_code + code_words * accesses);
+    int64_t bag = 0, access = 0;
+    for (int64_t f = 0; f < count; ++f) {
+      words[f] = static_cast<int32_t>(found[f].bags[d]);
+      words[count + f] = static_cast<int32_t>(found[f].accesses[d]);
+      parcels[f][d] = {lengths + bag, all_places[d].mutable_data_ptr<int64_t>() + bag,
+                       first_code + code_words * access, weights ? first_weight + access : nullptr,
+                       weights ? all_positions[d].mutable_data_ptr<int32_t>() + access : nullptr};
+      bag += found[f].bags[d];
+      access += found[f].accesses[d];
+    }
+  }
+  for_each_feature(count, [&](int64_t f) {
+    write_feature(batch, batch.features[f], to, codes, parcels[f].data());
+  });
+  return result;
+}
+
+// What a client forwarded, of words that came over a network.
+struct Received {
+  const int32_t* lengths;
+  const int32_t* codes;
+  const float* weights;
+  int64_t bags, accesses;
+};
+
+Received received_of(const at::Tensor& words, int64_t features, int64_t code_words, bool weighted) {
+  const int32_t* const word =
+      elements_at_least<int32_t>(words, kHeaderWords * features, "received");
+  int64_t bags = 0, accesses = 0;
+  for (int64_t f = 0; f < features; ++f) {
+    TORCH_CHECK_VALUE(word[f] >= 0 && word[features + f] >= word[f],
+                      "received: fewer accesses than bags of feature ", f);
+    bags += word[f];
+    accesses += word[features + f];
+  }
+  const int64_t size = kHeaderWords * features + bags + (code_words + weighted) * accesses;
+  TORCH_CHECK_VALUE(words.numel() == size, "received: ", words.numel(), " words, and ", size,
+                    " follow from their first ones");
+  const int32_t* const lengths = word + kHeaderWords * features;
+  const int32_t* length = lengths;
+  for (int64_t f = 0; f < features; ++f) {
+    int64_t sum = 0;
+    for (int64_t bag = 0; bag < word[f]; ++bag, ++length) {
+      TORCH_CHECK_VALUE(*length > 0, "received: a bag of ", *length, " accesses");
+      sum += *length;
+    }
+    TORCH_CHECK_VALUE(sum == word[features + f], "received: the bags of feature ", f, " have ", sum,
+                      " accesses, and ", word[features + f], " came");
+  }
+  const int32_t* const codes = lengths + bags;
+  return {lengths, codes, reinterpret_cast<const float*>(codes + code_words * accesses), bags,
+          accesses};
+}
+
+// Addresses, offsets of bags, weights if there are any, and of this rank's accesses their positions
+// in the batch, if there are weights.
+using JoinedBatch = std::tuple<at::Tensor, at::Tensor, std::optional<at::Tensor>, at::Tensor>;
+
+JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                      const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                      at::IntArrayRef forwards, at::IntArrayRef destination_of,
+                      int64_t destinations, at::IntArrayRef kept, at::TensorList received,
+                      int64_t forwarded_features, at::IntArrayRef fields, int64_t slot_bits,
+                      int64_t code_words) {
+  const Batch batch = bags_of_features(addresses, offsets, weights, features);
+  const DestinationTable table(destination_of, destinations);
+  const Destinations to = table.view();
+  const Codes codes = codes_of({}, slot_bits, code_words);
+  const int64_t count = batch.feature_count;
+  TORCH_CHECK_VALUE(
+      static_cast<int64_t>(forwards.size()) == count && static_cast<int64_t>(kept.size()) == count,
+      "forwards, kept: one for each of ", count, " features was needed");
+  check_size(forwarded_features, 0, kMostThings, "forwarded_features");
+  std::vector<Received> parts;
+  for (const at::Tensor& words : received)
+    parts.push_back(received_of(words, forwarded_features, code_words, weights.has_value()));
+
+  int64_t own = 0, bags = 0;
+  for (int64_t f = 0; f < count; ++f) {
+    check_size(kept[f], 0, batch.accesses, "kept");
+    own += kept[f];
+    bags += batch.features[f].bags;
+  }
+  int64_t all = own, all_bags = bags;
+  for (const Received& part : parts) all += part.accesses, all_bags += part.bags;
+  check_size(all, 0, std::numeric_limits<int32_t>::max(), "received: accesses");
+  at::Tensor joined = pooled_tensor(all, at::kLong);
+  at::Tensor ends = pooled_tensor(all_bags + 1, at::kInt);
+  std::optional<at::Tensor> joined_weights;
+  if (weights) joined_weights = pooled_tensor(all, at::kFloat);
+  at::Tensor positions = at::empty({weights ? own : 0}, at::kInt);
+  auto* const address = joined.mutable_data_ptr<int64_t>();
+  auto* const offset = ends.mutable_data_ptr<int32_t>();
+  auto* const weight = weights ? joined_weights->mutable_data_ptr<float>() : nullptr;
+  auto* const position = weights ? positions.mutable_data_ptr<int32_t>() : nullptr;
+  offset[0] = 0;
+
+  std::vector<Joined> places;
+  int64_t access = 0, bag = 1;
+  for (int64_t f = 0; f < count; ++f) {
+    places.push_back({address, offset + bag, weight, position, access, access + kept[f]});
+    access += kept[f];
+    bag += batch.features[f].bags;
+  }
+  std::vector<uint8_t> fits(count);
+  for_each_feature(count, [&](int64_t f) {
+    fits[f] = keep_feature(batch, batch.features[f], to, forwards[f] != 0, places[f]);
+  });
+  for (int64_t f = 0; f < count; ++f)
+    TORCH_CHECK_VALUE(fits[f], "kept: feature ", f, " does not keep ", kept[f], " accesses");
+
+  const int64_t slots = (int64_t{1} << slot_bits) - 1;
+  for (const Received& part : parts) {
+    int64_t end = access;
+    for (int64_t b = 0; b < part.bags; ++b)
+      offset[bag++] = static_cast<int32_t>(end += part.lengths[b]);
+    std::atomic<bool> known{true};
+    at::parallel_for(0, part.accesses, 16 * kBagsPerTask, [&](int64_t begin, int64_t last) {
+      bool all_known = true;
+      for (int64_t n = begin; n < last; ++n) {
+        const int64_t code = codes.of_words(part.codes + n * code_words);
+        const int64_t place = code >> slot_bits;
+        const bool is_known = place >= 0 && place < static_cast<int64_t>(fields.size());
+        all_known &= is_known;
+        address[access + n] = make_address(is_known ? fields[place] : 0, code & slots);
+      }
+      if (weight) std::copy(part.weights + begin, part.weights + last, weight + access + begin);
+      if (!all_known) known = false;
+    });
+    TORCH_CHECK_INDEX(known, "received: a code of none of the ", fields.size(), " ranks here");
+    access = end;
+  }
+  return {joined, ends, joined_weights, positions};
+}
+
+// Bags of which there are counts[f] of each feature, one after the other, with dims[f] values each.
+struct BagVectors {
+  const int64_t* place;
+  std::vector<int64_t> first_bag{0}, first_value{0}, dim;
+
+  BagVectors(const at::Tensor& places, at::IntArrayRef counts, at::IntArrayRef dims,
+             int64_t elements_there, int64_t values)
+      : place(elements<int64_t>(places, "places")),
+        dim(dims.vec()) {
+    TORCH_CHECK_VALUE(counts.size() == dims.size(), "counts, dims: as many of each were needed");
+    for (size_t f = 0; f < counts.size(); ++f) {
+      check_size(counts[f], 0, places.numel() - first_bag.back(), "counts");
+      check_size(dims[f], 0, kMostThings, "dims");
+      first_bag.push_back(first_bag.back() + counts[f]);
+      first_value.push_back(first_value.back() + product(counts[f], dims[f], "counts"));
+      for (int64_t b = first_bag[f]; b < first_bag[f + 1]; ++b)
+        TORCH_CHECK_INDEX(place[b] >= 0 && place[b] <= elements_there - dims[f],
+                          "places: ", place[b], " is no place of ", dims[f], " values in ",
+                          elements_there);
+    }
+    TORCH_CHECK_VALUE(first_bag.back() == places.numel() && first_value.back() == values,
+                      "counts: ", first_bag.back(), " bags of ", first_value.back(),
+                      " values, and there are ", places.numel(), " of ", values);
+  }
+
+  // f(place, value, dim) for each bag, on all threads.
+  template <typename F>
+  void for_each(const F& f) const {
+    for (size_t n = 0; n < dim.size(); ++n) {
+      at::parallel_for(first_bag[n], first_bag[n + 1], kBagsPerTask,
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t b = begin; b < end; ++b)
+                           f(place[b], first_value[n] + (b - first_bag[n]) * dim[n], dim[n]);
+                       });
+    }
+  }
+};
+
+OPER_SIMD void add_vector(const float* from, int64_t dim, float* to) {
+#pragma GCC ivdep
+  for (int64_t d = 0; d < dim; ++d) to[d] += from[d];
+}
+
+void add_bags(at::Tensor& out, const at::Tensor& places, at::IntArrayRef counts,
+              at::IntArrayRef dims, const at::Tensor& vectors) {
+  float* const to = writable_elements<float>(out, 0, "out");
+  const float* const from = elements<float>(vectors, "vectors");
+  const BagVectors bags(places, counts, dims, out.numel(), vectors.numel());
+  bags.for_each([&](int64_t place, int64_t value, int64_t dim) {
+    add_vector(from + value, dim, to + place);
+  });
+}
+
+void gather_bags(const at::Tensor& values, const at::Tensor& places, at::IntArrayRef counts,
+                 at::IntArrayRef dims, at::Tensor& vectors) {
+  const float* const from = elements<float>(values, "values");
+  float* const to = writable_elements<float>(vectors, 0, "vectors");
+  const BagVectors bags(places, counts, dims, values.numel(), vectors.numel());
+  bags.for_each([&](int64_t place, int64_t value, int64_t dim) {
+    std::memcpy(to + value, from + place, dim * sizeof(float));
+  });
+}
+
+at::Tensor float_tensor(int64_t elements) {
+  check_size(elements, 0, kMostRows, "elements");
+  return pooled_tensor(elements, at::kFloat);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "forward_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+      " int[] destination_of, int destinations, int[] places, int slot_bits, int code_words)"
+      " -> (Tensor[] words, Tensor[] places_of_bags, Tensor[] positions)");
+  m.def(
+      "join_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+      " int[] forwards, int[] destination_of, int destinations, int[] kept, Tensor[] received,"
+      " int forwarded_features, int[] fields, int slot_bits, int code_words)"
+      " -> (Tensor addresses, Tensor offsets, Tensor? weights, Tensor positions)");
+  m.def("add_bags(Tensor(a!) out, Tensor places, int[] counts, int[] dims, Tensor vectors) -> ()");
+  m.def(
+      "gather_bags(Tensor values, Tensor places, int[] counts, int[] dims, Tensor(a!) vectors)"
+      " -> ()");
+  m.def("float_tensor(int elements) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("forward_bags", forward_bags);
+  m.impl("join_bags", join_bags);
+  m.impl("add_bags", add_bags);
+  m.impl("gather_bags", gather_bags);
+}
+
+// It takes no tensor from which a backend could be told.
+TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("float_tensor", float_tensor); }
+
+}  // namespace oper

@@ -1,0 +1,144 @@
+// Bags between nodes: which accesses of a batch read rows of which node, and what is sent there.
+//
+// Ranks of a node read each other's rows by pointer. What a bag reads of another node is FORWARDED
+// to a rank there, which takes it for a bag of its own batch, and one vector comes back. What is
+// sent to a node are 32-bit words:
+//
+//     bags of each feature, then accesses of each feature; then, feature after feature,
+//     the length of each bag; the code of each access; the weight of each access, if it has one
+//
+// Bags without accesses there are left out. A code is the owner's place among the ranks of its node
+// and the slot, in one word where all of them fit, or in two.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "oper/plan/address.h"
+#include "oper/step/row_stream.h"
+
+namespace oper {
+
+// To which node the rows of each rank are forwarded: number `own` says that they are not.
+struct Destinations {
+  const int32_t* of_rank;  // [ranks + 1]; the last is `own`, of addresses that name no rank
+  uint64_t ranks;
+  int32_t own;  // how many others there are
+
+  int32_t of(int64_t address) const {
+    return of_rank[std::min(static_cast<uint64_t>(address) >> kSlotBits, ranks)];
+  }
+};
+
+// Bags and accesses that a feature forwards to each node, [own + 1] each; the last are of no use.
+struct Forwarded {
+  std::vector<int64_t> bags, accesses;
+};
+
+OPER_INLINE Forwarded count_feature(const Batch& batch, const Feature& feature,
+                                    const Destinations& destinations) {
+  const std::vector<int64_t> none(destinations.own + 1);
+  Forwarded found{none, none};
+  std::vector<int64_t> last_bag(destinations.own + 1, -1);
+  for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
+    const int64_t begin = batch.first(i), end = batch.first(i + 1);
+    if (destinations.own == 1) {  // two nodes: what is not its own is the other's
+      int64_t kept = 0;
+      for (int64_t n = begin; n < end; ++n) kept += destinations.of(batch.addresses[n]);
+      found.bags[0] += kept < end - begin;
+      found.accesses[0] += end - begin - kept;
+      continue;
+    }
+    for (int64_t n = begin; n < end; ++n) {
+      const int32_t to = destinations.of(batch.addresses[n]);
+      found.bags[to] += last_bag[to] != i;
+      last_bag[to] = i;
+      ++found.accesses[to];
+    }
+  }
+  return found;
+}
+
+// Where the next of a feature's bags and accesses for a node are written. What has no use is null.
+struct Parcel {
+  int32_t* lengths;
+  int64_t* places;  // of each bag's sum in the output
+  int32_t* codes;
+  float* weights;
+  int32_t* positions;  // of each access in the batch
+  int64_t bag = -1;    // the last one, whose length is before `lengths`
+};
+
+struct Codes {
+  const int64_t* place;  // of each rank among those of its node
+  int slot_bits;
+  int words;
+
+  int64_t of(int64_t address) const {
+    return place[field_of(address)] << slot_bits | slot_of(address);
+  }
+  int64_t of_words(const int32_t* from) const {
+    if (words == 1) return *from;
+    int64_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return code;
+  }
+};
+
+// Writes what a feature forwards to each node.
+OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
+                               const Destinations& destinations, const Codes& codes,
+                               Parcel* parcels) {
+  for (int64_t i = 0; i < feature.bags; ++i) {
+    const int64_t end = batch.first(feature.first_bag + i + 1);
+    for (int64_t n = batch.first(feature.first_bag + i); n < end; ++n) {
+      const int64_t address = batch.addresses[n];
+      const int32_t to = destinations.of(address);
+      if (to == destinations.own) continue;
+      Parcel& parcel = parcels[to];
+      if (parcel.bag != i) {
+        parcel.bag = i;
+        *parcel.lengths++ = 0;
+        *parcel.places++ = feature.out(i);
+      }
+      ++parcel.lengths[-1];
+      const int64_t code = codes.of(address);
+      std::memcpy(parcel.codes, &code, 4 * codes.words);  // the low word comes first
+      parcel.codes += codes.words;
+      if (parcel.weights) *parcel.weights++ = batch.weights[n];
+      if (parcel.positions) *parcel.positions++ = static_cast<int32_t>(n);
+    }
+  }
+}
+
+// Where the accesses of a feature are written in a joined batch: from number `at` to `end`.
+struct Joined {
+  int64_t* addresses;
+  int32_t* offsets;  // the end of each of its bags
+  float* weights;
+  int32_t* positions;
+  int64_t at, end;
+};
+
+// The bags of a feature without the accesses that it forwards. False where these are not as many
+// as there is room for.
+OPER_INLINE bool keep_feature(const Batch& batch, const Feature& feature,
+                              const Destinations& destinations, bool forwards, Joined to) {
+  for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
+    for (int64_t n = batch.first(i); n < batch.first(i + 1); ++n) {
+      const int64_t address = batch.addresses[n];
+      if (forwards && destinations.of(address) != destinations.own) continue;
+      if (to.at == to.end) return false;
+      to.addresses[to.at] = address;
+      if (to.weights) to.weights[to.at] = batch.weights[n];
+      if (to.positions) to.positions[to.at] = static_cast<int32_t>(n);
+      ++to.at;
+    }
+    *to.offsets++ = static_cast<int32_t>(to.at);
+  }
+  return to.at == to.end;
+}
+
+}  // namespace oper

@@ -1,0 +1,269 @@
+"""Pooled fetch: bags that read rows of other nodes are forwarded there, and come back as sums.
+
+Ranks of one node read each other's rows by pointer. What a bag of a pooled table reads of another
+node's rows is forwarded to this rank's proxy there (allreduce/proxies.py), for whom it is one more
+bag of its own batch:
+
+    prepare    the ranks exchange bags, and each joins those of its clients to its batch; all else
+               that prepares a batch sees the joined one
+    forward    the sums of the clients' bags are sent back, a vector each, and added to the output:
+               this rank's own part of a bag first, then those of the other nodes, in their order
+    backward   the gradient of each forwarded bag, a vector, goes the same way and is a part of the
+               gradient of the joined batch, by which rows are updated as ever
+
+Ranks exchange bags when a batch is prepared, and not when it is looked up, as only so are a batch's
+accesses sorted once, and beside the lookup. They must prepare batches in the same order, as they
+must look them up. A bag's mean is taken here: what comes back is a sum, and gradients are divided
+before they are sent. No bag is forwarded that reads nothing of another node.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from oper.base import native
+from oper.plan.layout import LOCAL
+from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.comm.exchange import AllToAll
+from oper.runtime.memory.forwarded_bags import ClientBags, ForwardedBags, SentBags
+from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.step.access_counters import Counters
+from oper.runtime.tables.features import FeatureSet
+from oper.runtime.tables.kernel_structs import FEATURE, as_words
+
+_WORD_BITS = 31  # of a code that is sent as one word
+
+
+class Accesses(NamedTuple):
+    """The accesses of a batch's features, and which bags they are of (prepared_batch.py)."""
+
+    addresses: torch.Tensor
+    segment_offset: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    features: torch.Tensor
+
+
+class BagForwarding:
+    """The exchange of bags between nodes, of one engine on one rank.
+
+    `join`, `send_sums`, `gradients` and `weight_gradients` are collective, in one order on all
+    ranks.
+    """
+
+    def __init__(
+        self, memory: TableMemory, features: FeatureSet, slots: np.ndarray, all_to_all: AllToAll
+    ) -> None:
+        node = memory.node
+        self._ranks, self._all_to_all = node.ranks, all_to_all
+        self._proxies = proxies = Proxies(node)
+        others = [members for members in proxies.nodes if node.rank not in members]
+        # Of each rank its node's number among the others, and of this node's how many there are.
+        self._nodes = [
+            next((n for n, members in enumerate(others) if r in members), len(others))
+            for r in range(node.ranks)
+        ]
+        self._places = [
+            next(members.index(r) for members in proxies.nodes if r in members)
+            for r in range(node.ranks)
+        ]
+        self._fields = [LOCAL if r == node.rank else r for r in node.peers]
+        slot_bits = (int(slots.max(initial=1)) - 1).bit_length()
+        place_bits = (max(map(len, proxies.nodes)) - 1).bit_length()
+        self._codes = (slot_bits, 1 if slot_bits + place_bits <= _WORD_BITS else 2)
+        # In the order of the module's lookups, which is the same on all ranks, whatever order the
+        # keys of their batches are in.
+        bucket_of = [memory.buckets[lookup.bucket] for lookup in features.features]
+        self._lookups = [n for n, bucket in enumerate(bucket_of) if bucket.pooled]
+        self._dims = [bucket_of[n].dim for n in self._lookups]
+
+    @classmethod
+    def of(
+        cls, memory: TableMemory, features: FeatureSet, slots: np.ndarray
+    ) -> "BagForwarding | None":
+        """What forwards the bags of pooled tables; None where there are no such tables, or no other
+        nodes. `slots` [W, M] are those of all arenas. For all ranks to call."""
+        pooled = any(bucket.pooled for bucket in memory.buckets)
+        if not pooled or memory.all_to_all is None:
+            return None
+        return cls(memory, features, slots, memory.all_to_all)
+
+    # Preparing a batch.
+
+    def join(self, given: Accesses, out_elements: int) -> tuple[Accesses, ForwardedBags]:
+        """A batch without what its bags read of other nodes, and with the bags of this rank's
+        clients, whose sums lie behind the `out_elements` of its own output."""
+        own = given.features.numpy().view(FEATURE)[:, 0]
+        number = {int(lookup): f for f, lookup in enumerate(own["lookup"])}
+        pooled = [number[lookup] for lookup in self._lookups]
+        read = (given.addresses, given.offsets, _detached(given.weights))
+        nodes = (self._nodes, len(self._proxies.proxies))
+        words, places, positions = native.ops().forward_bags(
+            *read, given.features[pooled], *nodes, self._places, *self._codes
+        )
+        received = self._exchange(words)
+
+        counts = [self._counts(parcel) for parcel in words]
+        kept = np.diff(given.segment_offset.numpy())
+        for _, accesses in counts:
+            kept[pooled] -= accesses
+        forwards = np.zeros(len(own), dtype=np.int64)
+        forwards[pooled] = 1
+        joined = own.copy()
+        joined["mean"][pooled] = 0
+        clients = self._of_clients(own[pooled], received, int(own["bags"].sum()))
+        of_clients = clients.features.numpy().view(FEATURE)[:, 0].copy()
+        of_clients["out_base"] += out_elements
+        addresses, offsets, weights, own_positions = native.ops().join_bags(
+            *read,
+            given.features,
+            forwards.tolist(),
+            *nodes,
+            kept.tolist(),
+            list(received.values()),
+            len(pooled),
+            self._fields,
+            *self._codes,
+        )
+        their_accesses = [self._counts(parcel)[1] for parcel in received.values()]
+        ends = np.concatenate([[0], kept, *their_accesses]).cumsum()
+        features = as_words(np.concatenate([joined, of_clients]))
+        sent = [
+            SentBags(
+                proxy,
+                places[n],
+                bags.tolist(),
+                int(accesses.sum()),
+                int(bags @ self._dims),
+                words[n].nbytes,
+                positions[n] if positions else None,
+            )
+            for n, (proxy, (bags, accesses)) in enumerate(
+                zip(self._proxies.proxies, counts, strict=True)
+            )
+        ]
+        return (
+            Accesses(addresses, torch.from_numpy(ends), offsets, weights, features),
+            ForwardedBags(
+                given.features, given.weights, int(kept.sum()), own_positions, sent, clients
+            ),
+        )
+
+    def _exchange(self, words: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Send each proxy its words; those that each client sent here, by client."""
+        parts = [torch.empty(0, dtype=torch.int32)] * self._ranks
+        for proxy, parcel in zip(self._proxies.proxies, words, strict=True):
+            parts[proxy] = parcel
+        came = self._all_to_all.send(parts, "forward its bags")
+        return {client: came[client] for client in self._proxies.clients}
+
+    def _counts(self, words: torch.Tensor) -> np.ndarray:
+        """Bags and accesses of each pooled feature, as words begin with, int64 [2, features]."""
+        found: np.ndarray = words[: 2 * len(self._lookups)].numpy().astype(np.int64)
+        return found.reshape(2, -1)
+
+    def _of_clients(
+        self, pooled: np.ndarray, received: Mapping[int, torch.Tensor], first_bag: int
+    ) -> ClientBags:
+        """The clients' bags, from number `first_bag` on, as features like the `pooled` ones."""
+        counts = [self._counts(words) for words in received.values()]
+        features = np.tile(pooled, len(received))
+        bags = np.concatenate([np.zeros(0, dtype=np.int64), *(bags for bags, _ in counts)])
+        values = bags * features["dim"]
+        features["bags"], features["mean"] = bags, 0
+        features["first_bag"] = first_bag + bags.cumsum() - bags
+        features["out_base"] = values.cumsum() - values
+        features["out_stride"] = features["dim"]
+        sums = {c: int(b @ self._dims) for c, (b, _) in zip(received, counts, strict=True)}
+        accesses = {c: int(a.sum()) for c, (_, a) in zip(received, counts, strict=True)}
+        return ClientBags(as_words(features), sums, accesses)
+
+    # A step.
+
+    def send_sums(self, bags: ForwardedBags, sums: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Send clients the sums of their bags, laid out as `bags.clients` says; what came of this
+        rank's own, by proxy."""
+        sizes = {sent.proxy: sent.elements for sent in bags.sent}
+        into = native.ops().float_tensor(sum(sizes.values()))
+        return self._proxies.send(sums, bags.clients.elements, into, sizes, "add up its bags")
+
+    def add_sums(
+        self, batch: PreparedBatch, out: torch.Tensor, sums: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Add what came of each node to a batch's output, flat float32, and take the means of
+        bags."""
+        assert batch.forwarded is not None
+        for sent in batch.forwarded.sent:
+            vectors = sums[sent.proxy]
+            native.ops().add_bags(out, sent.places, sent.counts, self._dims, vectors)
+        self._divide_means(batch, out)
+
+    def gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of the joined batch, flat float32: that of a batch's output, and behind it
+        those of the clients' bags."""
+        bags = batch.forwarded
+        assert bags is not None
+        joined = native.ops().float_tensor(batch.out_elements + bags.clients.all_elements)
+        own, theirs = joined[: batch.out_elements], joined[batch.out_elements :]
+        own.copy_(grad)
+        self._divide_means(batch, own)
+        sizes = {sent.proxy: sent.elements for sent in sorted(bags.sent, key=lambda s: s.proxy)}
+        outgoing = native.ops().float_tensor(sum(sizes.values()))
+        parts = dict(zip(sizes, outgoing.split(list(sizes.values())), strict=True))
+        for sent in bags.sent:
+            vectors = parts[sent.proxy]
+            native.ops().gather_bags(own, sent.places, sent.counts, self._dims, vectors)
+        action = "send gradients of its bags"
+        self._proxies.send(outgoing, sizes, theirs, bags.clients.elements, action)
+        return joined
+
+    def weight_gradients(self, bags: ForwardedBags, found: torch.Tensor) -> torch.Tensor:
+        """The gradients of the weights that a batch was given with [N], from those of the joined
+        batch's, some of which are the clients'."""
+        assert bags.weights is not None
+        sizes = {sent.proxy: sent.accesses for sent in bags.sent}
+        theirs, into = found[bags.accesses :], found.new_empty(sum(sizes.values()))
+        action = "send gradients of its bags' weights"
+        came = self._proxies.send(theirs, bags.clients.accesses, into, sizes, action)
+        result = torch.empty_like(bags.weights)
+        result[bags.positions.long()] = found[: bags.accesses]
+        for sent in bags.sent:
+            assert sent.positions is not None
+            result[sent.positions.long()] = came[sent.proxy]
+        return result
+
+    def count(self, bags: ForwardedBags, counters: Counters) -> None:
+        """Count a batch's bags that were forwarded, and what their sums take."""
+        counted = np.zeros((4, self._ranks), dtype=np.int64)
+        for sent in bags.sent:
+            numbers = (sum(sent.counts), sent.accesses, sent.request_bytes, 4 * sent.elements)
+            counted[:, sent.proxy] = numbers
+        names = ("forwarded_bags", "forwarded_accesses", "forwarded_bytes", "bag_sum_bytes")
+        counters.add(**dict(zip(names, counted, strict=True)))
+
+    def count_gradients(self, bags: ForwardedBags, counters: Counters) -> None:
+        """Count the gradients of a batch's bags that were forwarded."""
+        counted = np.zeros(self._ranks, dtype=np.int64)
+        for sent in bags.sent:
+            counted[sent.proxy] = 4 * sent.elements
+        counters.add(bag_gradient_bytes=counted)
+
+    def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
+        """Divide what lies as a batch's output, flat, by the lengths of bags whose mean is taken,
+        if they are of pooled tables: those of others are divided where they are added up."""
+        assert batch.forwarded is not None
+        features = batch.forwarded.features.numpy().view(FEATURE)[:, 0]
+        lookups = {*self._lookups}
+        for feature, lengths in zip(features, batch.lengths, strict=True):
+            if feature["mean"] and int(feature["lookup"]) in lookups:
+                shape = (batch.samples, int(feature["dim"]))
+                stride = (int(feature["out_stride"]), 1)
+                bags = sums.as_strided(shape, stride, int(feature["out_base"]))
+                bags.div_(lengths.clamp(min=1)[:, None])
+
+
+def _detached(weights: torch.Tensor | None) -> torch.Tensor | None:
+    return None if weights is None else weights.detach()
