@@ -252,7 +252,7 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     """The row's part of the iteration with one owner, and with copies everywhere; None where there
     is nothing to compare, as it is not read, or by one rank."""
     accesses, samples_with_row = counted.expected or (counted.at_least, counted.samples_with_row)
-    topology, workload = plan.topology, plan.workload
+    topology, workload = plan.cost_topology, plan.workload
     if topology.ranks == 1 or not accesses:
         return None
     basis = CountBasis.PLANNED if counted.exact is not None else CountBasis.AT_LEAST

@@ -48,6 +48,7 @@ MADE_FOR = {
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once a batch (distinct fetches)",
+    "pooled": "other nodes add up the rows of each bag (pooled fetches)",
 }
 
 

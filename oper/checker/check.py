@@ -146,6 +146,8 @@ def _figures(plan: Plan) -> list[Finding]:
     # The slower of the owner's host link and the link between the ranks; its own rows pass the
     # first alone.
     costs = {DEVICE: link_cost}
+    if plan.vector_ratio is not None:
+        costs[DEVICE] = _link_cost_of_sums(plan)
     if plan.host is not None:
         host = 1 / np.array(plan.topology.host_bandwidth)[None]
         own = np.eye(plan.ranks, dtype=bool)
@@ -166,6 +168,25 @@ def _figures(plan: Plan) -> list[Finding]:
         Finding("the objective is not below its lower bound", below),
         Finding("accesses of replicated rows are the plan's", _replica_accesses(plan)),
     ]
+
+
+def _link_cost_of_sums(plan: Plan) -> NDArray[np.float64]:
+    """What a byte takes that one rank sends to another, where those between nodes are sums of rows,
+    and as many come back in training: that byte on its link, and the rows of which it is a sum on
+    the links in the node, the mean over the node's ranks."""
+    topology, node_of = plan.topology, np.array(plan.topology.node_of)
+    cost = topology.link_cost.copy()
+    assert plan.vector_ratio is not None
+    ways = 2 if plan.workload.training else 1
+    for owner in range(plan.ranks):
+        mates = np.flatnonzero(node_of == node_of[owner])
+        each = [topology.link_cost[mate, owner] for mate in mates if mate != owner]
+        if topology.memory[node_of[owner]] == "shared":
+            each.append(topology.link_cost[owner, owner])
+        others = node_of != node_of[owner]
+        cost[others, owner] *= ways
+        cost[others, owner] += sum(each) / len(mates) / plan.vector_ratio
+    return cost
 
 
 def _inconsistent(

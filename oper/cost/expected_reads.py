@@ -23,7 +23,8 @@ def expected_reads(
     A = f·b accesses; D = 1 - (1 - s)^b and U = 1 - (1 - s)^(bM), b = batch / ranks, without
     replacement (hypergeometric) where the batch is below the log's samples, with it (binomial)
     elsewhere; both times the measured ratios of the log, where it was profiled for them.
-    R is A where every access reads (`raw`), D where a rank fetches a row once (`distinct`).
+    R is A where every access reads (`raw`, `pooled`), D where a rank fetches a row once
+    (`distinct`).
     """
     samples = max(samples, 1)
     per_rank = workload.batch_size / ranks
@@ -32,7 +33,7 @@ def expected_reads(
     union = _touched(samples_with_row, samples, workload.batch_size, workload.batch_size)
     touched = np.minimum(touched * rank_ratio, 1.0)
     union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
-    return (reads if workload.known_fetch == "raw" else touched), touched, union
+    return (touched if workload.known_fetch == "distinct" else reads), touched, union
 
 
 def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:

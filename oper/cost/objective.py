@@ -35,6 +35,7 @@ from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
 from oper.cost.step_memory import ProcessorStep, StepMemory
 from oper.cost.workload import Workload
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 
@@ -225,7 +226,7 @@ def evaluate(
     away = ~np.eye(ranks, dtype=bool)
     read = traffic(sums.read_bytes)
     lookup_seconds, link_seconds = charges.lookup_and_link_seconds(read)
-    link_bytes = np.where(away, read, 0.0)
+    link_bytes = np.where(away, read, 0.0) * _sent_share(topology)
 
     gradient_lookup_seconds = np.zeros(ranks)
     gradient_bytes, gradient_link_seconds = np.zeros((2, ranks, ranks))
@@ -238,7 +239,7 @@ def evaluate(
         gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
             gradient
         )
-        gradient_bytes = np.where(away, gradient, 0.0)
+        gradient_bytes = _gradient_bytes(topology, np.where(away, gradient, 0.0), link_bytes)
         replicas = sums.total(~single)
         if replicas.rows:
             chosen = cheapest_allreduce(topology, replicas, method)
@@ -283,6 +284,22 @@ def evaluate(
         ),
         mailbox_bytes=round(step.batch_bytes),
     )
+
+
+def _sent_share(topology: Topology) -> Floats:
+    """The bytes that pass each link for a byte that is read by it, [M, M]: of pooled rows of other
+    nodes, vectors."""
+    if isinstance(topology, PooledTopology):
+        return np.where(topology.masks()["other_node"], topology.vector_ratio, 1.0)
+    return np.ones((topology.ranks, topology.ranks))
+
+
+def _gradient_bytes(topology: Topology, gradient: Floats, sent: Floats) -> Floats:
+    """The bytes of gradients that pass each link, [M, M]: of pooled rows of other nodes as many as
+    came."""
+    if isinstance(topology, PooledTopology):
+        return np.where(topology.masks()["other_node"], sent, gradient)
+    return gradient
 
 
 def cheapest_allreduce(

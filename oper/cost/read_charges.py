@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, single_owner_sets
+from oper.topology.links import SHARED
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 
@@ -49,21 +51,29 @@ class Charges:
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
         """The charges of reads on a topology; the same object while few topologies are in use."""
-        return Charges._made(topology, ~topology.shared_pairs)
+        unserved = topology.shared_pairs
+        if isinstance(topology, PooledTopology):  # proxies read rows of shared memory themselves
+            shared = [topology.memory[node] == SHARED for node in topology.node_of]
+            unserved = unserved | topology.masks()["other_node"] & np.array(shared)
+        return Charges._made(topology.link_cost, ~unserved)
 
     @staticmethod
     @lru_cache(maxsize=4)
     def of_gradients(topology: Topology) -> "Charges":
         """The charges of gradients of rows with one owner, from rank i to rank j as those of a read
         of i from j; those of reads themselves where no ranks share memory."""
+        everywhere = np.ones((topology.ranks, topology.ranks), dtype=bool)
+        if isinstance(topology, PooledTopology):
+            return Charges._made(topology.gradient_link_cost, everywhere)
         if not topology.shares_memory:
             return Charges.of(topology)
-        return Charges._made(topology, np.ones((topology.ranks, topology.ranks), dtype=bool))
+        return Charges._made(topology.link_cost, everywhere)
 
     @staticmethod
-    def _made(topology: Topology, served: NDArray[np.bool_]) -> "Charges":
-        """The charges where the source has its part in what is `served`, [reader, source]."""
-        M = topology.ranks
+    def _made(link_cost: Floats, served: NDArray[np.bool_]) -> "Charges":
+        """The charges by link costs, where the source has its part in what is `served`; both
+        [reader, source]."""
+        M = len(link_cost)
         reader, source = (axis.ravel() for axis in np.indices((M, M)))
         memory, link = source * M + source, reader * M + source
         used = np.stack([served.ravel(), reader != source], axis=1)
@@ -74,7 +84,7 @@ class Charges:
             source=np.repeat(source, entries),
             resource=np.stack([memory, link], axis=1)[used],
             payer=reader,  # of a link its reader, of a memory its rank
-            seconds=topology.link_cost.ravel(),
+            seconds=link_cost.ravel(),
         )
 
     # Seconds per byte, of reads between any two ranks.

@@ -38,7 +38,10 @@ def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLat
     over_nodes = topology.nodes > 1
     kernels, waits, exchanges = 1, 0, 0
     copies = workload.known_fetch == "distinct" and topology.ranks > 1
-    if over_nodes and transport == COLLECTIVE:
+    if over_nodes and workload.known_fetch == "pooled":
+        exchanges += 1  # of sums; which bags they are of is told a batch ahead
+        kernels += 1
+    elif over_nodes and transport == COLLECTIVE:
         kernels += widths  # asked rows are copied, and sent
         exchanges += 4 * widths  # slots and rows, each after how many they are
     elif copies:
@@ -48,7 +51,8 @@ def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLat
     if workload.training:
         kernels += 2 * widths
         waits += 2 * (topology.nodes < topology.ranks)
-        exchanges += 4 * widths * over_nodes
+        if over_nodes:
+            exchanges += 1 if workload.known_fetch == "pooled" else 4 * widths
     peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
     seconds = kernels * latency.kernel + waits * latency.same_node
     seconds += exchanges * (exchange_seconds(topology, peers) if peers else 0.0)

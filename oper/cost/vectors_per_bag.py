@@ -21,12 +21,14 @@ chance(x) / x each (the chord) cost together what their node's bags do; slope(x)
 more adds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.tables.bag_lengths import BagLengths
+from oper.tables.table import Table
 
 # Steps between lengths up to this one are kept, for as many arrays of shares at most.
 _SHORT_STEP = 16
@@ -83,6 +85,37 @@ class VectorsPerBag:
         chords: Floats = np.broadcast_to(self._mean, shares.shape).copy()
         np.divide(self.chances(shares), shares, out=chords, where=shares > 0)
         return chords
+
+
+class VectorRatios(NamedTuple):
+    """Bytes of vectors that a rank gets from other nodes, for a byte of the rows they are sums of.
+
+    even: with each table's rows spread evenly over the nodes. least: wherever its rows are.
+    """
+
+    even: float
+    least: float
+
+
+def vector_ratios(
+    lengths: BagLengths, tables: Sequence[Table], nodes: int, local_shares: Floats
+) -> VectorRatios:
+    """The ratios of tables of which the nodes' ranks have `local_shares` [T] of the accesses on
+    replicas, all other rows lying on one of `nodes` nodes each."""
+    of_bags, bags = VectorsPerBag(lengths), lengths.bags_of_tables
+    shares = (1 - local_shares)[:, None] / nodes
+    vector_bytes = np.array([4.0 * table.dim for table in tables])
+    row_bytes = np.array([table.row_bytes for table in tables], dtype=np.float64)
+    read = row_bytes * lengths.ids_of_tables
+    remote = shares[:, 0]
+    vectors = float((vector_bytes * bags * remote) @ of_bags.chords(shares)[:, 0])
+    rows = float(read @ remote)
+    some = read > 0
+    whole = of_bags.chances(np.ones_like(shares))[:, 0]
+    least = (vector_bytes * bags * whole)[some] / read[some]
+    found = vectors / rows if rows > 0 else 1.0
+    lowest = min(float(least.min(initial=np.inf)), found)
+    return VectorRatios(found, lowest)
 
 
 def _of_steps(function: Callable[[int], Floats]) -> Callable[[int], Floats]:

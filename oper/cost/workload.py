@@ -1,7 +1,7 @@
 """What one iteration is: training or inference, how rows are fetched, and the global batch."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from oper.base.defaults import BATCH_SIZE
 from oper.base.errors import OperError
@@ -10,7 +10,8 @@ from oper.base.units import whole_number
 MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
 
 
-Fetch = Literal["raw", "distinct"]
+Fetch = Literal["raw", "distinct", "pooled"]
+FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 
 
 def usual_fetch(nodes: int) -> Fetch:
@@ -24,7 +25,8 @@ class Workload:
     """What one iteration is: mode, how rows are fetched, and the global batch in samples.
 
     Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
-    node, distinct on several. A plan has the one that it was made for.
+    node, distinct on several. A plan has the one that it was made for. Pooled: the ranks of another
+    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py).
     """
 
     mode: Literal["training", "inference"]
@@ -34,24 +36,28 @@ class Workload:
     def __post_init__(self) -> None:
         if self.mode not in ("training", "inference"):
             raise OperError(f"mode {self.mode!r}: 'training' or 'inference' was needed")
-        if self.fetch not in ("raw", "distinct", None):
-            raise OperError(f"fetch {self.fetch!r}: 'raw' or 'distinct' was needed")
+        if self.fetch not in (*FETCHES, None):
+            raise OperError(f"fetch {self.fetch!r}: 'raw', 'distinct' or 'pooled' was needed")
         size = whole_number(self.batch_size, "batch size")
         object.__setattr__(self, "batch_size", size)
         if not 1 <= size <= MOST_SAMPLES:
             raise OperError(f"batch size {size:,}: from 1 to {MOST_SAMPLES:,} samples were needed")
 
     def on(self, nodes: int) -> "Workload":
-        """This workload on so many nodes: with the fetch that is usual there, if it has none."""
-        return self if self.fetch else replace(self, fetch=usual_fetch(nodes))
+        """This workload on so many nodes: with the fetch that is usual there, if it has none. On
+        one node pooled rows are read by pointer, as raw ones."""
+        pooled_for_nothing = self.fetch == "pooled" and nodes == 1
+        if self.fetch is None or pooled_for_nothing:
+            return replace(self, fetch=usual_fetch(nodes))
+        return self
 
     @property
     def known_fetch(self) -> Fetch:
         """How rows are fetched, of a workload that is on some nodes."""
         if self.fetch is None:
             raise OperError(
-                "workload: without fetch, it depends on the topology; give 'raw' or 'distinct', or "
-                "Workload.on(topology.nodes)"
+                "workload: without fetch, it depends on the topology; give 'raw', 'distinct' or "
+                "'pooled', or Workload.on(topology.nodes)"
             )
         return self.fetch
 

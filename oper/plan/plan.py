@@ -37,6 +37,7 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint, index_of
 from oper.topology.host_tier import host_to_dict
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
@@ -103,9 +104,10 @@ class Plan(Summarised):
     and of all; None: not measured. log_part: of the log that was profiled. held_out: what it
     costs on data that it was not made from, where some were kept for that. simple_plans: what whole
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
-    bags, by name; they are brought into the order of `tables`. seconds: spent on each step of
-    planning; none of a plan from a folder. companions: each writes what belongs into the plan's
-    folder beside it, such as vocabularies and moves.
+    bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
+    sums for a byte of the rows that they are sums of, by which the plan is priced. seconds: spent
+    on each step of planning; none of a plan from a folder. companions: each writes what belongs
+    into the plan's folder beside it, such as vocabularies and moves.
     """
 
     tables: tuple[Table, ...]
@@ -125,6 +127,7 @@ class Plan(Summarised):
     held_out: HeldOut | None = None
     simple_plans: tuple[SimplePlan, ...] = ()
     pooled_tables: tuple[str, ...] = ()
+    vector_ratio: float | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
@@ -197,6 +200,15 @@ class Plan(Summarised):
     def record(self) -> PlanningRecord | None:
         """How the rows were placed: those on devices, or the hosts' where these have all tables."""
         return self.main.record
+
+    @property
+    def cost_topology(self) -> Topology:
+        """The topology with the link costs that the plan is priced by: of pooled tables' rows,
+        where it is priced by their vectors."""
+        if self.vector_ratio is None:
+            return self.topology
+        ratio = self.vector_ratio
+        return PooledTopology.of(self.topology, ratio, ratio, self.workload.training)
 
     @property
     def step_latency(self) -> StepLatency:
@@ -338,6 +350,7 @@ class Plan(Summarised):
             topology=self.topology.to_dict() | hosts,
             tables=[table.to_dict() for table in self.tables],
             pooled_tables=self.pooled_tables,
+            vector_ratio=self.vector_ratio,
         )
 
 
@@ -452,7 +465,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         companions=tuple(_copied(folder, name) for name in _COMPANIONS if (folder / name).exists()),
     )
     try:
-        return replace(plan, pooled_tables=stated.pooled_tables)
+        return replace(plan, pooled_tables=stated.pooled_tables, vector_ratio=stated.vector_ratio)
     except OperError as error:
         raise ValueError(f"{error} - at `$.pooled_tables`") from error
 

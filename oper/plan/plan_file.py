@@ -103,7 +103,7 @@ class Stated:
     memories together.
     """
 
-    WHERE_ANY: ClassVar = ("pooled_tables",)
+    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio")
 
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
@@ -122,6 +122,7 @@ class Stated:
     topology: dict[str, Any]
     tables: list[dict[str, Any]]
     pooled_tables: tuple[str, ...] = ()
+    vector_ratio: float | None = None
 
 
 def to_json(value: Any) -> Any:

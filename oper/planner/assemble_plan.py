@@ -10,6 +10,7 @@ from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
+from oper.topology.pooled_links import PooledTopology
 
 
 def assemble(planned: Planned) -> Plan:
@@ -25,6 +26,8 @@ def assemble(planned: Planned) -> Plan:
     np.add.at(owner_accesses, owner[single], accesses[single])
     partitions = planned.class_placement.partitions
     layout, scan = lay_out(problem, placement), placement.scan
+    given = problem.topology
+    pooled = given if isinstance(given, PooledTopology) else None
     memory = Memory(
         name=DEVICE,
         tables=tuple(range(len(profile.tables))),
@@ -37,7 +40,7 @@ def assemble(planned: Planned) -> Plan:
     )
     return Plan(
         tables=profile.tables,
-        topology=problem.topology,
+        topology=given if pooled is None else pooled.unpooled,
         workload=problem.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
@@ -51,4 +54,6 @@ def assemble(planned: Planned) -> Plan:
         log_part=profile.log_part,
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
+        pooled_tables=() if pooled is None else tuple(table.name for table in profile.tables),
+        vector_ratio=None if pooled is None else pooled.vector_ratio,
     )

@@ -19,6 +19,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
+from oper.planner.place_pooled import place_pooled
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
 from oper.planner.reference_figures import with_reference_figures
@@ -70,7 +71,8 @@ def plan_and_placement(
     if asked.tier:
         plan, main = plan_with_tier(profile, topology, workload, asked, report)
     else:
-        main = place_in_memory(profile, topology, workload, asked, report)
+        place = place_pooled if workload.on(topology.nodes).fetch == "pooled" else place_in_memory
+        main = place(profile, topology, workload, asked, report)
         report("layout")
         plan = assemble(main)
     seconds = {**plan.seconds}

@@ -58,6 +58,11 @@ def plan_with_tier(
             "tier: the caches of a tier are for training, and --mode inference was given; serve "
             "from a plan without a tier"
         )
+    if workload.on(topology.nodes).fetch == "pooled":
+        raise OperError(
+            "tier: its rows are cached one by one, and --fetch pooled was given; plan with "
+            "--fetch raw or distinct, or without a tier"
+        )
     in_tier = tier_tables(asked, profile.tables)
     others = np.setdiff1d(np.arange(len(profile.tables)), in_tier).tolist()
     hosts = tier_topology(topology)

@@ -4,19 +4,21 @@ In: `Plan`, `Profile`. Out: `Cost`s. The plan's rows are counted where they are,
 the new counts (row_locator.py), and priced as if the plan had been made for them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
+from oper.cost.vectors_per_bag import vector_ratios
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
+from oper.topology.pooled_links import PooledTopology
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,14 @@ class PricedPlan:
 def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
     """The problem that a plan of one memory is a solution of, under the counts of its tables;
     `as_counted` as for `make_problem`."""
-    return make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits, as_counted)
+    topology = plan.cost_topology
+    if isinstance(topology, PooledTopology):  # whose bags are the profile's
+        lengths, least = profile.bag_lengths, 0.0
+        if lengths is not None:
+            nowhere = np.zeros(len(profile.tables))
+            least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere).least
+        topology = replace(topology, least_ratio=min(least, topology.vector_ratio))
+    return make_problem(profile, topology, plan.workload, plan.asked, plan.limits, as_counted)
 
 
 def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:

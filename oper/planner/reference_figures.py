@@ -36,10 +36,12 @@ def with_reference_figures(
     if later is not None:
         warn_if_too_small(later, plan.ranks, UNSEEN_DATA)
     unseen = None if later is None else problems_of_memories(plan, later, as_counted=True)
+    # What vectors cost is known of the plan's own placement alone.
+    methods = _SIMPLE if plan.vector_ratio is None else ()
     return replace(
         plan,
         held_out=None if unseen is None else held_out(plan, profile, unseen),
-        simple_plans=tuple(_simple_plan(method, problems, unseen) for method in _SIMPLE),
+        simple_plans=tuple(_simple_plan(method, problems, unseen) for method in methods),
     )
 
 

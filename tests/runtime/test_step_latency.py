@@ -70,6 +70,19 @@ def test_a_step_makes_the_exchanges_that_a_plan_says(
     assert counted == [said.exchanges] * len(nodes)
 
 
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)])
+def test_a_step_of_pooled_tables_exchanges_sums_alone(
+    ranks: Worlds, nodes: tuple[int, ...], mode: str
+) -> None:
+    case = Case(seed=3, ranks=len(nodes))
+    shares = {"replicated": 0.0} if mode == "training" else {}
+    plan = planned(case, nodes, LATENCIES["at_once"], mode=mode, fetch="pooled", **shares)
+    plan = dataclasses.replace(plan, pooled_tables=tuple(table.name for table in plan.tables))
+    counted = ranks.run(len(nodes), exchanges, case, plan, nodes)
+    assert counted == [plan.step_latency.exchanges] * len(nodes)
+
+
 @pytest.mark.parametrize("method", METHODS[1:])
 @pytest.mark.parametrize("way", get_args(NodeSum))
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 1, 2, 3)])

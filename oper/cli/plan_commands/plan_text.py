@@ -243,11 +243,17 @@ _FETCHING = "fetches"
 def fetching_text(plan: "Plan") -> str:
     """With which plans this one compares: those of the same fetches."""
     fetch = plan.workload.fetch
-    other = "distinct" if fetch == "raw" else "raw"
-    return (
-        f"{fetch}: compare it with plans of {fetch} fetches alone, as those with {other} ones move "
-        "other bytes. Without --fetch they are raw on one node and distinct on several"
+    text = (
+        f"{fetch}: compare it with plans of {fetch} fetches alone, as those with others move other "
+        "bytes. Without --fetch they are raw on one node and distinct on several"
     )
+    if plan.vector_ratio is not None:
+        text += (
+            f"; {format_digits(plan.vector_ratio, 3)} bytes of sums come from other nodes for a "
+            "byte of the rows that are added up there, with the rows of a bag spread evenly over "
+            "the nodes"
+        )
+    return text
 
 
 def simple_plan_text(found: "SimplePlan") -> str:

@@ -13,7 +13,7 @@ from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
 Mode = Literal["training", "inference"]
-Fetch = Literal["raw", "distinct"]
+Fetch = Literal["raw", "distinct", "pooled"]
 Balance = Literal["time", "link"]
 
 TOPOLOGY = typer.Option(
@@ -31,9 +31,10 @@ MODE = typer.Option(
 FETCH = typer.Option(
     None,
     "--fetch",
-    metavar="raw|distinct",
-    help="Whether every access reads its row, or a rank reads each row once per batch. [default: "
-    "raw where all ranks are on one node, distinct on several]",
+    metavar="raw|distinct|pooled",
+    help="Whether every access reads its row, a rank reads each row once per batch, or other nodes "
+    "add up the rows of a bag and send one vector. [default: raw where all ranks are on one node, "
+    "distinct on several]",
     rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(

@@ -11,6 +11,7 @@ from oper.plan.certificate import Certificate
 from oper.planner.bounds.hot_rows_bound import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.pooled_links import PooledTopology
 
 # Above this gap the bound with whole hot rows is tried; a smaller one is good enough.
 HOT_ROWS_FROM_GAP = 1e-3
@@ -19,7 +20,10 @@ HOT_ROWS_FROM_GAP = 1e-3
 def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     """Bound the objective of every plan for the problem, and compare a plan's with that."""
     classes = problem.classes
-    limits = (problem.topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
+    topology = problem.topology
+    if isinstance(topology, PooledTopology):
+        topology = topology.bounding
+    limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
     if objective_seconds > bound.seconds * (1 + HOT_ROWS_FROM_GAP):
         tried = hot_rows_bound(classes, *limits)

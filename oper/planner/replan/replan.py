@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.defaults import HORIZON
+from oper.base.errors import OperError
 from oper.base.units import whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
@@ -44,6 +45,11 @@ def replan(
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
+    if old.vector_ratio is not None:
+        raise OperError(
+            "replan: the plan is for pooled fetches, which are planned anew alone: make a plan of "
+            "the new profile (oper plan --fetch pooled)"
+        )
     plan_again = replan_with_tier if old.tier else replan_one_memory
     made = plan_again(old, counts, whole_number(horizon, "horizon"), digest, report)
     report("data that no plan has seen")

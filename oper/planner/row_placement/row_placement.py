@@ -59,6 +59,7 @@ class RowPlacement:
     stripes: list[Stripes]  # one a width
     scan: RowScan
     class_of_row: NDArray[np.int32]  # [E] of each listed row, in order of rows
+    sums: Sums  # of the rows of each holder set, striped ones too
     cost: Cost
     cost_before_swaps: Cost
     swaps: int
@@ -92,13 +93,11 @@ def place_rows(
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
     striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks))
 
-    def price() -> Cost:
-        sums = classes.sums(counts) + striped_sums
-        return problem.price(sets, sums)
-
-    before = price()
+    before = problem.price(sets, classes.sums(counts) + striped_sums)
     swaps = _swap_rows(problem, sets, counts, before)
-    return RowPlacement(sets, counts, stripes, scan, class_of_row, price(), before, swaps)
+    sums = classes.sums(counts) + striped_sums
+    cost = problem.price(sets, sums)
+    return RowPlacement(sets, counts, stripes, scan, class_of_row, sums, cost, before, swaps)
 
 
 def _rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:
@@ -180,7 +179,7 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     raw, _, _ = expected_reads(
         expected, np.zeros_like(expected), profile.samples, problem.workload, ranks
     )
-    reads = raw if problem.workload.fetch == "raw" else touched
+    reads = touched if problem.workload.fetch == "distinct" else raw
     none = np.zeros(ranks)
     return Sums(
         rows=rows.sum(axis=0),

@@ -1,0 +1,80 @@
+"""The ranks as rows of pooled tables see them: rows of other nodes are added up there.
+
+A rank's proxy in another node, the rank at the same position there, reads the rows of a bag that
+lie in its node, adds them up, and sends one vector of float32; in training one comes back, from
+which the gradients of those rows are made. With r the bytes of vectors for each byte of the rows
+that they are sums of (oper/cost/vectors_per_bag.py) and L the link costs, a byte that rank i reads
+from rank j of another node takes
+
+    reads       L[i][j] · r      the vector; in training twice, as its gradient comes back
+                + near[j]        the proxy's read, the mean over the ranks of j's node
+    gradients   near'[j]         from the proxy, which has the gradients of j's rows, to j
+
+and in a node what it takes there without pooling. near[j] is the mean of L[p][j] over the ranks p
+of j's node, of which j itself has no link to pass; in shared memory its own read is one of the
+proxies' too. A proxy's work is charged to the rank that it works for: where nodes are alike and
+hold equal shares of what is read, as many ranks as each works for work for it.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.topology.links import SHARED
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class PooledTopology(Topology):
+    """A topology with the link costs of pooled tables' rows.
+
+    own_link_cost: those without pooling, s/byte [M, M]. gradient_link_cost: from reader to owner,
+    the same. vector_ratio: bytes of vectors for a byte of rows of other nodes. least_ratio: the
+    same, at the least, wherever rows are. training: whether vectors go both ways.
+    """
+
+    own_link_cost: Floats = field(kw_only=True)
+    gradient_link_cost: Floats = field(kw_only=True)
+    vector_ratio: float = field(kw_only=True)
+    least_ratio: float = field(kw_only=True)
+    training: bool = field(kw_only=True)
+
+    @staticmethod
+    def of(
+        topology: Topology, ratio: float, least_ratio: float, training: bool
+    ) -> "PooledTopology":
+        """The topology of pooled tables' rows, with so many bytes of vectors for a byte of them."""
+        near, near_gradient = _near(topology)
+        own, other = topology.link_cost, topology.masks()["other_node"]
+        far = own * ratio * (2 if training else 1)
+        content: dict[str, Any] = vars(topology) | {"link_cost": np.where(other, far + near, own)}
+        return PooledTopology(
+            **content,
+            own_link_cost=own,
+            gradient_link_cost=np.where(other, near_gradient, own),
+            vector_ratio=ratio,
+            least_ratio=least_ratio,
+            training=training,
+        )
+
+    @property
+    def unpooled(self) -> Topology:
+        """The topology without pooling."""
+        content = {f.name: getattr(self, f.name) for f in fields(Topology)}
+        return Topology(**content | {"link_cost": self.own_link_cost})
+
+    @property
+    def bounding(self) -> "PooledTopology":
+        """The topology with the least costs that any placement of rows can have."""
+        return PooledTopology.of(self.unpooled, self.least_ratio, self.least_ratio, self.training)
+
+
+def _near(topology: Topology) -> tuple[Floats, Floats]:
+    """near and near' of each rank, [M] each."""
+    same_node, node_of = topology.masks()["same_node"], np.array(topology.node_of)
+    size = np.bincount(node_of)[node_of]
+    mates = np.where(same_node, topology.link_cost, 0.0).sum(axis=0) / size
+    shared = np.array([topology.memory[node] == SHARED for node in node_of])
+    return mates + np.where(shared, topology.link_cost.diagonal() / size, 0.0), mates

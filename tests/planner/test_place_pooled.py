@@ -1,0 +1,203 @@
+"""Plans for pooled fetches: their certificates against placements of tiny logs whose cost is
+written out, their figures, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import oper
+from oper.base.errors import OperError
+from oper.cost.vectors_per_bag import vector_ratios
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
+from oper.planner.make_plan import make_plan
+from oper.profiling.profile import Profile
+from oper.topology.latency import Latency
+from oper.topology.topology import Topology
+from tests.support.commands import fine, refused
+
+NODES, PER_NODE = 2, 2
+M = NODES * PER_NODE
+LOCAL, NEAR, FAR = 1e-9, 4e-9, 60e-9
+
+
+def topology(memory: str = "linked") -> Topology:
+    node_of = [rank // PER_NODE for rank in range(M)]
+    cost = np.where(np.equal.outer(node_of, node_of), NEAR, FAR)
+    np.fill_diagonal(cost, LOCAL)
+    latency = Latency.of_hops(1e-12)
+    return Topology("t", tuple(node_of), cost, 2e7, latency, memory=(memory,) * NODES)  # type: ignore[arg-type]
+
+
+def write_log(folder: Path, seed: int, rows: tuple[int, ...], samples: int) -> Path:
+    """A log of bags, and `tables.yaml`."""
+    random = np.random.default_rng(seed)
+    columns, tables = {}, []
+    for number, size in enumerate(rows):
+        lengths = random.integers(0, 5, samples)
+        ids = np.minimum(random.zipf(1.4, lengths.sum()) - 1, size - 1)
+        offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+        columns[f"t{number}"] = pa.ListArray.from_arrays(offsets, pa.array(ids))
+        tables.append(f"- {{name: t{number}, rows: {size}, dim: {4 * (1 + number)}}}")
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    (folder / "tables.yaml").write_text("\n".join(tables), encoding="utf-8")
+    return folder / "log.parquet"
+
+
+def profiled(folder: Path, seed: int, rows: tuple[int, ...] = (6, 5), samples: int = 40) -> Profile:
+    log = write_log(folder, seed, rows, samples)
+    fine("profile", log, "-o", folder / "p", "--tables", folder / "tables.yaml", "--force")
+    return Profile.load(folder / "p")
+
+
+def cost_written_out(
+    profile: Profile, batch: int, owner: list[np.ndarray], training: bool, ranks: Topology
+) -> float:
+    """The objective of tables whose rows lie on `owner[t]`, M for copies on all ranks: each rank's
+    own reads, those of its proxies, one vector for each bag and node that has any, and what copies
+    cost by the densest AllReduce. Ids are independent within a bag."""
+    shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
+    assert lengths is not None
+    T, b = np.zeros(M), batch / M / profile.samples
+    copied = 0.0
+    for t, table in enumerate(profile.tables):
+        first = int(profile.offsets[t])
+        accesses = profile.accesses[first : first + table.rows].astype(float)
+        inside = np.bincount(owner[t], accesses, minlength=M + 1)
+        S, total = table.row_bytes, max(accesses.sum(), 1)
+        samples_with_row = profile.table_samples_with_row(t).astype(float)
+        s = samples_with_row / profile.samples
+        touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
+        sent = np.bincount(owner[t], touched, minlength=M + 1)
+        T += inside[M] * b * S * LOCAL
+        copied += S * float((owner[t] == M).sum())
+        for node in range(NODES):
+            members = range(node * PER_NODE, (node + 1) * PER_NODE)
+            share = inside[list(members)].sum() / total
+            length, bags = lengths.of_table(t)
+            chance = float((bags * (1 - (1 - share) ** length)).sum())
+            T[[r for r in range(M) if r not in members]] += (
+                (1 + training) * FAR * 4 * table.dim * chance * b
+            )
+            for r in members:
+                read, gradient = inside[r] * b * S, sent[r] * S
+                for reader in range(M):
+                    away = members[reader % PER_NODE] != r
+                    T[members[reader % PER_NODE]] += NEAR * away * (read + training * gradient)
+                    T[r] += LOCAL * (read * (not (shared and away)) + training * gradient)
+    if training and copied:
+        T += 2 * (M - 1) / M * copied / ranks.allreduce_bandwidth
+    return float(T.max())
+
+
+@pytest.mark.parametrize("memory", ["linked", "shared"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_placement_is_better_than_the_bound(
+    tmp_path: Path, seed: int, mode: str, memory: str
+) -> None:
+    """Whole tables on one node among them, whose bags take one vector."""
+    profile, ranks = profiled(tmp_path, seed), topology(memory)
+    training, batch = mode == "training", 16
+    settings = PlanSettings(extra_memory=2.0)
+    plan = make_plan(profile, ranks, Workload(mode, "pooled", batch), settings)  # type: ignore[arg-type]
+    assert plan.certificate is not None
+    bound = plan.certificate.lower_bound_seconds
+    random = np.random.default_rng(seed)
+    least = np.inf
+    for trial in range(300):
+        owner = []
+        for table in profile.tables:
+            homes = random.choice(M, size=random.integers(1, M + 1), replace=False)
+            if trial % 2:
+                node = random.integers(NODES)
+                homes = np.arange(node * PER_NODE, (node + 1) * PER_NODE)
+            of_rows = random.choice(homes, table.rows)
+            if trial % 3 == 0:
+                of_rows[random.random(table.rows) < 0.4] = M
+            owner.append(of_rows)
+        # Without the owners' updates of copies, which only make it dearer.
+        least = min(least, cost_written_out(profile, batch, owner, training, ranks))
+    assert 0 < bound <= least * (1 + 1e-9)
+    assert bound <= plan.cost.objective_seconds
+
+
+def test_the_ratio_is_that_of_even_shares_and_no_less_than_the_least(tmp_path: Path) -> None:
+    profile = profiled(tmp_path, 5, (30, 20), 300)
+    lengths = profile.bag_lengths
+    assert lengths is not None
+    for local in (np.zeros(2), np.array([0.3, 0.9]), np.array([1.0, 0.5])):
+        found = vector_ratios(lengths, profile.tables, 3, local)
+        vectors = rows = 0.0
+        for t, table in enumerate(profile.tables):
+            length, bags = lengths.of_table(t)
+            share = (1 - local[t]) / 3
+            vectors += 4 * table.dim * float((bags * (1 - (1 - share) ** length)).sum())
+            rows += table.row_bytes * float(bags @ length) * share
+        assert found.even == pytest.approx(vectors / rows)
+        assert 0 < found.least <= found.even <= 1
+    assert vector_ratios(lengths, profile.tables, 3, np.ones(2)).even == 1.0
+
+
+def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = profiled(tmp_path, 3, (300, 200), 500)
+    (tmp_path / "t.json").write_text(json.dumps(topology().to_dict()), encoding="utf-8")
+    options = ("--topology", "t.json", "--fetch", "pooled", "--batch-size", 64)
+    said = json.loads(fine("plan", "p", "-o", "q", *options, "--json"))
+    plan = Plan.load(tmp_path / "q")
+    assert plan.pooled_tables == ("t0", "t1")
+    assert plan.workload.fetch == "pooled"
+    assert said["simple_plans"] == []
+    assert plan.vector_ratio is not None
+    assert 0 < plan.vector_ratio < 1
+    assert type(plan.topology) is Topology
+    assert (plan.topology.link_cost == topology().link_cost).all()
+    assert "ok    the figures add up" in fine("plan", "check", "q", "log.parquet")
+    text = " ".join(fine("plan", "show", "q").split())
+    assert "other nodes add up the rows of each bag (pooled fetches)" in text
+    assert "bytes of sums come from other nodes for a byte of the rows" in text
+    # As many bytes go to the owners' nodes as come from them.
+    away = ~np.equal.outer(plan.topology.node_of, plan.topology.node_of)
+    moved = plan.cost.communication_bytes
+    assert moved.gradient >= float(plan.cost.link_bytes[away].sum()) > 0
+    drift = json.loads(fine("drift", "q", "p", "--json"))
+    assert drift["objective_seconds"]["now"] == pytest.approx(plan.cost.objective_seconds)
+    assert "<html" in (fine("report", "q", "-o", "q.html"), Path("q.html").read_text("utf-8"))[1]
+    assert profile.digest == plan.profile
+
+
+def test_on_one_node_rows_are_read_by_pointer(tmp_path: Path) -> None:
+    profile = profiled(tmp_path, 3)
+    workload = Workload("training", "pooled", 64)
+    plan = make_plan(profile, "cpu:2", workload)
+    assert plan.workload.fetch == "raw"
+    assert plan.pooled_tables == ()
+    assert plan.vector_ratio is None
+    assert (
+        plan.cost.objective_seconds
+        == make_plan(profile, "cpu:2", Workload("training", "raw", 64)).cost.objective_seconds
+    )
+
+
+def test_what_pooled_fetches_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = profiled(tmp_path, 3)
+    options = ("--topology", "2x2-a100", "--fetch", "pooled", "--batch-size", 64)
+    fine("plan", "p", "-o", "q", *options)
+    given = "--topology 2x2-a100 --fetch pooled --batch-size 64"
+    refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
+    refused(f"compare p {given}", "raw or distinct fetches")
+    refused("replan q p -o r", "is for pooled fetches, which are planned anew alone")
+    profile.bag_lengths = None
+    with pytest.raises(OperError, match="does not say how long bags are"):
+        make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))
+    with pytest.raises(OperError, match="'raw', 'distinct' or 'pooled' was needed"):
+        oper.Workload("training", "sums")  # type: ignore[arg-type]
