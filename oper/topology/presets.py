@@ -82,7 +82,8 @@ SERVERS = {"dgx-a100": A100, "dgx-h100": H100, "dgx-h200": H200, "hgx-b200": B20
 
 A100_PAIR = 80 * GB  # without a switch: four links of 25 between each pair, less protocol
 A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
-A100_CLUSTER_ALLREDUCE = 72 * GB  # a model: a ring over four network adapters a node
+A100_ADAPTERS = 4  # a node's, as of the paper's cluster, or one a device if those are fewer
+A100_ADAPTER_ALLREDUCE = 18 * GB  # a model: a ring over a node's adapters, 72 with all four
 H100_OTHER_NODE = 38 * GB  # 50 the line, an adapter of 400 Gb/s a device; 19 / 25 of it, as above
 H100_MOST_A_NODE = 8  # devices that one switch joins
 # Measured with what `oper topology measure` runs, 2 ranks on a 2-core AMD EPYC (Zen 4) in a cloud,
@@ -96,10 +97,18 @@ def preset(spec: str) -> Description | None:
     if device := SERVERS.get(spec):
         bandwidth = {"local": device.local, "same_node": device.switch}
         return _devices(spec, device, [0] * 8, bandwidth, device.switch_allreduce)
-    if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-(a100|h100)", spec):
+    if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-(a100|h100)(?::([0-9]{1,9}))?", spec):
         nodes, per_node = int(match[1]), int(match[2])
         _check_ranks(spec, nodes * per_node)
-        return (_a100_cluster if match[3] == "a100" else _h100_cluster)(spec, nodes, per_node)
+        usual = min(A100_ADAPTERS, per_node) if match[3] == "a100" else per_node
+        adapters = usual if match[4] is None else int(match[4])
+        if not 1 <= adapters <= per_node:
+            raise OperError(
+                f"topology {spec}: {adapters} network adapters in a node of {per_node} devices, "
+                f"and 1 to {per_node} were needed"
+            )
+        cluster = _a100_cluster if match[3] == "a100" else _h100_cluster
+        return cluster(spec, nodes, per_node, adapters)
     if match := re.fullmatch(r"cpu:([0-9]{1,9})", spec):
         ranks = int(match[1])
         _check_ranks(spec, ranks)
@@ -128,17 +137,17 @@ def nearest_preset(spec: str) -> str | None:
     return near[0] if near else None
 
 
-def _a100_cluster(spec: str, nodes: int, per_node: int) -> Description:
+def _a100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Description:
     """Nodes without a switch, as the paper's."""
     bandwidth = {"local": A100.local, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
     # In one node the ring uses the links between pairs, and no network adapter.
-    allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
+    allreduce = adapters * A100_ADAPTER_ALLREDUCE if nodes > 1 else A100_PAIR
     node_of = [rank // per_node for rank in range(nodes * per_node)]
-    return _devices(spec, A100, node_of, bandwidth, allreduce)
+    return _devices(spec, A100, node_of, bandwidth, min(allreduce, A100_PAIR), adapters)
 
 
-def _h100_cluster(spec: str, nodes: int, per_node: int) -> Description:
-    """Nodes of up to eight devices on one switch, each with a network adapter of its own."""
+def _h100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Description:
+    """Nodes of up to eight devices on one switch, which share the node's network adapters."""
     if per_node > H100_MOST_A_NODE:
         raise OperError(
             f"topology {spec}: {per_node} H100 in a node, and a node's switch joins at most "
@@ -149,10 +158,10 @@ def _h100_cluster(spec: str, nodes: int, per_node: int) -> Description:
     elif nodes == 1:
         allreduce = H100.switch  # a ring: what the switch's sums gain was reported for eight only
     else:
-        allreduce = min(H100.switch, per_node * H100_OTHER_NODE)  # a ring over a node's adapters
+        allreduce = min(H100.switch, adapters * H100_OTHER_NODE)  # a ring over a node's adapters
     bandwidth = {"local": H100.local, "same_node": H100.switch, "other_node": H100_OTHER_NODE}
     node_of = [rank // per_node for rank in range(nodes * per_node)]
-    return _devices(spec, H100, node_of, bandwidth, allreduce)
+    return _devices(spec, H100, node_of, bandwidth, allreduce, adapters)
 
 
 def _devices(
@@ -161,8 +170,11 @@ def _devices(
     node_of: Sequence[int],
     bandwidth: dict[str, float],
     allreduce_bandwidth: float,
+    adapters_per_node: int | None = None,
 ) -> Description:
     made = uniform(name, node_of, bandwidth, allreduce_bandwidth, device.memory_bytes)
+    cost = {kind: 1 / value for kind, value in bandwidth.items()}
+    made["link_cost"] = link_matrix(node_of, cost, adapters_per_node)
     return with_host(made, device.host_memory_bytes, device.host_bandwidth)
 
 

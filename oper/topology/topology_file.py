@@ -32,6 +32,7 @@ _KEYS = (
     "name",
     "node_of",
     "bandwidth",
+    "adapters_per_node",
     "link_cost",
     "allreduce_bandwidth",
     "latency_seconds",
@@ -108,7 +109,15 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
         for kind in needed:
             if content[key].get(kind) is None:
                 document.fail((key,), f"has no {kind!r}, and the ranks have links of that kind")
-        return link_matrix(node_of, {kind: cost(kind) for kind in needed})
+        return link_matrix(
+            node_of, {kind: cost(kind) for kind in needed}, _adapters_per_node(document)
+        )
+    if content.get("adapters_per_node") is not None:
+        document.fail(
+            ("adapters_per_node",),
+            f"is for links of a kind, and every pair's is given: leave it out, or give {key} for "
+            f"{', '.join(KINDS)}",
+        )
     matrix = np.zeros((ranks, ranks))
     _check_length(document, (key,), content[key], ranks, "rows, one for each reading rank")
     for reader in range(ranks):
@@ -116,6 +125,14 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
         _check_length(document, (key, reader), row, ranks, "links, one for each rank read from")
         matrix[reader] = [cost(reader, source) for source in range(ranks)]
     return matrix
+
+
+def _adapters_per_node(document: Document) -> int | None:
+    given = document.content.get("adapters_per_node")
+    if given is not None and (type(given) is not int or not 1 <= given <= MAX_RANKS):
+        needed = f"how many network adapters a node has, 1 to {MAX_RANKS:,}, was needed"
+        document.fail(("adapters_per_node",), f"is {given!r:.80}, and {needed}")
+    return given
 
 
 def _latency(document: Document, memory: tuple[NodeMemory, ...]) -> Latency:

@@ -33,6 +33,39 @@ def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: floa
     assert topology.latency == (CPU_RANKS if spec.startswith("cpu") else DEVICES)
 
 
+@pytest.mark.parametrize(
+    ("spec", "share", "allreduce"),
+    [
+        ("2x8-h100", 1.0, 304e9),
+        ("2x8-h100:8", 1.0, 304e9),
+        ("2x8-h100:2", 0.25, 76e9),
+        ("2x8-h100:1", 0.125, 38e9),
+        ("2x8-a100", 0.5, 72e9),
+        ("2x2-a100", 1.0, 36e9),
+        ("2x4-a100:1", 0.25, 18e9),
+    ],
+)
+def test_devices_of_a_node_share_its_network_adapters(
+    spec: str, share: float, allreduce: float
+) -> None:
+    """In links and in the AllReduce alike."""
+    topology = Topology.load(spec)
+    other = topology.masks()["other_node"]
+    line = 38e9 if "h100" in spec else 19e9
+    assert 1 / topology.link_cost[other] == pytest.approx(share * line)
+    assert topology.allreduce_bandwidth == allreduce
+    assert topology.homogeneous
+    near = topology.masks()["same_node"]
+    alone = Topology.load(spec.partition(":")[0])
+    assert (topology.link_cost[near] == alone.link_cost[near]).all()
+
+
+@pytest.mark.parametrize("spec", ["2x8-h100:0", "2x8-h100:9"])
+def test_a_node_has_no_more_adapters_than_devices(spec: str) -> None:
+    with pytest.raises(OperError, match="network adapters in a node of 8 devices, and 1 to 8"):
+        Topology.load(spec)
+
+
 def test_links_across_nodes_have_the_papers_ratio() -> None:
     cost = Topology.load("2x4-a100").link_cost
     assert cost[0, 4] / cost[0, 3] == pytest.approx(4.21, abs=0.005)

@@ -211,6 +211,12 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
         ({"allreduce_bandwidth": None}, ["has no allreduce_bandwidth"]),
         ({"allreduce_bandwidth": "72 fast/s"}, ["allreduce_bandwidth", "72 fast"]),
         ({"latency_seconds": -1}, ["latency_seconds", "is -1"]),
+        ({"adapters_per_node": 0}, ["adapters_per_node", "is 0", "1 to 4,096, was needed"]),
+        ({"adapters_per_node": "two"}, ["adapters_per_node", "is 'two'"]),
+        (
+            {"adapters_per_node": 1, "bandwidth": square(1, 0, 1e9)},
+            ["adapters_per_node", "every pair's is given", "other_node"],
+        ),
         ({"latency_seconds": {"hop": 1e-6}}, ["latency_seconds.hop", "unknown key", "other_node"]),
         ({"latency_seconds": {"kernel": "1s"}}, ["latency_seconds.kernel", "is '1s'"]),
         ({"latency_seconds": {"message": None}}, ["latency_seconds.message", "is missing"]),
@@ -247,6 +253,15 @@ def test_a_bad_file_is_refused_where_it_is_bad(
         Topology.load(str(path))
     for word in [str(path), *words]:
         assert word in str(error.value)
+
+
+def test_nodes_share_their_adapters(tmp_path: Path) -> None:
+    """Three ranks share two adapters; a rank of a node of its own has one."""
+    content = {"node_of": [5, 5, 5, 2], "adapters_per_node": 2}
+    cost = Topology.load(str(written(tmp_path, **content))).link_cost
+    assert 1 / cost[:3, 3] == pytest.approx(19e9 * 2 / 3)
+    assert 1 / cost[3, :3] == pytest.approx(19e9)
+    assert 1 / cost[0, 1] == pytest.approx(80e9)
 
 
 def test_latencies_that_a_file_leaves_out_are_the_usual_ones(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_hot_row_fills_its_node_before_it_is_cheap() -> None:
 @pytest.mark.parametrize(
     ("topology", "lifted"),
     [
-        (Topology.load("4x8-a100"), 1.01),
+        (Topology.load("4x8-a100"), 1.005),
         (Topology.load("8x8-a100"), 1.01),
         (Topology.load("16x8-a100"), 1.01),
         (hosts(4, 4, 2.0), 1.3),
