@@ -1,24 +1,26 @@
 """Expected vectors that a bag of a pooled table costs: one for each node that has any of its rows.
 
-A node that has a share x of a table's accesses adds up its rows of a bag and sends one vector. With
-ids that are independent within a bag, and a share p(ℓ) of the bags of ℓ ids, empty bags too, the
-chance that a bag has any row there is
+A node that has a share x of the rows of a table's bags (each row once a bag: its samples with the
+row over those of all rows) adds up its rows of a bag and sends one vector. Ids are taken to be
+independent within a bag but for rows that repeat: of the ids after a bag's first a share s names a
+row that the bag does not have yet, as the profile counted. With a share p(ℓ) of the bags of ℓ ids,
+empty ones too, the chance that a bag has any row at the node is
 
-    chance(x) = Σ_ℓ p(ℓ) · (1 − (1 − x)^ℓ)
+    chance(x) = Σ_ℓ p(ℓ) · (1 − (1 − x) · (1 − s·x)^(ℓ−1))        ℓ ≥ 1
 
 and the sum over nodes is the expected number of vectors. Accesses to replicas are at no node, so
-that shares may sum to less than 1. The sum is taken as Σ_j t_j · ((1 − x)^ℓ_(j−1) − (1 − x)^ℓ_j),
-with t_j the share of bags of at least the j-th length and ℓ_0 = 0: no term is negative, so that it
-is accurate to the last digits however small x is, and Horner's rule takes it with one
-multiplication a length.
-
-In x it is concave, 0 at 0, and does not descend. So two linear functions enclose it:
+that shares may sum to less than 1. In x it is concave, 0 at 0, and does not descend. So two linear
+functions enclose it:
 
     x · chance(1)  ≤  chance(x)  ≤  x · slope(0)
 
-chance(1) is the share of bags that are not empty, slope(0) the mean length. Rows that get the price
-chance(x) / x each (the chord) cost together what their node's bags do; slope(x) is what one access
-more adds.
+chance(1) is the share of bags that are not empty, slope(0) the mean number of distinct rows of a
+bag. Rows that get the price chance(x) / x each (the chord) cost together what their node's bags do;
+slope(x) is what one row more adds.
+
+Sums are taken without differences, so that they are accurate to the last digits however small x is,
+and by Horner's rule, with one multiplication a length. How far they are from what logs need:
+docs/design/vectors-per-bag.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,50 +43,69 @@ class VectorsPerBag:
     """
 
     def __init__(self, lengths: BagLengths) -> None:
-        positive = lengths.length > 0
-        self._lengths: Ints = np.unique(lengths.length[positive])  # of any table, ascending
-        bags = np.zeros((len(self._lengths), lengths.tables))
-        place = np.searchsorted(self._lengths, lengths.length[positive])
-        bags[place, lengths.table[positive]] = lengths.bags[positive]
-        # Of each table the share of bags that have each length, [L, T, 1].
-        self._share = (bags / np.maximum(lengths.bags_of_tables, 1))[:, :, None]
-        self._mean = lengths.mean_lengths[:, None]
+        several = lengths.length > 1
+        # The ids of bags after their first, ascending, and of each table the share of bags that
+        # have so many, [L, T, 1].
+        self._more: Ints = np.unique(lengths.length[several]) - 1
+        bags = np.zeros((len(self._more), lengths.tables))
+        place = np.searchsorted(self._more, lengths.length[several] - 1)
+        bags[place, lengths.table[several]] = lengths.bags[several]
+        total = np.maximum(lengths.bags_of_tables, 1)
+        self._share = (bags / total)[:, :, None]
+        self._filled = (lengths.filled_bags / total)[:, None]
+        single = np.where(lengths.length == 1, lengths.bags, 0)
+        self._single = (lengths.summed(single) / total)[:, None]
+        self._new = lengths.new_shares[:, None]
+        self._mean = (lengths.distinct / total)[:, None]
 
     def chances(self, shares: Floats) -> Floats:
-        """The chance that a bag has any row at a node that has these shares of the accesses."""
-        with np.errstate(divide="ignore"):
-            log_missed = np.log1p(-shares)  # of one access; -inf where the node has all
-        hits = _of_steps(lambda step: shares if step == 1 else -np.expm1(step * log_missed))
-        chance = np.zeros_like(shares)
-        at_least = np.zeros_like(self._mean)  # of the bags have at least so many ids
-        before = np.concatenate([[0], self._lengths[:-1]])
-        steps = (self._lengths - before)[::-1].tolist()
-        for step, of_length in zip(steps, self._share[::-1], strict=True):
-            at_least = at_least + of_length
-            more = at_least - chance
-            more *= hits(step)
-            chance += more
-        return chance
+        """The chance that a bag has any row at a node that has these shares of the rows."""
+        # A bag's first id is there, or one of those after it.
+        chances: Floats = self._filled * shares + (1 - shares) * self._chances_of_more(shares)
+        return chances
 
     def slopes(self, shares: Floats) -> Floats:
-        """The derivative of the chance in the share: the mean length at 0, and falling."""
-        missed = 1 - shares
+        """The derivative of the chance in the share: the mean distinct rows at 0, and falling."""
+        missed = 1 - self._new * shares
         powers = _of_steps(lambda step: missed**step)
-        slope = np.zeros_like(shares)
-        # The derivative's powers are the lengths less 1, so that the first step is from 1.
-        before = np.concatenate([[1], self._lengths[:-1]])
-        steps = (self._lengths - before)[::-1].tolist()
-        ids = self._share * self._lengths[:, None, None]
-        for step, of_length in zip(steps, ids[::-1], strict=True):
-            slope += of_length
-            slope *= powers(step)
-        return slope
+        first = np.zeros_like(shares)  # Σ p · (1 − s·x)^(ℓ−1), of bags with several ids
+        later = np.zeros_like(shares)  # Σ p · (ℓ−1) · (1 − s·x)^(ℓ−2)
+        # The powers of the second are one less, so that its first step is from 1.
+        before = np.concatenate([[1], self._more[:-1]])
+        steps = (self._more - before)[::-1].tolist()
+        for step, more, of_length in zip(
+            steps, self._more[::-1].tolist(), self._share[::-1], strict=True
+        ):
+            first += of_length
+            first *= powers(step)
+            later += more * of_length
+            later *= powers(step)
+        slopes: Floats = self._single + first * missed + self._new * (1 - shares) * later
+        return slopes
 
     def chords(self, shares: Floats) -> Floats:
-        """The chance over the share, slope of the line from 0; at 0 its limit, the mean length."""
+        """The chance over the share, slope of the line from 0; at 0 its limit, slope(0)."""
         chords: Floats = np.broadcast_to(self._mean, shares.shape).copy()
         np.divide(self.chances(shares), shares, out=chords, where=shares > 0)
         return chords
+
+    def _chances_of_more(self, shares: Floats) -> Floats:
+        """Σ p · (1 − (1 − s·x)^(ℓ−1)): a bag has a new row there after its first id. As a sum over
+        lengths in order, of the share of bags that reach each length."""
+        new = self._new * shares
+        with np.errstate(divide="ignore"):
+            log_missed = np.log1p(-new)  # of one id; -inf where the node has all
+        hits = _of_steps(lambda step: new if step == 1 else -np.expm1(step * log_missed))
+        chance = np.zeros_like(shares)
+        at_least = np.zeros_like(self._mean)
+        before = np.concatenate([[0], self._more[:-1]])
+        steps = (self._more - before)[::-1].tolist()
+        for step, of_length in zip(steps, self._share[::-1], strict=True):
+            at_least = at_least + of_length
+            rest = at_least - chance
+            rest *= hits(step)
+            chance += rest
+        return chance
 
 
 class VectorRatios(NamedTuple):

@@ -206,6 +206,8 @@ def _reduce_distinct(part: Profile) -> DistinctSums | None:
 def _gather_bag_lengths(part: Profile) -> BagLengths | None:
     """The sum of all ranks' lengths of bags on rank 0, None on the others."""
     assert part.bag_lengths is not None, "it was counted by this version of oper"
+    distinct = torch.from_numpy(part.bag_lengths.distinct.copy())
+    dist.reduce(distinct, dst=0)
     mine = torch.from_numpy(part.bag_lengths.pairs)
     most = torch.tensor(len(mine))
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -217,4 +219,4 @@ def _gather_bag_lengths(part: Profile) -> BagLengths | None:
         return None
     parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.gather(padded, parts)
-    return BagLengths.of_pairs(torch.cat(parts).numpy(), len(part.tables))
+    return BagLengths.of_pairs(torch.cat(parts).numpy(), distinct.numpy())

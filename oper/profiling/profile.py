@@ -196,8 +196,9 @@ class Profile(RowCounts):
             if isinstance(kept, SparseCounts):
                 digests[name] = npy_sha256(counters)
                 setattr(self, name, kept)
-        if self.bag_lengths is not None:
-            save_array(folder / BAG_LENGTHS, self.bag_lengths.pairs)
+        bags = self.bag_lengths
+        if bags is not None:
+            save_array(folder / BAG_LENGTHS, bags.pairs)
         files = describe_files(folder)
         for name in self._counters():
             if name not in digests:
@@ -215,6 +216,7 @@ class Profile(RowCounts):
                 for table, bagged in zip(self.tables, self.bagged, strict=True)
             ],
             "distinct": None if self.distinct is None else self.distinct.to_dict(),
+            "distinct_in_bags": bags and bags.distinct.tolist(),
             "source": self.source,
             "files": files,
         }
@@ -475,17 +477,26 @@ def _load(
         profile.samples_with_row = load_counters(folder, files["samples_with_row"], size, mmap)
         check_total(str(folder / files["samples_with_row"][-1]), profile.stored("samples_with_row"))
     if BAG_LENGTHS in described:
-        pairs = load_array(folder / BAG_LENGTHS, mmap=False)
-        try:
-            profile.bag_lengths = BagLengths.checked(pairs, len(profile.tables))
-        except ValueError as error:
-            raise OperError(
-                f"{folder / BAG_LENGTHS}: is damaged ({error}); copy or write the profile again"
-            ) from error
+        profile.bag_lengths = _load_bag_lengths(folder, content, len(profile.tables))
     if f"{HELD_OUT}/{MARKER}" in described:
         profile.open_following = partial(_load_held_out, folder, profile, mmap)
         profile.holds_out = True
     return profile
+
+
+def _load_bag_lengths(folder: Path, content: dict[str, Any], tables: int) -> BagLengths:
+    pairs = load_array(folder / BAG_LENGTHS, mmap=False)
+    distinct = content.get("distinct_in_bags")
+    try:
+        if not isinstance(distinct, list) or len(distinct) != tables:
+            raise ValueError(f"{MARKER} has no distinct_in_bags of {tables:,} tables")
+        if any(type(rows) is not int or not 0 <= rows <= 1 << 62 for rows in distinct):
+            raise ValueError(f"{MARKER}: distinct_in_bags are not numbers of rows")
+        return BagLengths.checked(pairs, np.array(distinct, dtype=np.int64))
+    except ValueError as error:
+        raise OperError(
+            f"{folder / BAG_LENGTHS}: is damaged ({error}); copy or write the profile again"
+        ) from error
 
 
 def _load_held_out(folder: Path, profile: Profile, mmap: bool) -> Profile:
@@ -545,5 +556,6 @@ def _digest(profile: Profile, counters: dict[str, str]) -> str:
         {f"{name}.npy": digest for name, digest in counters.items()},
     ]
     if profile.bag_lengths is not None:
-        content.append(npy_sha256(profile.bag_lengths.pairs))
+        bags = profile.bag_lengths
+        content.append([npy_sha256(bags.pairs), bags.distinct.tolist()])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

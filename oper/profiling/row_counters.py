@@ -89,7 +89,7 @@ class RowCounters:
         starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
         # Of each feature: the place of its first id that is no row, and how many such ids it has.
-        bad, bag_lengths = native.ops().count(
+        bad, bag_lengths, distinct = native.ops().count(
             as_tensor(self.accesses),
             as_tensor(self.samples_with_row),
             as_int64(self._offsets),
@@ -102,7 +102,7 @@ class RowCounters:
         for (key, table), (position, number) in zip(table_of.items(), bad.tolist(), strict=True):
             if number:
                 self._refuse(batch, key, self.tables[table], position)
-        self._bag_lengths.add(bag_lengths.numpy())
+        self._bag_lengths.add(bag_lengths.numpy(), distinct.numpy())
         self.samples += batch.samples
 
     @property

@@ -88,18 +88,21 @@ def synthesize_counts(
     accesses = new_counters(int(starts[-1]), dtype, on_disk, "accesses.npy")
     samples_with_row = new_counters(int(bag_starts[-1]), dtype, on_disk, "samples_with_row.npy")
     bag_lengths = _draw_bag_lengths(synthesizer, begin, end)
-    ids = bag_lengths.ids_of_tables.tolist()
+    distinct, filled = bag_lengths.distinct, bag_lengths.filled_bags
     for table, feature in enumerate(synthesizer.recipe.features):
         counts = torch.from_numpy(accesses[starts[table] : starts[table + 1]])
-        _draw_accesses(synthesizer, table, counts, ids[table], begin, end)
+        _draw_accesses(synthesizer, table, counts, int(distinct[table]), begin, end)
         if feature.bagged:
+            in_bags = samples_with_row[bag_starts[table] : bag_starts[table + 1]]
             native.ops().samples_with_row_of(
-                torch.from_numpy(samples_with_row[bag_starts[table] : bag_starts[table + 1]]),
+                torch.from_numpy(in_bags),
                 counts,
                 end - begin,
                 0 if feature.varying else int(feature.ids),
                 stream_key(synthesizer.seed, "containing", table, begin),
             )
+            # Drawn row by row, they may be fewer than the bags that have any, if by few.
+            distinct[table] = max(int(in_bags.sum(dtype=np.int64)), int(filled[table]))
         advance(feature.table.rows)
     source = {"synthetic": synthesizer.source}
     if end - begin < synthesizer.samples:
@@ -116,6 +119,7 @@ def synthesize_counts(
 
 
 def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLengths:
+    """The lengths of all bags, as if no row repeated in one."""
     pairs = []
     for table, feature in enumerate(synthesizer.recipe.features):
         lengths = np.array([round(feature.ids)])
@@ -127,7 +131,9 @@ def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLeng
             chances = poisson(feature.ids)
             lengths, bags = np.arange(len(chances)), random.multinomial(end - begin, chances)
         pairs.append(np.stack([np.full(len(lengths), table), lengths, bags], axis=1))
-    return BagLengths.of_pairs(np.concatenate(pairs), len(pairs))
+    drawn = np.concatenate(pairs)
+    ids = [int(of_table[:, 1] @ of_table[:, 2]) for of_table in pairs]
+    return BagLengths.of_pairs(drawn, np.array(ids, dtype=np.int64))
 
 
 def poisson(mean: float) -> Floats:

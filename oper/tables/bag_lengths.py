@@ -1,6 +1,7 @@
 """How many bags of each length each table has: over samples and features, empty bags too.
 
-In: pairs of a length and its bags, counted or drawn. Out: `BagLengths`, and its summary by table.
+In: pairs of a length and its bags, and how many distinct rows the bags have, counted or drawn. Out:
+`BagLengths`, and its summary by table.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ _MOST_IDS = 2.0**62
 class BagSummary:
     """The bags of one table: how many there are, the share of them that is empty, and lengths.
 
-    percentile_99: the least length that 99 % of the bags do not exceed.
+    percentile_99: the least length that 99 % of the bags do not exceed. new_share: of the ids after
+    a bag's first, those that name a row that the bag does not have yet.
     """
 
     bags: int
@@ -30,22 +32,24 @@ class BagSummary:
     mean: float
     percentile_99: int
     longest: int
+    new_share: float
 
 
 @dataclass(frozen=True, eq=False)
 class BagLengths:
-    """`bags[n]` bags of table `table[n]` of `tables` have `length[n]` ids: int64 [N] each.
+    """`bags[n]` bags of table `table[n]` have `length[n]` ids, int64 [N] each, of T tables; and the
+    rows of each table's bags, each once a bag, are `distinct` int64 [T].
 
     Sorted by table, then length; no pair of them repeats, and no number of bags is 0.
     """
 
-    tables: int
     table: Ints
     length: Ints
     bags: Ints
+    distinct: Ints
 
     @classmethod
-    def of_pairs(cls, pairs: Ints, tables: int) -> "BagLengths":
+    def of_pairs(cls, pairs: Ints, distinct: Ints) -> "BagLengths":
         """The sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
         table, length, bags = pairs[pairs[:, 2] > 0].T
         order = np.lexsort((length, table))
@@ -54,29 +58,33 @@ class BagLengths:
         new[1:] = (table[1:] != table[:-1]) | (length[1:] != length[:-1])
         first = np.flatnonzero(new)
         summed = np.add.reduceat(bags, first) if len(first) else bags
-        return cls(tables, table[first], length[first], summed)
+        return cls(table[first], length[first], summed, distinct)
 
     @classmethod
     def sum(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
         """The bags of several logs of the same tables."""
-        return cls.of_pairs(np.concatenate([c.pairs for c in counted]), counted[0].tables)
+        distinct = np.sum([c.distinct for c in counted], axis=0)
+        return cls.of_pairs(np.concatenate([c.pairs for c in counted]), distinct)
 
     @classmethod
     def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
         """The bags of several lists of tables, as of one list."""
-        before = np.cumsum([0, *(c.tables for c in counted)])
-        table = np.concatenate([c.table + n for c, n in zip(counted, before[:-1], strict=True)])
-        length = np.concatenate([c.length for c in counted])
-        return cls(int(before[-1]), table, length, np.concatenate([c.bags for c in counted]))
+        before = np.cumsum([0, *(c.tables for c in counted)])[:-1]
+        return cls(
+            np.concatenate([c.table + n for c, n in zip(counted, before, strict=True)]),
+            np.concatenate([c.length for c in counted]),
+            np.concatenate([c.bags for c in counted]),
+            np.concatenate([c.distinct for c in counted]),
+        )
 
     @classmethod
-    def checked(cls, pairs: NDArray[np.generic], tables: int) -> "BagLengths":
-        """What `pairs` gave, from a file; ValueError where these are not such pairs."""
+    def checked(cls, pairs: NDArray[np.generic], distinct: Ints) -> "BagLengths":
+        """What `pairs` and `distinct` gave, from files; ValueError where these are no such."""
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
             raise ValueError(f"{pairs.dtype} {pairs.shape}, and int64 [pairs, 3] was needed")
         table, length, bags = np.array(pairs, dtype=np.int64).T
-        if len(table) and (table.min() < 0 or table.max() >= tables):
-            raise ValueError(f"a table that is not one of {tables:,}")
+        if len(table) and (table.min() < 0 or table.max() >= len(distinct)):
+            raise ValueError(f"a table that is not one of {len(distinct):,}")
         if len(table) and (length.min() < 0 or length.max() > _LONGEST or bags.min() < 1):
             raise ValueError("lengths or numbers of bags out of range")
         if float(np.maximum(length, 1).astype(np.float64) @ bags) > _MOST_IDS:
@@ -84,7 +92,15 @@ class BagLengths:
         keys = table << 32 | length
         if (keys[1:] <= keys[:-1]).any():
             raise ValueError("they are not ascending")
-        return cls(tables, table, length, bags)
+        found = cls(table, length, bags, distinct)
+        if (distinct < found.filled_bags).any() or (distinct > found.ids_of_tables).any():
+            raise ValueError("distinct rows are fewer than bags, or more than ids")
+        return found
+
+    @property
+    def tables(self) -> int:
+        """T, the number of tables."""
+        return len(self.distinct)
 
     @property
     def pairs(self) -> Ints:
@@ -99,12 +115,26 @@ class BagLengths:
     @property
     def bags_of_tables(self) -> Ints:
         """The bags of each table, int64 [T]."""
-        return self._summed(self.bags)
+        return self.summed(self.bags)
 
     @property
     def ids_of_tables(self) -> Ints:
         """The ids of all bags of each table, int64 [T]: its accesses."""
-        return self._summed(self.bags * self.length)
+        return self.summed(self.bags * self.length)
+
+    @property
+    def filled_bags(self) -> Ints:
+        """The bags of each table that are not empty, int64 [T]."""
+        return self.summed(np.where(self.length > 0, self.bags, 0))
+
+    @property
+    def new_shares(self) -> Floats:
+        """Of a bag's ids after its first the share that names a row that the bag does not have
+        yet, [T]; 1 where no bag has several ids."""
+        filled = self.filled_bags
+        more = self.ids_of_tables - filled
+        shares: Floats = np.where(more > 0, (self.distinct - filled) / np.maximum(more, 1), 1.0)
+        return shares
 
     @property
     def mean_lengths(self) -> Floats:
@@ -122,13 +152,13 @@ class BagLengths:
         chosen = np.asarray(tables, dtype=np.int64)
         kept = np.isin(self.table, chosen)
         table = np.searchsorted(chosen, self.table[kept]).astype(np.int64)
-        return BagLengths(len(chosen), table, self.length[kept], self.bags[kept])
+        return BagLengths(table, self.length[kept], self.bags[kept], self.distinct[chosen])
 
     def summary(self, table: int) -> BagSummary:
         """The bags of one table in a few numbers; zeros where it has none."""
         length, bags = self.of_table(table)
         if not len(bags):
-            return BagSummary(0, 0.0, 0.0, 0, 0)
+            return BagSummary(0, 0.0, 0.0, 0, 0, 1.0)
         up_to = np.cumsum(bags)
         total = int(up_to[-1])
         ninety_nine_percent = total - total // 100  # rounded up
@@ -138,10 +168,11 @@ class BagLengths:
             int(length @ bags) / total,
             int(length[np.searchsorted(up_to, ninety_nine_percent)]),
             int(length[-1]),
+            float(self.new_shares[table]),
         )
 
-    def _summed(self, values: Ints) -> Ints:
-        """The sum of each table's values, exact."""
+    def summed(self, values: Ints) -> Ints:
+        """The sums by table of a value for each pair, int64 [T] of [N], exact."""
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
         return np.diff(before[self.first])
 
@@ -152,13 +183,14 @@ class BagLengthSums:
     _FEW = 1 << 14  # pairs that are kept as they come
 
     def __init__(self, tables: int) -> None:
-        self._tables = tables
+        self._distinct = np.zeros(tables, dtype=np.int64)
         self._parts: list[Ints] = []
         self._held = 0
         self._limit = self._FEW
 
-    def add(self, pairs: Ints) -> None:
-        """Add pairs as `BagLengths.of_pairs` takes them."""
+    def add(self, pairs: Ints, distinct: Ints) -> None:
+        """Add what `BagLengths.of_pairs` takes."""
+        self._distinct = self._distinct + distinct
         self._parts.append(pairs)
         self._held += len(pairs)
         if self._held > self._limit:
@@ -169,4 +201,4 @@ class BagLengthSums:
     def total(self) -> BagLengths:
         """The sum so far."""
         pairs = np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
-        return BagLengths.of_pairs(pairs, self._tables)
+        return BagLengths.of_pairs(pairs, self._distinct)

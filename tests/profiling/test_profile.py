@@ -22,13 +22,16 @@ from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 
-BAG_LENGTHS = BagLengths.of_pairs(np.array([(0, 0, 3), (0, 1, 997), (1, 70, 1000)]), 4)
+BAG_LENGTHS = BagLengths.of_pairs(
+    np.array([(0, 0, 3), (0, 1, 997), (1, 70, 1000)]), np.array([997, 9000, 0, 0])
+)
 
 
 def same(one: Profile, other: Profile) -> None:
     assert (one.bag_lengths is None) == (other.bag_lengths is None)
     if one.bag_lengths and other.bag_lengths:
         np.testing.assert_array_equal(one.bag_lengths.pairs, other.bag_lengths.pairs)
+        np.testing.assert_array_equal(one.bag_lengths.distinct, other.bag_lengths.distinct)
     assert (one.tables, one.samples, one.bagged) == (other.tables, other.samples, other.bagged)
     np.testing.assert_array_equal(one.accesses, other.accesses)
     np.testing.assert_array_equal(one.samples_with_row, other.samples_with_row)
@@ -90,6 +93,7 @@ def test_digest_tells_profiles_apart() -> None:
         replace(made, samples=999).digest,
         replace(made, distinct=ratio).digest,
         replace(made, bag_lengths=BAG_LENGTHS).digest,
+        replace(made, bag_lengths=replace(BAG_LENGTHS, distinct=np.arange(4))).digest,
         replace(made, bag_lengths=BagLengths.sum([BAG_LENGTHS, BAG_LENGTHS])).digest,
         replace(made, tables=(replace(made.tables[0], dim=4), *made.tables[1:])).digest,
     ]
@@ -147,6 +151,7 @@ def test_lengths_of_bags_follow_sums_and_selections() -> None:
     summed = merge(parts).bag_lengths
     assert summed is not None
     np.testing.assert_array_equal(summed.bags, 3 * BAG_LENGTHS.bags)
+    np.testing.assert_array_equal(summed.distinct, 3 * BAG_LENGTHS.distinct)
     selected = parts[0].select([1, 3]).bag_lengths
     assert selected is not None
     np.testing.assert_array_equal(selected.pairs, [(0, 70, 1000)])
@@ -157,10 +162,20 @@ def test_lengths_of_bags_follow_sums_and_selections() -> None:
 
 def test_damaged_lengths_of_bags_are_refused(tmp_path: Path) -> None:
     made = make_profile(1)
-    made.bag_lengths = BagLengths(4, *BAG_LENGTHS.pairs[::-1].T)
+    table, length, bags = BAG_LENGTHS.pairs[::-1].T
+    made.bag_lengths = BagLengths(table, length, bags, BAG_LENGTHS.distinct)
     made.save(tmp_path / "p")
     with pytest.raises(OperError, match=r"bag_lengths\.npy: is damaged \(they are not ascending\)"):
         Profile.load(tmp_path / "p")
+    made.bag_lengths = BAG_LENGTHS
+    made.save(tmp_path / "p", overwrite=True)
+    content = json.loads((tmp_path / "p" / "profile.json").read_text())
+    others: list[object] = [[1.5] * 4, [-1] * 4, [True] * 4, [1 << 63] * 4, [997] * 4]
+    for distinct in [None, {}, [1, 2], *others]:
+        content["distinct_in_bags"] = distinct
+        write_manifest(tmp_path / "p", profiles.FORMAT, content)
+        with pytest.raises(OperError, match=r"bag_lengths\.npy: is damaged"):
+            Profile.load(tmp_path / "p")
 
 
 def test_merging_refuses_other_tables() -> None:

@@ -102,15 +102,25 @@ def test_lengths_of_bags_are_shown(run: Any, tmp_path: Path) -> None:
     bags = [random.integers(0, 9, n).tolist() for n in lengths]
     pq.write_table(pa.table({"one": np.arange(400) % 7, "basket": bags}), tmp_path / "b.parquet")
     said = run(tmp_path / "b.parquet", "-o", tmp_path / "p", "--hold-out", "25%", "--columns", "*")
+    filled = (lengths[:300] > 0).sum()
     by_name = {table["name"]: table["bag_lengths"] for table in said["tables"]}
     assert by_name == {
-        "one": {"bags": 300, "empty_share": 0, "mean": 1, "percentile_99": 1, "longest": 1},
+        "one": {
+            "bags": 300,
+            "empty_share": 0,
+            "mean": 1,
+            "percentile_99": 1,
+            "longest": 1,
+            "new_share": 1,
+        },
         "basket": {
             "bags": 300,
             "empty_share": (lengths[:300] == 0).mean(),
             "mean": pytest.approx(lengths[:300].mean()),
             "percentile_99": np.percentile(lengths[:300], 99, method="inverted_cdf"),
             "longest": lengths[:300].max(),
+            "new_share": (sum(len(set(bag)) for bag in bags[:300]) - filled)
+            / (lengths[:300].sum() - filled),
         },
     }
     last = Profile.load(tmp_path / "p").following
@@ -123,7 +133,7 @@ def test_lengths_of_bags_are_shown(run: Any, tmp_path: Path) -> None:
     text = CliRunner().invoke(app, ["profiles", "show", str(tmp_path / "p")]).stdout
     (line,) = [line.split() for line in text.splitlines() if line.startswith("basket ")][1:]
     assert line[1] == "300"
-    assert line[-1] == str(lengths[:300].max())
+    assert line[-2] == str(lengths[:300].max())
     assert max(map(len, text.splitlines())) <= 100
     (tmp_path / "p" / "bag_lengths.npy").unlink()  # as of a profile of an earlier oper
     marker = json.loads((tmp_path / "p" / "profile.json").read_text())

@@ -97,6 +97,13 @@ def test_counts_equal_the_reference(drawn: Drawn) -> None:
     )
     pairs = [(*key, bags[key]) for key in sorted(bags)]
     np.testing.assert_array_equal(profile.bag_lengths.pairs, pairs)
+    distinct = [0] * len(drawn.tables)
+    for key, table in drawn.table_of.items():
+        for batch in drawn.batches:
+            ids = batch.features[key]
+            bags_of_ids = np.split(ids.values, ids.offsets()[1:-1])
+            distinct[table] += sum(len(set(bag.tolist())) for bag in bags_of_ids)
+    assert profile.bag_lengths.distinct.tolist() == distinct
     assert profile.samples == sum(batch.samples for batch in drawn.batches)
     for table in range(len(drawn.tables)):
         accesses, samples_with_row = reference(drawn, table)
@@ -126,6 +133,7 @@ def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
     assert counters.accesses[-1] == samples
     if bag:
         pairs = np.unique(np.repeat(np.arange(samples), bag) * rows + ids)
+        assert counters.bag_lengths.distinct.tolist() == [len(pairs), samples]
         np.testing.assert_array_equal(
             counters.samples_with_row, np.bincount(pairs % rows, minlength=rows)
         )

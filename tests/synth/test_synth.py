@@ -139,6 +139,8 @@ def test_profiles_count_like_logs() -> None:
         drawn_lengths, drawn_bags = profile.bag_lengths.of_table(table)
         lengths = np.concatenate([np.diff(b.features[name].offsets()) for b in batches])
         assert drawn_bags.sum() == 80_000
+        distinct = profile.bag_lengths.distinct[table]
+        assert distinct == profile.table_samples_with_row(table).sum()
         assert drawn_lengths @ drawn_bags == profile.table_accesses(table).sum()
         logged_bags = np.bincount(lengths, minlength=int(drawn_lengths.max()) + 1)
         of_profile = np.zeros(len(logged_bags))

@@ -23,6 +23,18 @@ def array(pairs: Pairs) -> np.ndarray:
     return np.array(pairs, dtype=np.int64).reshape(len(pairs), 3)
 
 
+def ids_of(pairs: Pairs) -> np.ndarray:
+    """The ids of the bags of each table, as many as distinct rows where none repeats."""
+    ids = np.zeros(TABLES, np.int64)
+    for table, length, bags in pairs:
+        ids[table] += length * bags
+    return ids
+
+
+def lengths_of(pairs: Pairs) -> BagLengths:
+    return BagLengths.of_pairs(array(pairs), ids_of(pairs))
+
+
 def counter(pairs: Pairs) -> Counter[tuple[int, int]]:
     counted: Counter[tuple[int, int]] = Counter()
     for table, length, bags in pairs:
@@ -38,43 +50,52 @@ def as_counter(lengths: BagLengths) -> Counter[tuple[int, int]]:
 
 @given(parts=st.lists(drawn_pairs, min_size=1, max_size=4))
 def test_sums_are_those_of_counters(parts: list[Pairs]) -> None:
-    each = [BagLengths.of_pairs(array(pairs), TABLES) for pairs in parts]
+    each = [lengths_of(pairs) for pairs in parts]
     together = counter([pair for pairs in parts for pair in pairs])
-    assert as_counter(BagLengths.sum(each)) == together
+    summed = BagLengths.sum(each)
+    assert as_counter(summed) == together
+    np.testing.assert_array_equal(summed.distinct, summed.ids_of_tables)
     sums = BagLengthSums(TABLES)
     sums._limit = 10  # so that sums are taken in between
     for pairs in parts:
-        sums.add(array(pairs))
+        sums.add(array(pairs), ids_of(pairs))
     assert as_counter(sums.total()) == together
+    np.testing.assert_array_equal(sums.total().distinct, summed.distinct)
     joined = BagLengths.joined(each)
     assert joined.tables == TABLES * len(parts)
+    np.testing.assert_array_equal(joined.distinct, joined.ids_of_tables)
     assert as_counter(joined) == counter(
         [(t + TABLES * n, length, bags) for n, p in enumerate(parts) for t, length, bags in p]
     )
     chosen = sorted({*range(TABLES, joined.tables, TABLES), joined.tables - 1})
     selected = joined.select(chosen)
+    np.testing.assert_array_equal(selected.distinct, selected.ids_of_tables)
     assert [selected.of_table(n)[1].tolist() for n in range(selected.tables)] == [
         joined.of_table(n)[1].tolist() for n in chosen
     ]
 
 
-@given(pairs=drawn_pairs)
-def test_summaries_are_those_of_the_bags(pairs: Pairs) -> None:
-    lengths = BagLengths.of_pairs(array(pairs), TABLES)
-    assert as_counter(BagLengths.checked(lengths.pairs, TABLES)) == as_counter(lengths)
+@given(pairs=drawn_pairs, repeat=st.floats(0, 1))
+def test_summaries_are_those_of_the_bags(pairs: Pairs, repeat: float) -> None:
+    filled, ids = lengths_of(pairs).filled_bags, ids_of(pairs)
+    distinct = ids - ((ids - filled) * repeat).astype(np.int64)
+    lengths = BagLengths.of_pairs(array(pairs), distinct)
+    assert as_counter(BagLengths.checked(lengths.pairs, distinct)) == as_counter(lengths)
     for table in range(TABLES):
         bags = sorted(n for t, n, number in pairs if t == table for _ in range(number))
         assert lengths.bags_of_tables[table] == len(bags)
         assert lengths.ids_of_tables[table] == sum(bags)
         found = lengths.summary(table)
         if not bags:
-            assert found == BagSummary(0, 0.0, 0.0, 0, 0)
+            assert found == BagSummary(0, 0.0, 0.0, 0, 0, 1.0)
             continue
         assert found.bags == len(bags)
         assert found.empty_share == bags.count(0) / len(bags)
         assert found.mean == lengths.mean_lengths[table] == pytest.approx(sum(bags) / len(bags))
         assert found.percentile_99 == bags[-(-99 * len(bags) // 100) - 1]
         assert found.longest == bags[-1]
+        new, later = distinct[table] - filled[table], ids[table] - filled[table]
+        assert found.new_share == (new / later if later else 1)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +115,13 @@ def test_summaries_are_those_of_the_bags(pairs: Pairs) -> None:
 )
 def test_other_pairs_are_refused(pairs: np.ndarray, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        BagLengths.checked(pairs, TABLES)
+        BagLengths.checked(pairs, np.zeros(TABLES, np.int64))
+
+
+@pytest.mark.parametrize("distinct", [-1, 4, 11])
+def test_distinct_rows_are_from_bags_to_ids(distinct: int) -> None:
+    pairs = array([(0, 2, 5), (0, 0, 3)])
+    assert BagLengths.checked(pairs[::-1], np.array([5])).new_shares.tolist() == [0]
+    assert BagLengths.checked(pairs[::-1], np.array([10])).new_shares.tolist() == [1]
+    with pytest.raises(ValueError, match="fewer than bags, or more than ids"):
+        BagLengths.checked(pairs[::-1], np.array([distinct]))

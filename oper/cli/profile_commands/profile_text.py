@@ -88,8 +88,11 @@ def _tables(summary: "ProfileSummary") -> Any:
 
 
 def _bags(summary: "ProfileSummary") -> Any:
-    """The lengths of bags, of tables of which some bag has several ids."""
-    made = new_table("bags of table", "bags", "empty", "mean length", "99% up to", "longest")
+    """The lengths of bags, of tables of which some bag has several ids, and which of the ids after
+    a bag's first name a row again."""
+    made = new_table(
+        "bags of table", "bags", "empty", "mean length", "99% up to", "longest", "repeats"
+    )
     bagged = [t for t in summary.tables if t.bag_lengths and t.bag_lengths.longest > 1]
     shown = _most_accessed(bagged)
     for table in shown:
@@ -102,6 +105,7 @@ def _bags(summary: "ProfileSummary") -> Any:
             format_digits(bags.mean, 3),
             f"{bags.percentile_99:,}",
             f"{bags.longest:,}",
+            f"{1 - bags.new_share:.1%}",
         )
     if more := len(bagged) - len(shown):
         made.add_row(f"… {more:,} more")

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "cpu/common/arguments.h"
@@ -118,25 +119,40 @@ std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t
   return units;
 }
 
+// What a unit found of its table's bags; of their lengths the first part of the table speaks alone.
+struct UnitBags {
+  std::vector<BagLength> lengths;
+  int64_t distinct = 0;  // of the part's rows, summed over bags
+};
+
+// The rows of a sample and of a bag, kept by a thread for all its units.
+struct SeenRows {
+  SampleRows in_sample;
+  SampleRows in_bag;
+};
+
 template <typename Id, typename Counter>
-void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
-              const TableCounters<Counter>& counters, SampleRows& seen, int64_t* bad,
-              std::vector<BagLength>& bag_lengths) {
+UnitBags run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
+                  const TableCounters<Counter>& counters, SeenRows& seen, int64_t* bad) {
+  UnitBags bags;
   // Every part of a table sees all its bags and ids, and one of them reports.
-  if (unit.part.index == 0) bag_lengths = count_bag_lengths(mine.columns, samples);
-  if (mine.ids == 0) return;
+  const bool reports = unit.part.index == 0;
+  if (reports) bags.lengths = count_bag_lengths(mine.columns, samples);
+  if (mine.ids == 0) return bags;
   std::vector<BadIds> found(mine.columns.size());
   if (counters.samples_with_row) {
-    count_samples(mine.columns, samples, counters, unit.part, seen, found.data());
+    bags.distinct = count_samples(mine.columns, samples, counters, unit.part, seen.in_sample,
+                                  seen.in_bag, found.data());
   } else {
     for (size_t c = 0; c < mine.columns.size(); ++c)
       found[c] = count_accesses(mine.columns[c], counters, unit.part);
+    if (reports) bags.distinct = mine.ids;
   }
-  if (unit.part.index != 0) return;
-  for (size_t c = 0; c < mine.columns.size(); ++c) {
+  for (size_t c = 0; reports && c < mine.columns.size(); ++c) {
     bad[2 * mine.number[c]] = found[c].first;
     bad[2 * mine.number[c] + 1] = found[c].count;
   }
+  return bags;
 }
 
 // Where each table's counters are, checked against the memory they lie in.
@@ -168,48 +184,51 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
   return result;
 }
 
-// Table, length and number of bags of each length that a table's bags have, [N, 3].
-at::Tensor bag_length_tensor(const std::vector<std::vector<BagLength>>& of_tables) {
+// Table, length and number of bags of each length that a table's bags have, [N, 3], and the rows of
+// each table's bags, each once a bag, [T].
+std::tuple<at::Tensor, at::Tensor> bag_tensors(const std::vector<Unit>& units,
+                                               const std::vector<UnitBags>& found, int64_t tables) {
   int64_t size = 0;
-  for (const auto& lengths : of_tables) size += static_cast<int64_t>(lengths.size());
-  at::Tensor result = at::empty({size, 3}, at::kLong);
-  auto* next = result.data_ptr<int64_t>();
-  for (size_t t = 0; t < of_tables.size(); ++t) {
-    for (const auto& [length, bags] : of_tables[t]) {
-      *next++ = static_cast<int64_t>(t);
+  for (const auto& bags : found) size += static_cast<int64_t>(bags.lengths.size());
+  at::Tensor pairs = at::empty({size, 3}, at::kLong);
+  at::Tensor distinct = at::zeros({tables}, at::kLong);
+  auto* next = pairs.data_ptr<int64_t>();
+  auto* of_table = distinct.data_ptr<int64_t>();
+  for (size_t n = 0; n < units.size(); ++n) {
+    of_table[units[n].table] += found[n].distinct;
+    for (const auto& [length, bags] : found[n].lengths) {
+      *next++ = units[n].table;
       *next++ = length;
       *next++ = bags;
     }
   }
-  return result;
+  return {pairs, distinct};
 }
 
-std::tuple<at::Tensor, at::Tensor> count(const at::Tensor& accesses,
-                                         const at::Tensor& samples_with_row,
-                                         const at::Tensor& offsets,
-                                         const at::Tensor& samples_with_row_start,
-                                         const at::TensorList values, const at::TensorList lengths,
-                                         const at::Tensor& table_of, int64_t samples) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> count(
+    const at::Tensor& accesses, const at::Tensor& samples_with_row, const at::Tensor& offsets,
+    const at::Tensor& samples_with_row_start, const at::TensorList values,
+    const at::TensorList lengths, const at::Tensor& table_of, int64_t samples) {
   at::Tensor bad = at::zeros({static_cast<int64_t>(values.size()), 2}, at::kLong);
   auto* bad_ids = bad.data_ptr<int64_t>();
   for (size_t n = 0; n < values.size(); ++n) bad_ids[2 * n] = -1;
-  std::vector<std::vector<BagLength>> bag_lengths;
+  at::Tensor bag_lengths, distinct;
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
     const auto counters =
         counters_of_tables<Counter>(accesses, samples_with_row, offsets, samples_with_row_start);
-    bag_lengths.resize(counters.size());
     with_id_type(values, [&](auto id) {
       const auto tables = columns_of<decltype(id)>(values, lengths, table_of,
                                                    static_cast<int64_t>(counters.size()), samples);
       int64_t ids = 0;
       for (const auto& column : values) ids += column.numel();
       const auto units = cut_units(tables, ids < kFewIds ? 1 : at::get_num_threads());
+      std::vector<UnitBags> found(units.size());
       const auto work = [&](const auto& next) {
-        SampleRows seen;
+        SeenRows seen;
         for (int64_t n = next(); n >= 0; n = next()) {
           const int64_t t = units[n].table;
-          run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids, bag_lengths[t]);
+          found[n] = run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids);
         }
       };
       const auto size = static_cast<int64_t>(units.size());
@@ -219,9 +238,11 @@ std::tuple<at::Tensor, at::Tensor> count(const at::Tensor& accesses,
       } else {
         share_out(size, work);
       }
+      std::tie(bag_lengths, distinct) =
+          bag_tensors(units, found, static_cast<int64_t>(counters.size()));
     });
   });
-  return {bad, bag_length_tensor(bag_lengths)};
+  return {bad, bag_lengths, distinct};
 }
 
 std::tuple<at::Tensor, at::Tensor> distinct(const at::TensorList values,
@@ -255,7 +276,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "count(Tensor(a!) accesses, Tensor(b!) samples_with_row, Tensor offsets, Tensor "
       "samples_with_row_start,"
       " Tensor[] values, Tensor[] lengths, Tensor table_of, int samples) -> (Tensor bad, Tensor"
-      " bag_lengths)");
+      " bag_lengths, Tensor distinct)");
   m.def(
       "distinct(Tensor[] values, Tensor[] lengths, Tensor table_of, int tables, int samples,"
       " int ranks) -> (Tensor of_ranks, Tensor of_all)");

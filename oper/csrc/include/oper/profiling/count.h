@@ -114,11 +114,13 @@ BadIds count_accesses(const IdColumn<Id>& ids, const TableCounters<Counter>& tab
 }
 
 // Count accesses and samples with the row of a table that `columns` index together. `bad` has an
-// element for each column. Lengths are not negative and sum to their column's size.
+// element for each column. Lengths are not negative and sum to their column's size. Returns the
+// sum over all bags of the part's distinct rows in each.
 template <typename Id, typename Counter>
-void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
-                   const TableCounters<Counter>& table, RowPart part, SampleRows& seen,
-                   BadIds* bad) {
+int64_t count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
+                      const TableCounters<Counter>& table, RowPart part, SampleRows& seen,
+                      SampleRows& seen_in_bag, BadIds* bad) {
+  int64_t distinct = 0;
   std::vector<int64_t> position(columns.size(), 0);
   for (int64_t sample = 0; sample < samples; ++sample) {
     int64_t ids_of_sample = 0;
@@ -126,7 +128,11 @@ void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
     seen.begin(ids_of_sample);
     for (size_t c = 0; c < columns.size(); ++c) {
       const auto& ids = columns[c];
-      const int64_t end = position[c] + (ids.lengths ? ids.lengths[sample] : 1);
+      const int64_t length = ids.lengths ? ids.lengths[sample] : 1;
+      const int64_t end = position[c] + length;
+      // A row that is new to the sample is new to its bag, and a bag of one id repeats none.
+      const bool may_repeat = columns.size() > 1 && length > 1;
+      if (may_repeat) seen_in_bag.begin(length);
       for (int64_t n = position[c]; n < end; ++n) {
         table.prefetch(ids, n, part);
         const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[n]));
@@ -134,12 +140,18 @@ void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
           bad[c].add(n);
         } else if (part.holds(row)) {
           ++table.accesses[row];
-          if (seen.insert(row)) ++table.samples_with_row[row];
+          const bool is_new = seen.insert(row);
+          table.samples_with_row[row] += is_new;
+          if (may_repeat)
+            distinct += seen_in_bag.insert(row);
+          else
+            distinct += is_new || length == 1;
         }
       }
       position[c] = end;
     }
   }
+  return distinct;
 }
 
 }  // namespace oper
