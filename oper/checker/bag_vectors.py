@@ -1,0 +1,66 @@
+"""Counts the vectors that a log's bags need between nodes, where their tables travel pooled.
+
+A rank reads the rows of a bag from the nodes that a plan's layout says; each other node that it
+reads any from sends one vector. In: a layout, the node of each rank, the bags of a table. Out: bags
+by reading rank and node. Nothing here is expected: oper/cost/vectors_per_bag.py expects it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.plan.layout import Layout
+
+_CELLS = 1 << 22  # bags times nodes that are marked at a time, a byte each
+
+
+class SourceNodes(NamedTuple):
+    """The node that each of N accesses is read from, [K, N], by the K kinds of ranks that read all
+    holder sets alike; and the kind of each rank, [M]."""
+
+    nodes: Ints
+    kind: Ints
+
+
+def source_nodes(layout: Layout, node_of: Ints, table: int, rows: Ints) -> SourceNodes:
+    """Where ranks read rows of a table; `node_of` [M] is the node of each rank."""
+    found = layout.locate(table, rows)
+    # Striped rows have one owner, whoever reads them.
+    owner = node_of[np.maximum(found.owner, 0)]
+    if not len(layout.source):
+        return SourceNodes(owner[None], np.zeros(layout.ranks, dtype=np.int64))
+    of_groups, kind = np.unique(
+        node_of[layout.source.astype(np.int64)], axis=1, return_inverse=True
+    )
+    group = np.maximum(found.group, 0)
+    nodes = np.stack([np.where(found.group >= 0, each[group], owner) for each in of_groups.T])
+    return SourceNodes(nodes, kind.ravel())
+
+
+def bags_by_node(source: SourceNodes, lengths: Ints, nodes: int) -> Ints:
+    """How many bags have any row that a rank reads from a node, int64 [M, nodes].
+
+    Bag n has the `lengths[n]` accesses that follow those of the bags before it. In the column of a
+    rank's own node are the bags with rows that it reads without a vector, of copies too.
+    """
+    bag = np.repeat(np.arange(len(lengths)), lengths)
+    counted = np.stack([_bags_with(bag, each, len(lengths), nodes) for each in source.nodes])
+    return counted[source.kind]
+
+
+def vectors_between_nodes(bags: Ints, node_of: Ints) -> Ints:
+    """The vectors that each rank would get for the bags that `bags_by_node` counted, int64 [M]."""
+    return bags.sum(axis=1) - bags[np.arange(len(node_of)), node_of]
+
+
+def _bags_with(bag: Ints, node: Ints, bags: int, nodes: int) -> Ints:
+    """How many bags have an access at each node, int64 [nodes]; `bag` ascends."""
+    counted = np.zeros(nodes, dtype=np.int64)
+    chunk = max(_CELLS // nodes, 1)
+    for first in range(0, bags, chunk):
+        mine = slice(*np.searchsorted(bag, (first, first + chunk)).tolist())
+        marks = np.zeros((min(chunk, bags - first), nodes), dtype=bool)
+        marks[bag[mine] - first, node[mine]] = True
+        counted += marks.sum(axis=0)
+    return counted
