@@ -64,6 +64,24 @@ class VectorsPerBag:
         chances: Floats = self._filled * shares + (1 - shares) * self._chances_of_more(shares)
         return chances
 
+    def _chances_of_more(self, shares: Floats) -> Floats:
+        """Σ p · (1 − (1 − s·x)^(ℓ−1)): a bag has a new row there after its first id. As a sum over
+        lengths in order, of the share of bags that reach each length."""
+        new = self._new * shares
+        with np.errstate(divide="ignore"):
+            log_missed = np.log1p(-new)  # of one id; -inf where the node has all
+        hits = _of_steps(lambda step: new if step == 1 else -np.expm1(step * log_missed))
+        chance = np.zeros_like(shares)
+        at_least = np.zeros_like(self._mean)
+        before = np.concatenate([[0], self._more[:-1]])
+        steps = (self._more - before)[::-1].tolist()
+        for step, of_length in zip(steps, self._share[::-1], strict=True):
+            at_least = at_least + of_length
+            rest = at_least - chance
+            rest *= hits(step)
+            chance += rest
+        return chance
+
     def slopes(self, shares: Floats) -> Floats:
         """The derivative of the chance in the share: the mean distinct rows at 0, and falling."""
         missed = 1 - self._new * shares
@@ -88,24 +106,6 @@ class VectorsPerBag:
         chords: Floats = np.broadcast_to(self._mean, shares.shape).copy()
         np.divide(self.chances(shares), shares, out=chords, where=shares > 0)
         return chords
-
-    def _chances_of_more(self, shares: Floats) -> Floats:
-        """Σ p · (1 − (1 − s·x)^(ℓ−1)): a bag has a new row there after its first id. As a sum over
-        lengths in order, of the share of bags that reach each length."""
-        new = self._new * shares
-        with np.errstate(divide="ignore"):
-            log_missed = np.log1p(-new)  # of one id; -inf where the node has all
-        hits = _of_steps(lambda step: new if step == 1 else -np.expm1(step * log_missed))
-        chance = np.zeros_like(shares)
-        at_least = np.zeros_like(self._mean)
-        before = np.concatenate([[0], self._more[:-1]])
-        steps = (self._more - before)[::-1].tolist()
-        for step, of_length in zip(steps, self._share[::-1], strict=True):
-            at_least = at_least + of_length
-            rest = at_least - chance
-            rest *= hits(step)
-            chance += rest
-        return chance
 
 
 class VectorRatios(NamedTuple):

@@ -8,7 +8,7 @@ Counters beyond a memory limit are in files of the folder that is being written.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ class RowCounters:
         self.accesses = self._new(int(self._offsets[-1]), np.uint32, "accesses.npy")
         self.samples_with_row = np.zeros(0, np.uint32)
         self.bound = 0  # an upper bound of all counters
-        self._bag_lengths = BagLengthSums(len(self.tables))
+        self._bag_lengths = BagLengthSums()
+        # Of tables with several features: the rows of all bags, each once a bag.
+        self._distinct = np.zeros(len(self.tables), dtype=np.int64)
+        self._several = np.zeros(len(self.tables), dtype=bool)
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` is the table of each of its features.
@@ -102,13 +105,21 @@ class RowCounters:
         for (key, table), (position, number) in zip(table_of.items(), bad.tolist(), strict=True):
             if number:
                 self._refuse(batch, key, self.tables[table], position)
-        self._bag_lengths.add(bag_lengths.numpy(), distinct.numpy())
+        self._bag_lengths.add(bag_lengths.numpy())
+        self._distinct += distinct.numpy()
+        self._several |= [len(ids) > 1 for ids in columns]
         self.samples += batch.samples
 
     @property
     def bag_lengths(self) -> BagLengths:
-        """How many bags of each length were counted."""
-        return self._bag_lengths.total()
+        """How many bags of each length were counted, and their distinct rows."""
+        found = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
+        # The bags of one feature are its samples, so that the counters have their distinct rows.
+        distinct = np.where(self._several, self._distinct, found.ids_of_tables)
+        starts = samples_with_row_offsets(self.tables, self.bagged)
+        for t in np.flatnonzero(np.array(self.bagged, dtype=bool) & ~self._several).tolist():
+            distinct[t] = self.samples_with_row[starts[t] : starts[t + 1]].sum(dtype=np.int64)
+        return replace(found, distinct=distinct)
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
         """The profile of what was counted, which shares the counters' memory."""

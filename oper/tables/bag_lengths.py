@@ -182,23 +182,22 @@ class BagLengthSums:
 
     _FEW = 1 << 14  # pairs that are kept as they come
 
-    def __init__(self, tables: int) -> None:
-        self._distinct = np.zeros(tables, dtype=np.int64)
-        self._parts: list[Ints] = []
+    def __init__(self) -> None:
+        self._parts: list[Ints] = [np.zeros((0, 3), np.int64)]
         self._held = 0
         self._limit = self._FEW
 
-    def add(self, pairs: Ints, distinct: Ints) -> None:
-        """Add what `BagLengths.of_pairs` takes."""
-        self._distinct = self._distinct + distinct
+    def add(self, pairs: Ints) -> None:
+        """Add pairs as `BagLengths.of_pairs` takes them."""
         self._parts.append(pairs)
         self._held += len(pairs)
         if self._held > self._limit:
-            self._parts = [self.total().pairs]
+            none = np.zeros(0, dtype=np.int64)
+            self._parts = [BagLengths.of_pairs(self.pairs, none).pairs]
             self._held = len(self._parts[0])
             self._limit = 2 * self._held + self._FEW
 
-    def total(self) -> BagLengths:
-        """The sum so far."""
-        pairs = np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
-        return BagLengths.of_pairs(pairs, self._distinct)
+    @property
+    def pairs(self) -> Ints:
+        """Pairs with the sum so far, int64 [N, 3], in any order."""
+        return np.concatenate(self._parts)

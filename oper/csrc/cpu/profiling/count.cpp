@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/common/arguments.h"
@@ -122,13 +123,7 @@ std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t
 // What a unit found of its table's bags; of their lengths the first part of the table speaks alone.
 struct UnitBags {
   std::vector<BagLength> lengths;
-  int64_t distinct = 0;  // of the part's rows, summed over bags
-};
-
-// The rows of a sample and of a bag, kept by a thread for all its units.
-struct SeenRows {
-  SampleRows in_sample;
-  SampleRows in_bag;
+  int64_t distinct = 0;  // of the part's rows, summed over bags, where several columns have them
 };
 
 template <typename Id, typename Counter>
@@ -141,12 +136,14 @@ UnitBags run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t sample
   if (mine.ids == 0) return bags;
   std::vector<BadIds> found(mine.columns.size());
   if (counters.samples_with_row) {
-    bags.distinct = count_samples(mine.columns, samples, counters, unit.part, seen.in_sample,
-                                  seen.in_bag, found.data());
+    const auto count = [&](auto several) {
+      return count_samples<several>(mine.columns, samples, counters, unit.part, seen, found.data());
+    };
+    bags.distinct = mine.columns.size() > 1 ? count(std::true_type{}) : count(std::false_type{});
   } else {
     for (size_t c = 0; c < mine.columns.size(); ++c)
       found[c] = count_accesses(mine.columns[c], counters, unit.part);
-    if (reports) bags.distinct = mine.ids;
+    if (reports && mine.columns.size() > 1) bags.distinct = mine.ids;
   }
   for (size_t c = 0; reports && c < mine.columns.size(); ++c) {
     bad[2 * mine.number[c]] = found[c].first;
@@ -185,7 +182,7 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
 }
 
 // Table, length and number of bags of each length that a table's bags have, [N, 3], and the rows of
-// each table's bags, each once a bag, [T].
+// each table's bags, each once a bag, [T], of tables with several columns.
 std::tuple<at::Tensor, at::Tensor> bag_tensors(const std::vector<Unit>& units,
                                                const std::vector<UnitBags>& found, int64_t tables) {
   int64_t size = 0;

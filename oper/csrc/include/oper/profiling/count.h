@@ -113,26 +113,31 @@ BadIds count_accesses(const IdColumn<Id>& ids, const TableCounters<Counter>& tab
   return bad;
 }
 
-// Count accesses and samples with the row of a table that `columns` index together. `bad` has an
-// element for each column. Lengths are not negative and sum to their column's size. Returns the
-// sum over all bags of the part's distinct rows in each.
-template <typename Id, typename Counter>
+// The rows of a sample and of a bag of it.
+struct SeenRows {
+  SampleRows in_sample;
+  SampleRows in_bag;
+};
+
+// Count accesses and samples with the row of a table that `columns` index together, one of them or
+// `kSeveral`. `bad` has an element for each column. Lengths are not negative and sum to their
+// column's size. Returns the sum over all bags of the part's distinct rows in each, of several
+// columns; the bags of one are its samples, whose distinct rows are in the counters.
+template <bool kSeveral, typename Id, typename Counter>
 int64_t count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
-                      const TableCounters<Counter>& table, RowPart part, SampleRows& seen,
-                      SampleRows& seen_in_bag, BadIds* bad) {
+                      const TableCounters<Counter>& table, RowPart part, SeenRows& seen,
+                      BadIds* bad) {
   int64_t distinct = 0;
+  SampleRows& in_sample = seen.in_sample;
   std::vector<int64_t> position(columns.size(), 0);
   for (int64_t sample = 0; sample < samples; ++sample) {
     int64_t ids_of_sample = 0;
     for (const auto& ids : columns) ids_of_sample += ids.lengths ? ids.lengths[sample] : 1;
-    seen.begin(ids_of_sample);
+    in_sample.begin(ids_of_sample);
     for (size_t c = 0; c < columns.size(); ++c) {
       const auto& ids = columns[c];
-      const int64_t length = ids.lengths ? ids.lengths[sample] : 1;
-      const int64_t end = position[c] + length;
-      // A row that is new to the sample is new to its bag, and a bag of one id repeats none.
-      const bool may_repeat = columns.size() > 1 && length > 1;
-      if (may_repeat) seen_in_bag.begin(length);
+      const int64_t end = position[c] + (ids.lengths ? ids.lengths[sample] : 1);
+      if constexpr (kSeveral) seen.in_bag.begin(end - position[c]);
       for (int64_t n = position[c]; n < end; ++n) {
         table.prefetch(ids, n, part);
         const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[n]));
@@ -140,12 +145,9 @@ int64_t count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
           bad[c].add(n);
         } else if (part.holds(row)) {
           ++table.accesses[row];
-          const bool is_new = seen.insert(row);
-          table.samples_with_row[row] += is_new;
-          if (may_repeat)
-            distinct += seen_in_bag.insert(row);
-          else
-            distinct += is_new || length == 1;
+          if (in_sample.insert(row)) ++table.samples_with_row[row];
+          // A bag of one id repeats none.
+          if constexpr (kSeveral) distinct += end - position[c] == 1 || seen.in_bag.insert(row);
         }
       }
       position[c] = end;
