@@ -17,6 +17,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.profiling.profile import Profile
+from oper.tables.bag_lengths import BagLengths
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, refused
@@ -55,12 +56,20 @@ def profiled(folder: Path, seed: int, rows: tuple[int, ...] = (6, 5), samples: i
     return Profile.load(folder / "p")
 
 
+def bags_with(lengths: BagLengths, table: int, share: float) -> float:
+    """The bags that have a row at a node with this share of the table's accesses."""
+    length, bags = lengths.of_table(table)
+    length, bags = length[length > 0], bags[length > 0]
+    missed = (1 - share) * (1 - lengths.new_shares[table] * share) ** (length - 1)
+    return float((bags * (1 - missed)).sum())
+
+
 def cost_written_out(
     profile: Profile, batch: int, owner: list[np.ndarray], training: bool, ranks: Topology
 ) -> float:
     """The objective of tables whose rows lie on `owner[t]`, M for copies on all ranks: each rank's
     own reads, those of its proxies, one vector for each bag and node that has any, and what copies
-    cost by the densest AllReduce. Ids are independent within a bag."""
+    cost by the densest AllReduce. Ids of a bag are independent, but for rows that repeat."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None
     T, b = np.zeros(M), batch / M / profile.samples
@@ -79,8 +88,7 @@ def cost_written_out(
         for node in range(NODES):
             members = range(node * PER_NODE, (node + 1) * PER_NODE)
             share = inside[list(members)].sum() / total
-            length, bags = lengths.of_table(t)
-            chance = float((bags * (1 - (1 - share) ** length)).sum())
+            chance = bags_with(lengths, t, share)
             T[[r for r in range(M) if r not in members]] += (
                 (1 + training) * FAR * 4 * table.dim * chance * b
             )
@@ -137,7 +145,7 @@ def test_the_ratio_is_that_of_even_shares_and_no_less_than_the_least(tmp_path: P
         for t, table in enumerate(profile.tables):
             length, bags = lengths.of_table(t)
             share = (1 - local[t]) / 3
-            vectors += 4 * table.dim * float((bags * (1 - (1 - share) ** length)).sum())
+            vectors += 4 * table.dim * bags_with(lengths, t, share)
             rows += table.row_bytes * float(bags @ length) * share
         assert found.even == pytest.approx(vectors / rows)
         assert 0 < found.least <= found.even <= 1
