@@ -5,12 +5,15 @@ reads any from sends one vector. In: a layout, the node of each rank, the bags o
 by reading rank and node. Nothing here is expected: oper/cost/vectors_per_bag.py expects it.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.logs import Jagged
 from oper.plan.layout import Layout
+from oper.plan.plan import Plan
 
 _CELLS = 1 << 22  # bags times nodes that are marked at a time, a byte each
 
@@ -52,6 +55,48 @@ def bags_by_node(source: SourceNodes, lengths: Ints, nodes: int) -> Ints:
 def vectors_between_nodes(bags: Ints, node_of: Ints) -> Ints:
     """The vectors that each rank would get for the bags that `bags_by_node` counted, int64 [M]."""
     return bags.sum(axis=1) - bags[np.arange(len(node_of)), node_of]
+
+
+@dataclass(frozen=True)
+class TableVectors:
+    """The vectors that bags of a pooled table need from other nodes: `a_bag` on average over them
+    and the ranks that may read them."""
+
+    table: str
+    bags: int
+    a_bag: float
+
+
+class PooledBags:
+    """Counts the vectors of a plan's pooled tables while a log is read."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._node_of = np.array(plan.topology.node_of, dtype=np.int64)
+        pooled = {plan.table_index(name) for name in plan.pooled_tables}
+        self._bags = dict.fromkeys(sorted(pooled), 0)
+        self._vectors = dict.fromkeys(self._bags, 0)  # of all ranks
+
+    def add(self, table: int, ids: Jagged) -> None:
+        """Count the bags of one feature of a table; of tables that are not pooled, nothing."""
+        if table not in self._bags:
+            return
+        lengths = np.diff(ids.offsets())
+        source = source_nodes(self._plan.layout, self._node_of, table, ids.values)
+        counted = bags_by_node(source, lengths, self._plan.topology.nodes)
+        self._bags[table] += len(lengths)
+        self._vectors[table] += int(vectors_between_nodes(counted, self._node_of).sum())
+
+    @property
+    def found(self) -> tuple[TableVectors, ...]:
+        """What was counted, by table."""
+        ranks = self._plan.ranks
+        return tuple(
+            TableVectors(
+                self._plan.tables[table].name, bags, self._vectors[table] / max(bags * ranks, 1)
+            )
+            for table, bags in self._bags.items()
+        )
 
 
 def _bags_with(bag: Ints, node: Ints, bags: int, nodes: int) -> Ints:

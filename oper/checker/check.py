@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import check_type
+from oper.checker.bag_vectors import PooledBags, TableVectors
 from oper.checker.findings import Finding, Findings
 from oper.checker.rank_address_maps import RankMaps
 from oper.checker.replay import replay, rows_of_log
@@ -44,7 +45,8 @@ def check(
 ) -> Findings:
     """All invariants of the plan in a folder, proved from its files. With the files of the log that
     its profile counted, read by `options`, the log is replayed through the address maps, and each
-    owner must serve what the plan says. `report` is called with the name of each step as it begins.
+    owner must serve what the plan says; the vectors that pooled tables need are counted. `report`
+    is called with the name of each step as it begins.
 
     Raises OperError where the folder cannot be read as a plan, and where the log is another one.
     """
@@ -52,10 +54,14 @@ def check(
     files = [Path(file) for file in ([log] if isinstance(log, Path | str) else log)]
     report("all rows")
     findings = _check_files(folder)
+    vectors: tuple[TableVectors, ...] = ()
     if files:
         report("replaying the log")
-        findings += replay(folder, rows_of_log(folder, files, options or LogOptions()))
-    return Findings(tuple(findings))
+        bags = PooledBags(Plan.load(folder))
+        read = rows_of_log(folder, files, options or LogOptions(), bags.add)
+        findings += replay(folder, read)
+        vectors = bags.found
+    return Findings(tuple(findings), vectors)
 
 
 def _check_files(folder: Path | str) -> list[Finding]:

@@ -1,10 +1,11 @@
 """What a check found: invariants, and what is wrong with them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from oper.base.display import Summarised
+from oper.checker.bag_vectors import TableVectors
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings(Summarised):
-    """What was found of each invariant of a plan, in the order in which they were checked."""
+    """What was found of each invariant of a plan, in the order in which they were checked; and of a
+    log that was replayed, the vectors that pooled tables need."""
 
     invariants: tuple[Finding, ...]
+    vectors: tuple[TableVectors, ...] = ()
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.invariants)
@@ -49,4 +52,5 @@ class Findings(Summarised):
                 {"invariant": finding.invariant, "ok": finding.ok, "wrong": finding.wrong}
                 for finding in self.invariants
             ],
+            "vectors": [asdict(of_table) for of_table in self.vectors],
         }

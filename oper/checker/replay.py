@@ -5,7 +5,7 @@ range of samples (`rows`), a window of them by number or by a column of times (`
 share (`sampled`), or several of these at once.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.checker.findings import Finding
 from oper.checker.rank_address_maps import RankMaps
-from oper.logs import Batch, LogOptions, Prepared, RowReader, open_log
+from oper.logs import Batch, Jagged, LogOptions, Prepared, RowReader, open_log
 from oper.logs.batches.columns import NoSuchColumnError
 from oper.logs.batches.timestamps import PER_SECOND
 from oper.plan.layout import LOCAL, SLOT_BITS
@@ -157,9 +157,13 @@ def _reader(
 
 
 def rows_of_log(
-    folder: Path | str, log: Sequence[Path], options: LogOptions
+    folder: Path | str,
+    log: Sequence[Path],
+    options: LogOptions,
+    watch: Callable[[int, Jagged], None] = lambda table, ids: None,
 ) -> Iterator[tuple[int, Ints]]:
-    """The input of `replay` from the files of a log, by the plan's id rules.
+    """The input of `replay` from the files of a log, by the plan's id rules. `watch` is called with
+    each table's number and the bags whose rows come next.
 
     Reads the plan's features unless `options` names columns, and the part of the log that the plan
     says was profiled unless `options` names rows. OperError where that has not as many samples as
@@ -172,6 +176,7 @@ def rows_of_log(
     for batch in part.batches(reader.batches(ids_only=True)):
         samples += batch.samples
         for key, table in reader.tables_of.items():
+            watch(table, batch.features[key])
             yield table, batch.features[key].values
     if samples != plan.samples:
         where = f" ({part})" if str(part) else "" if options.rows is None else " of --rows"

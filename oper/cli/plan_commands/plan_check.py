@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from oper.base.formatting import format_digits
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.log_arguments import takes_log
@@ -38,7 +39,8 @@ def check(
     """Verify a plan from its files; with its log, replay that.
 
     Checks every invariant from the files alone. A log is read through the address maps, and each
-    owner must serve what the plan says. The exit status is 1 if an invariant does not hold.
+    owner must serve what the plan says; of pooled tables the vectors between nodes are counted. The
+    exit status is 1 if an invariant does not hold.
     """
     from oper.checker.check import check as check_plan
     from oper.logs import LogOptions
@@ -54,6 +56,11 @@ def check(
             out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
             if finding.wrong:
                 out.print(f"      {finding.wrong}")
+        for counted in found.vectors:
+            out.print(
+                f"table {counted.table}: a bag needs {format_digits(counted.a_bag, 4)} vectors of "
+                f"other nodes ({counted.bags:,} bags)"
+            )
 
     emit(as_json, {"plan": str(plan), **found.to_json()}, text)
     if not found.ok:
