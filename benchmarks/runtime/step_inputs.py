@@ -34,7 +34,8 @@ LOG_SAMPLES = BATCHES * 4 * 8192  # the largest cell's
 class Cell:
     """One measurement: W ranks, values per row, samples per rank, the tables' optimizer, and
     what runs: the training step or the lookup of the collection alone, or the DLRM's step; the
-    plan's rows and how they are fetched; whether each rank is a node, apart from the others."""
+    plan's rows and how they are fetched, pooled for all tables; whether each rank is a node, apart
+    from the others."""
 
     world_size: int
     dim: int
@@ -58,7 +59,13 @@ class Cell:
             "batch": self.batch,
             "optimizer": self.optimizer,
             "bag": f"{self.bag}, ragged" if self.ragged else str(self.bag),
+            "fetch": self.fetch,
         }
+
+    @property
+    def planned_fetch(self) -> str:
+        """How the plan's rows are fetched that are not pooled."""
+        return "distinct" if self.fetch == "pooled" else self.fetch
 
 
 def recipe_of(cell: Cell, scale: float) -> Recipe:
@@ -102,12 +109,14 @@ def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, A
     mode = "training" if cell.training else "inference"
     # Of samples of one id each: a bag is as many.
     samples = cell.world_size * cell.batch * cell.bag
-    name = f"{mode}-{cell.fetch}-{'apart-' if cell.apart else ''}{cell.world_size}-{samples}"
+    name = (
+        f"{mode}-{cell.planned_fetch}-{'apart-' if cell.apart else ''}{cell.world_size}-{samples}"
+    )
     plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
     topology: Any = f"{cell.world_size}x1-a100"
     if not cell.apart:
         topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
-    workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", samples)
+    workload = ("--mode", mode, "--fetch", cell.planned_fetch, "--batch-size", samples)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),
         *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--force", "--json"),

@@ -65,10 +65,11 @@ def cells(part: str, worlds: Sequence[int], dims: Sequence[int]) -> list[Cell]:
             for dim in dims
         ]
     if part == "apart":
-        bags = ((8192, 1), (4096, 5), (4096, 20))
+        bags = [(8192, 1, "distinct"), (4096, 5, "distinct"), (4096, 20, "distinct")]
+        bags += [(4096, 5, "pooled"), (4096, 20, "pooled")]
         return [
-            Cell(w, dim, batch, fetch="distinct", bag=bag, apart=True)
-            for batch, bag in bags
+            Cell(w, dim, batch, fetch=fetch, bag=bag, apart=True)
+            for batch, bag, fetch in bags
             for w in worlds
             for dim in dims
         ]
@@ -86,7 +87,7 @@ def bar(cell: Cell) -> float | None:
     if cell.what == "dlrm":
         return None
     if cell.apart:
-        return 1.0
+        return 1.0 if cell.fetch != "pooled" else 2.0 if cell.dim == 64 else 1.3
     if cell.bag > 1:
         return 3.0 if cell.dim == 64 else 2.0
     if cell.dim == 64 and cell.batch == 8192:
@@ -108,7 +109,7 @@ def measure_rank(
         return sides.make_module(tables, cell.what)
 
     models = {name: sides.torchrec_model(module(), name, cell.batch) for name in sides.SHARDINGS}
-    models["oper"] = sides.oper_model(module(), plan, cell.apart)
+    models["oper"] = sides.oper_model(module(), plan, cell.apart, cell.fetch == "pooled")
     gradient = sides.fixed_gradient(tables, cell)
     steps = {name: sides.step_of(model, cell, gradient) for name, model in models.items()}
     if cell.what == "step":
@@ -232,13 +233,13 @@ def measure_growth(cell: Cell, scale: float, folder: Path) -> dict[str, Any]:
 def times_table(part: str, found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     sharding = [name.removesuffix("_wise") for name in found[0]["torchrec_ms"]]
-    head = ("W", "dim", "batch", "bag", "OPER", "floor", *sharding, "ratio", "bar")
+    head = ("W", "dim", "batch", "bag", "fetch", "OPER", "floor", *sharding, "ratio", "bar")
     made = new_table(f"{part}, ms", *head)
     for entry in found:
         ms = [entry["oper_ms"], entry["floor_ms"], *entry["torchrec_ms"].values()]
         made.add_row(
             entry["optimizer"],
-            *(str(entry[name]) for name in ("world_size", "dim", "batch", "bag")),
+            *(str(entry[name]) for name in ("world_size", "dim", "batch", "bag", "fetch")),
             *("-" if value is None else f"{value:.3g}" for value in ms),
             f"{entry['speedup']:.1f}×",
             "-" if entry["bar"] is None else f"{entry['bar']:g}×",

@@ -19,7 +19,8 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
                    const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
                    const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
-                   bool by_bag, int64_t stream, bool means) {
+                   bool by_bag, int64_t stream, bool means,
+                   const std::optional<at::Tensor>& /*client_grad*/, int64_t /*own_features*/) {
   const c10::DeviceGuard guard(grad.device());
   const int64_t type = float_type(grad, "grad");
   Sums sums = sums_of(grad, positions, run_start, offsets, weights, features, segment_offset, dim,
@@ -48,6 +49,6 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
       " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0, bool means=True) -> ()");
+      " int stream=0, bool means=True, Tensor? client_grad=None, int own_features=0) -> ()");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sum_gradients", oper::sum_gradients); }

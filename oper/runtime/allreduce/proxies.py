@@ -8,11 +8,12 @@ for its node. So rank i of a node talks to rank i of each other node of equal si
 are nodes of their own all talk to each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
+from oper.base import native
 from oper.runtime.comm.node import Node
 
 
@@ -63,25 +64,28 @@ class Proxies:
         from each rank named there. All ranks of the group call this together; `action` says in
         errors what they were waited for.
         """
-        outgoing = torch.cat([torch.empty(0, dtype=dtype), *(parts[r] for r in sorted(parts))])
+        whole = [parts[r] for r in sorted(parts)]
+        if len(whole) != 1:
+            whole = [torch.cat([torch.empty(0, dtype=dtype), *whole])]
         outgoing_sizes = {rank: len(part) for rank, part in parts.items()}
-        incoming = outgoing.new_empty(sum(sizes.values()))
-        return self.send(outgoing, outgoing_sizes, incoming, sizes, action)
+        incoming = native.ops().reused_tensor(sum(sizes.values()), dtype)
+        return self.start(whole[0], outgoing_sizes, incoming, sizes, action)()
 
-    def send(
+    def start(
         self,
         outgoing: torch.Tensor,
         outgoing_sizes: Mapping[int, int],
         incoming: torch.Tensor,
         sizes: Mapping[int, int],
         action: str,
-    ) -> dict[int, torch.Tensor]:
-        """What `exchange` does, of parts that lie one after the other in `outgoing`, in the order
-        of ranks; what is received comes into `incoming` in this way, and is returned by rank."""
+    ) -> Callable[[], dict[int, torch.Tensor]]:
+        """Begin what `exchange` does, of parts that lie one after the other in `outgoing`, in the
+        order of ranks; what is received comes into `incoming` in this way. What is returned must be
+        called: it waits for that, and returns it by rank."""
         ranks = range(self._node.ranks)
         incoming_sizes = [sizes.get(r, 0) for r in ranks]
         assert self._node.group is not None
-        self._node.group.run(
+        finish = self._node.group.start(
             dist.all_to_all_single,
             incoming,
             outgoing,
@@ -90,8 +94,13 @@ class Proxies:
             action=action,
         )
         self.received_bytes += incoming.nbytes
-        received = incoming.split(incoming_sizes)
-        return {r: received[r] for r in sizes}
+
+        def received() -> dict[int, torch.Tensor]:
+            finish()
+            of_ranks = incoming.split(incoming_sizes)
+            return {r: of_ranks[r] for r in sizes}
+
+        return received
 
     def _position(self, rank: int) -> int:
         return next(members.index(rank) for members in self.nodes if rank in members)

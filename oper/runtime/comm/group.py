@@ -10,7 +10,7 @@ without.
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -76,11 +76,23 @@ class Group:
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
         used after that, or after a KeyboardInterrupt.
         """
+        self.start(collective, *arguments, action=action, **options)()
+
+    def start(
+        self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
+    ) -> Callable[[], None]:
+        """Begin what `run` does; what is returned waits for its end, within the deadline from then
+        on, and raises as `run` does. It must be called, before the next collective ends."""
+        with self._failing(action):
+            work = collective(*arguments, group=self._group, async_op=True, **options)
+        self._work = work
+        return lambda: self._finish(work, action)
+
+    def _finish(self, work: Any, action: str) -> None:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
         first: dict[int, str] | None = None
-        try:
-            self._work = collective(*arguments, group=self._group, async_op=True, **options)
-            while not _ended(self._work, SLICE_SECONDS):
+        with self._failing(action):
+            while not _ended(work, SLICE_SECONDS):
                 left = deadline.left()
                 if first is None and left <= _COMPARE_SECONDS:
                     first = self._failures.heartbeats(left)
@@ -88,6 +100,12 @@ class Group:
                     _raise(self._late(first, action))
                 if time.monotonic() - began >= _HEARTBEAT_SECONDS:
                     self.heartbeat(action, left)
+
+    @contextlib.contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        """Tell the others of an error inside, and say of the transport's what became of it."""
+        try:
+            yield
         except RuntimeError as error:  # of the transport
             lost = self._lost(action, error)
             self.fail(lost)

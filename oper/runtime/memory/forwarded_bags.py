@@ -45,7 +45,8 @@ class ClientBags:
 class ForwardedBags:
     """What is left of a batch once it is joined with the bags of clients: `features` and `weights`
     are those that it was given with. Its own `accesses` are the first of the joined batch;
-    `positions` [accesses] says where they were, and is empty where there are no weights."""
+    `positions` [accesses] says where they were, and is empty where there are no weights. In
+    backward `grad` is the gradient of the clients' sums."""
 
     features: torch.Tensor  # int64 [F, FEATURE_WORDS]
     weights: torch.Tensor | None  # float32 [N]
@@ -53,3 +54,4 @@ class ForwardedBags:
     positions: torch.Tensor  # int32
     sent: Sequence[SentBags]  # by node
     clients: ClientBags
+    grad: torch.Tensor | None = None  # float32 [elements]

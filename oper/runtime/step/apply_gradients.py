@@ -369,9 +369,10 @@ def sum_gradients(
     of_bucket = (out.groups, bucket, groups.start, groups.stop)
     accesses = (batch.offsets, batch.weights, batch.features_there, batch.segment_offset)
     sums = (dim, scale, out.values)
-    ops, stream = device.ops(), device.stream
+    ops, stream, bags = device.ops(), device.stream, batch.forwarded
+    of_clients = (None, 0) if bags is None else (bags.grad, len(bags.features))
     if isinstance(rows, NumberedRows):
-        ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums)
+        ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums, *of_clients)
     else:
-        runs = (rows.positions, rows.starts)
-        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, rows.by_bag, stream, means)
+        runs, how = (rows.positions, rows.starts), (rows.by_bag, stream, means)
+        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, *how, *of_clients)

@@ -17,7 +17,8 @@ must look them up. A bag's mean is taken here: what comes back is a sum, and gra
 before they are sent. No bag is forwarded that reads nothing of another node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ class Accesses(NamedTuple):
 class BagForwarding:
     """The exchange of bags between nodes, of one engine on one rank.
 
-    `join`, `send_sums`, `gradients` and `weight_gradients` are collective, in one order on all
+    `join`, `start_sums`, `gradients` and `weight_gradients` are collective, in one order on all
     ranks.
     """
 
@@ -93,36 +94,33 @@ class BagForwarding:
 
     # Preparing a batch.
 
-    def join(self, given: Accesses, out_elements: int) -> tuple[Accesses, ForwardedBags]:
+    def join(self, given: Accesses) -> tuple[Accesses, ForwardedBags]:
         """A batch without what its bags read of other nodes, and with the bags of this rank's
-        clients, whose sums lie behind the `out_elements` of its own output."""
-        own = given.features.numpy().view(FEATURE)[:, 0]
+        clients, whose sums have an output of their own."""
+        own = _described(given.features)
         number = {int(lookup): f for f, lookup in enumerate(own["lookup"])}
         pooled = [number[lookup] for lookup in self._lookups]
         read = (given.addresses, given.offsets, _detached(given.weights))
         nodes = (self._nodes, len(self._proxies.proxies))
-        words, places, positions = native.ops().forward_bags(
+        words, places, positions, left = native.ops().forward_bags(
             *read, given.features[pooled], *nodes, self._places, *self._codes
         )
         received = self._exchange(words)
 
         counts = [self._counts(parcel) for parcel in words]
-        kept = np.diff(given.segment_offset.numpy())
-        for _, accesses in counts:
-            kept[pooled] -= accesses
         forwards = np.zeros(len(own), dtype=np.int64)
-        forwards[pooled] = 1
+        for _, accesses in counts:
+            forwards[pooled] += accesses
+        kept = np.diff(given.segment_offset.numpy()) - forwards
         joined = own.copy()
         joined["mean"][pooled] = 0
         clients = self._of_clients(own[pooled], received, int(own["bags"].sum()))
-        of_clients = clients.features.numpy().view(FEATURE)[:, 0].copy()
-        of_clients["out_base"] += out_elements
         addresses, offsets, weights, own_positions = native.ops().join_bags(
             *read,
             given.features,
             forwards.tolist(),
             *nodes,
-            kept.tolist(),
+            left,
             list(received.values()),
             len(pooled),
             self._fields,
@@ -130,7 +128,7 @@ class BagForwarding:
         )
         their_accesses = [self._counts(parcel)[1] for parcel in received.values()]
         ends = np.concatenate([[0], kept, *their_accesses]).cumsum()
-        features = as_words(np.concatenate([joined, of_clients]))
+        features = as_words(np.concatenate([joined, _described(clients.features)]))
         sent = [
             SentBags(
                 proxy,
@@ -183,12 +181,14 @@ class BagForwarding:
 
     # A step.
 
-    def send_sums(self, bags: ForwardedBags, sums: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Send clients the sums of their bags, laid out as `bags.clients` says; what came of this
-        rank's own, by proxy."""
+    def start_sums(
+        self, bags: ForwardedBags, sums: torch.Tensor
+    ) -> Callable[[], dict[int, torch.Tensor]]:
+        """Begin to send clients the sums of their bags, laid out as `bags.clients` says. What is
+        returned must be called: it gives those of this rank's own bags, by proxy."""
         sizes = {sent.proxy: sent.elements for sent in bags.sent}
-        into = native.ops().float_tensor(sum(sizes.values()))
-        return self._proxies.send(sums, bags.clients.elements, into, sizes, "add up its bags")
+        into = native.ops().reused_tensor(sum(sizes.values()), torch.float32)
+        return self._proxies.start(sums, bags.clients.elements, into, sizes, "add up its bags")
 
     def add_sums(
         self, batch: PreparedBatch, out: torch.Tensor, sums: Mapping[int, torch.Tensor]
@@ -201,24 +201,26 @@ class BagForwarding:
             native.ops().add_bags(out, sent.places, sent.counts, self._dims, vectors)
         self._divide_means(batch, out)
 
-    def gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of the joined batch, flat float32: that of a batch's output, and behind it
-        those of the clients' bags."""
+    def gradients(
+        self, batch: PreparedBatch, grad: torch.Tensor
+    ) -> tuple[PreparedBatch, torch.Tensor]:
+        """The batch with the gradient of its clients' bags, and the gradient of its own output,
+        flat float32, by which means count as sums."""
         bags = batch.forwarded
         assert bags is not None
-        joined = native.ops().float_tensor(batch.out_elements + bags.clients.all_elements)
-        own, theirs = joined[: batch.out_elements], joined[batch.out_elements :]
-        own.copy_(grad)
-        self._divide_means(batch, own)
+        if any(self._means(batch)):
+            grad = grad.clone()
+            self._divide_means(batch, grad)
         sizes = {sent.proxy: sent.elements for sent in sorted(bags.sent, key=lambda s: s.proxy)}
-        outgoing = native.ops().float_tensor(sum(sizes.values()))
+        outgoing = native.ops().reused_tensor(sum(sizes.values()), torch.float32)
         parts = dict(zip(sizes, outgoing.split(list(sizes.values())), strict=True))
         for sent in bags.sent:
             vectors = parts[sent.proxy]
-            native.ops().gather_bags(own, sent.places, sent.counts, self._dims, vectors)
+            native.ops().gather_bags(grad, sent.places, sent.counts, self._dims, vectors)
+        theirs = native.ops().reused_tensor(bags.clients.all_elements, torch.float32)
         action = "send gradients of its bags"
-        self._proxies.send(outgoing, sizes, theirs, bags.clients.elements, action)
-        return joined
+        self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)()
+        return replace(batch, forwarded=replace(bags, grad=theirs)), grad
 
     def weight_gradients(self, bags: ForwardedBags, found: torch.Tensor) -> torch.Tensor:
         """The gradients of the weights that a batch was given with [N], from those of the joined
@@ -227,7 +229,7 @@ class BagForwarding:
         sizes = {sent.proxy: sent.accesses for sent in bags.sent}
         theirs, into = found[bags.accesses :], found.new_empty(sum(sizes.values()))
         action = "send gradients of its bags' weights"
-        came = self._proxies.send(theirs, bags.clients.accesses, into, sizes, action)
+        came = self._proxies.start(theirs, bags.clients.accesses, into, sizes, action)()
         result = torch.empty_like(bags.weights)
         result[bags.positions.long()] = found[: bags.accesses]
         for sent in bags.sent:
@@ -251,18 +253,31 @@ class BagForwarding:
             counted[sent.proxy] = 4 * sent.elements
         counters.add(bag_gradient_bytes=counted)
 
-    def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
-        """Divide what lies as a batch's output, flat, by the lengths of bags whose mean is taken,
-        if they are of pooled tables: those of others are divided where they are added up."""
+    def _means(self, batch: PreparedBatch) -> list[bool]:
+        """Of which of its own features a batch's bags are divided here: those of pooled tables. The
+        others' are where they are added up."""
         assert batch.forwarded is not None
-        features = batch.forwarded.features.numpy().view(FEATURE)[:, 0]
-        lookups = {*self._lookups}
-        for feature, lengths in zip(features, batch.lengths, strict=True):
-            if feature["mean"] and int(feature["lookup"]) in lookups:
+        if batch.bags is None:  # of one access each
+            return [False] * len(batch.forwarded.features)
+        features, lookups = _described(batch.forwarded.features), {*self._lookups}
+        return [bool(f["mean"]) and int(f["lookup"]) in lookups for f in features]
+
+    def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
+        """Divide what lies as a batch's output, flat, by lengths of bags whose mean is taken."""
+        assert batch.forwarded is not None
+        for f, is_mean in enumerate(self._means(batch)):
+            if is_mean:
+                feature = _described(batch.forwarded.features)[f]
                 shape = (batch.samples, int(feature["dim"]))
                 stride = (int(feature["out_stride"]), 1)
                 bags = sums.as_strided(shape, stride, int(feature["out_base"]))
-                bags.div_(lengths.clamp(min=1)[:, None])
+                bags.div_(batch.lengths[f].clamp(min=1)[:, None])
+
+
+def _described(features: torch.Tensor) -> np.ndarray:
+    """Descriptors as an array of FEATURE."""
+    found: np.ndarray = features.numpy().view(FEATURE)[:, 0]
+    return found
 
 
 def _detached(weights: torch.Tensor | None) -> torch.Tensor | None:

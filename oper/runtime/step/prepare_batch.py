@@ -89,7 +89,7 @@ class BatchPreparer:
         read = Accesses(addresses, segment_offset, offsets, weights, descriptors)
         forwarded = None
         if self._forwarding is not None:
-            read, forwarded = self._forwarding.join(read, elements)
+            read, forwarded = self._forwarding.join(read)
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)

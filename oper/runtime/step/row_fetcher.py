@@ -78,9 +78,13 @@ class RowFetcher:
         assert self.forwarding is not None
         clients = bags.clients
         sums = self._add_up(batch, fetched, clients.features, clients.all_elements)
-        own = batch.features[: len(bags.features)]
-        out = self._add_up(batch, fetched, own, batch.out_elements)
-        self.forwarding.add_sums(batch, out, self.forwarding.send_sums(bags, sums))
+        finish = self.forwarding.start_sums(bags, sums)
+        try:
+            own = batch.features[: len(bags.features)]
+            out = self._add_up(batch, fetched, own, batch.out_elements)
+        finally:
+            came = finish()
+        self.forwarding.add_sums(batch, out, came)
         return out
 
     def _add_up(
@@ -102,8 +106,7 @@ class RowFetcher:
         return found
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
-        """The gradients of a batch's weights [N], from that of its output; where bags are
-        forwarded, from that of the joined batch."""
+        """The gradients of a batch's weights [N], from that of its output."""
         if self._symmetric is not None:
             with self._symmetric.reading():
                 if not self._distinct and bool(self._far_of(batch).any()):
@@ -112,26 +115,33 @@ class RowFetcher:
                         "reads those of other nodes in the lookup's kernel alone: plan with "
                         "--fetch distinct, or look up under torch.no_grad()"
                     )
-                return self._weight_gradients(batch, grad, self._fetch(batch))
+                fetched = self._fetch(batch)
+                return self._weight_gradients(batch, grad, fetched, batch.features)
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.reread(batch, fetched)
-        found = self._weight_gradients(batch, grad, fetched)
-        if batch.forwarded is None:
-            return found
+        bags = batch.forwarded
+        if bags is None:
+            return self._weight_gradients(batch, grad, fetched, batch.features)
         assert self.forwarding is not None
-        return self.forwarding.weight_gradients(batch.forwarded, found)
+        assert bags.grad is not None
+        own = batch.features[: len(bags.features)]
+        found = self._weight_gradients(batch, grad, fetched, own)
+        clients = self._weight_gradients(batch, bags.grad, fetched, bags.clients.features)
+        found[bags.accesses :] = clients[bags.accesses :]
+        return self.forwarding.weight_gradients(bags, found)
 
     def _weight_gradients(
-        self, batch: PreparedBatch, grad: torch.Tensor, fetched: Fetched
+        self, batch: PreparedBatch, grad: torch.Tensor, fetched: Fetched, features: torch.Tensor
     ) -> torch.Tensor:
+        """Those of the accesses of some of a batch's features, by the gradient of their sums."""
         self._device.keep(batch.read)
         found: torch.Tensor = self._device.ops().weight_gradients(
             grad,
             fetched.addresses,
             batch.offsets,
             batch.weights,
-            batch.features,
+            features,
             fetched.bases,
             self._rank,
             self._device.stream,

@@ -138,8 +138,8 @@ class TrainingStep:
         if not self._fetcher.needs_runs:
             self._count_distinct(batch)
         if batch.forwarded is not None and self._fetcher.forwarding is not None:
-            grad = self._fetcher.forwarding.gradients(batch, grad)
             self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
+            batch, grad = self._fetcher.forwarding.gradients(batch, grad)
         self._order.before_read()
         weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()

@@ -1,4 +1,4 @@
-// torch.ops.oper.forward_bags, join_bags, add_bags, gather_bags and float_tensor: a batch whose
+// torch.ops.oper.forward_bags, join_bags, add_bags, gather_bags and reused_tensor: a batch whose
 // bags read rows of several nodes, taken apart and put together with the bags of others.
 
 #include "oper/step/forward_bags.h"
@@ -87,9 +87,10 @@ void for_each_feature(int64_t count, const F& f) {
 }
 
 // The words for each node, the places of its bags' sums in the output, and, of weighted bags, the
-// positions of its accesses in the batch. Features are in an order that all ranks know.
-using Parcels =
-    std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>;
+// positions of its accesses in the batch; and of each bag how many accesses are kept. Features are
+// in an order that all ranks know.
+using Parcels = std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>,
+                           std::vector<at::Tensor>, at::Tensor>;
 
 Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                      const std::optional<at::Tensor>& weights, const at::Tensor& features,
@@ -101,12 +102,13 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   const Codes codes = codes_of(places, slot_bits, code_words);
   TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: one for each rank was needed");
   const int64_t count = batch.feature_count;
+  at::Tensor kept = at::empty({bags_of(addresses, offsets)}, at::kInt);
+  auto* const kept_of = kept.mutable_data_ptr<int32_t>();
   std::vector<Forwarded> found(count);
-  for_each_feature(count,
-                   [&](int64_t f) { found[f] = count_feature(batch, batch.features[f], to); });
+  for_each_feature(
+      count, [&](int64_t f) { found[f] = count_feature(batch, batch.features[f], to, kept_of); });
 
-  Parcels result;
-  auto& [all_words, all_places, all_positions] = result;
+  std::vector<at::Tensor> all_words, all_places, all_positions;
   std::vector<std::vector<Parcel>> parcels(count, std::vector<Parcel>(destinations));
   for (int64_t d = 0; d < destinations; ++d) {
     int64_t bags = 0, accesses = 0;
@@ -132,9 +134,9 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     }
   }
   for_each_feature(count, [&](int64_t f) {
-    write_feature(batch, batch.features[f], to, codes, parcels[f].data());
+    write_feature(batch, batch.features[f], to, kept_of, codes, parcels[f].data());
   });
-  return result;
+  return {all_words, all_places, all_positions, kept};
 }
 
 // What a client forwarded, of words that came over a network.
@@ -181,7 +183,7 @@ using JoinedBatch = std::tuple<at::Tensor, at::Tensor, std::optional<at::Tensor>
 JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                       const std::optional<at::Tensor>& weights, const at::Tensor& features,
                       at::IntArrayRef forwards, at::IntArrayRef destination_of,
-                      int64_t destinations, at::IntArrayRef kept, at::TensorList received,
+                      int64_t destinations, const at::Tensor& kept, at::TensorList received,
                       int64_t forwarded_features, at::IntArrayRef fields, int64_t slot_bits,
                       int64_t code_words) {
   const Batch batch = bags_of_features(addresses, offsets, weights, features);
@@ -189,19 +191,26 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   const Destinations to = table.view();
   const Codes codes = codes_of({}, slot_bits, code_words);
   const int64_t count = batch.feature_count;
-  TORCH_CHECK_VALUE(
-      static_cast<int64_t>(forwards.size()) == count && static_cast<int64_t>(kept.size()) == count,
-      "forwards, kept: one for each of ", count, " features was needed");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: one for each of ",
+                    count, " features was needed");
+  for (const int64_t number : forwards)
+    TORCH_CHECK_VALUE(number >= 0, "forwards: ", number, " accesses of a feature");
+  const int32_t* const kept_of = elements<int32_t>(kept, bags_of(addresses, offsets), "kept");
   check_size(forwarded_features, 0, kMostThings, "forwarded_features");
   std::vector<Received> parts;
   for (const at::Tensor& words : received)
     parts.push_back(received_of(words, forwarded_features, code_words, weights.has_value()));
 
+  std::vector<int64_t> left;  // of each feature's accesses
   int64_t own = 0, bags = 0;
   for (int64_t f = 0; f < count; ++f) {
-    check_size(kept[f], 0, batch.accesses, "kept");
-    own += kept[f];
-    bags += batch.features[f].bags;
+    const Feature& feature = batch.features[f];
+    const int64_t size =
+        batch.first(feature.first_bag + feature.bags) - batch.first(feature.first_bag);
+    left.push_back(size - forwards[f]);
+    check_size(left[f], 0, size, "forwards: accesses left");
+    own += left[f];
+    bags += feature.bags;
   }
   int64_t all = own, all_bags = bags;
   for (const Received& part : parts) all += part.accesses, all_bags += part.bags;
@@ -220,16 +229,17 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   std::vector<Joined> places;
   int64_t access = 0, bag = 1;
   for (int64_t f = 0; f < count; ++f) {
-    places.push_back({address, offset + bag, weight, position, access, access + kept[f]});
-    access += kept[f];
+    places.push_back({address, offset + bag, weight, position, access, access + left[f]});
+    access += left[f];
     bag += batch.features[f].bags;
   }
   std::vector<uint8_t> fits(count);
   for_each_feature(count, [&](int64_t f) {
-    fits[f] = keep_feature(batch, batch.features[f], to, forwards[f] != 0, places[f]);
+    fits[f] =
+        keep_feature(batch, batch.features[f], to, forwards[f] ? kept_of : nullptr, places[f]);
   });
   for (int64_t f = 0; f < count; ++f)
-    TORCH_CHECK_VALUE(fits[f], "kept: feature ", f, " does not keep ", kept[f], " accesses");
+    TORCH_CHECK_VALUE(fits[f], "kept: feature ", f, " does not forward ", forwards[f], " accesses");
 
   const int64_t slots = (int64_t{1} << slot_bits) - 1;
   for (const Received& part : parts) {
@@ -318,9 +328,10 @@ void gather_bags(const at::Tensor& values, const at::Tensor& places, at::IntArra
   });
 }
 
-at::Tensor float_tensor(int64_t elements) {
+// An uninitialised tensor, in memory that is kept from step to step.
+at::Tensor reused_tensor(int64_t elements, at::ScalarType dtype) {
   check_size(elements, 0, kMostRows, "elements");
-  return pooled_tensor(elements, at::kFloat);
+  return pooled_tensor(elements, dtype);
 }
 
 }  // namespace
@@ -329,17 +340,17 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "forward_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
       " int[] destination_of, int destinations, int[] places, int slot_bits, int code_words)"
-      " -> (Tensor[] words, Tensor[] places_of_bags, Tensor[] positions)");
+      " -> (Tensor[] words, Tensor[] places_of_bags, Tensor[] positions, Tensor kept)");
   m.def(
       "join_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " int[] forwards, int[] destination_of, int destinations, int[] kept, Tensor[] received,"
+      " int[] forwards, int[] destination_of, int destinations, Tensor kept, Tensor[] received,"
       " int forwarded_features, int[] fields, int slot_bits, int code_words)"
       " -> (Tensor addresses, Tensor offsets, Tensor? weights, Tensor positions)");
   m.def("add_bags(Tensor(a!) out, Tensor places, int[] counts, int[] dims, Tensor vectors) -> ()");
   m.def(
       "gather_bags(Tensor values, Tensor places, int[] counts, int[] dims, Tensor(a!) vectors)"
       " -> ()");
-  m.def("float_tensor(int elements) -> Tensor");
+  m.def("reused_tensor(int elements, ScalarType dtype) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
@@ -350,6 +361,6 @@ TORCH_LIBRARY_IMPL(oper, CPU, m) {
 }
 
 // It takes no tensor from which a backend could be told.
-TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("float_tensor", float_tensor); }
+TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("reused_tensor", reused_tensor); }
 
 }  // namespace oper

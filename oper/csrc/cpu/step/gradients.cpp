@@ -82,9 +82,37 @@ void check_bags(const Feature& feature, int64_t f, const Offset* at, int64_t bag
                     last);
 }
 
+// The gradient of an output, and of the last features, where others' bags have joined the batch,
+// one of its own: `from` features are before these.
+struct OutputGradient {
+  const at::Tensor& own;
+  const at::Tensor* clients;
+  int64_t from;
+
+  OutputGradient(const at::Tensor& own, const std::optional<at::Tensor>& clients, int64_t from)
+      : own(own),
+        clients(clients ? &*clients : nullptr),
+        from(from) {
+    check_contiguous(own, "grad");
+    if (!clients) return;
+    check_contiguous(*clients, "client_grad");
+    check_same_type(*clients, "client_grad", own, "grad");
+  }
+
+  const at::Tensor& of(int64_t f) const { return clients && f >= from ? *clients : own; }
+
+  // Of a feature, how many elements of the first gradient lie before the one that it is in.
+  int64_t begin(int64_t f) const {
+    const auto at = [](const at::Tensor& grad) {
+      return reinterpret_cast<intptr_t>(grad.const_data_ptr());
+    };
+    return (at(of(f)) - at(own)) / static_cast<int64_t>(own.element_size());
+  }
+};
+
 // The places of gradients of all features, of which those of `bucket` are checked.
 GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
-                         int64_t grad_elements, bool bags_hold_one, bool by_bag) {
+                         const OutputGradient& grad, bool bags_hold_one, bool by_bag) {
   GradientPlaces places;
   places.by_bag = by_bag;
   int64_t bags_before = 0;
@@ -96,13 +124,14 @@ GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
                       f, " do not follow those before it");
     bags_before += feature.bags;
     const int64_t end = by_bag ? bags_before : features.end(f);
-    places.segments.push_back({end, feature.out_base - first_bag * feature.out_stride,
-                               feature.out_stride, feature.mean != 0});
+    const int64_t base = grad.begin(f) + feature.out_base;
+    places.segments.push_back(
+        {end, base - first_bag * feature.out_stride, feature.out_stride, feature.mean != 0});
     if (feature.bucket != bucket || features.end(f) == begin) continue;
     TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
                       " has dim ", feature.dim, ", and dim is ", dim);
     const int64_t bags = bags_hold_one ? features.end(f) - begin : feature.bags;
-    check_gradients(feature, f, bags, grad_elements);
+    check_gradients(feature, f, bags, grad.of(f).numel());
   }
   places.index();
   return places;
@@ -223,7 +252,8 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
                    int64_t last_group, const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
                    const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
-                   bool by_bag, int64_t /*stream*/, bool /*means*/) {
+                   bool by_bag, int64_t /*stream*/, bool /*means*/,
+                   const std::optional<at::Tensor>& client_grad, int64_t own_features) {
   const int32_t* const at = elements<int32_t>(positions, "positions");
   const int32_t* const start = elements_at_least<int32_t>(run_start, 1, "run_start");
   const Features view = features_of(features, segment_offset);
@@ -236,14 +266,14 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
                     "run_start: goes from ", start[runs.begin], " to ", start[runs.end],
                     ", and there are ", positions.numel(), " positions");
   float* const out = writable_elements<float>(values, 0, "values") + runs.value;
-  check_contiguous(grad, "grad");
+  const OutputGradient grads(grad, client_grad, own_features);
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   if (runs.rows() == 0) return;
 
   TORCH_CHECK_VALUE(start[runs.begin] < start[runs.end], "run_start: runs without accesses");
   TORCH_CHECK_VALUE(!by_bag || (offsets && !weight),
                     "by_bag: with offsets and without weights alone");
-  GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets, by_bag);
+  GradientPlaces places = places_of(view, bucket, dim, grads, !offsets, by_bag);
   at::Tensor bags;
   if (offsets) {
     with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
@@ -270,14 +300,15 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
 
 // The accesses of features of a bucket, added to their rows one after the other.
 template <typename T, typename Offset>
-void add_features(const Features& view, int64_t bucket, const T* grad, int64_t grad_elements,
+void add_features(const Features& view, int64_t bucket, const OutputGradient& grad,
                   const Offset* begins, int64_t bags, const float* weights, const int32_t* row,
                   int64_t first_row, RowSums& sums) {
   for (int64_t f = 0; f < view.count; ++f) {
     const Feature& feature = view[f];
     const int64_t first = view.begin(f), last = view.end(f);
     if (feature.bucket != bucket || !feature.has_gradient || first == last) continue;
-    FeatureGradients<T, Offset> of{grad + feature.out_base,
+    const auto* const values = static_cast<const T*>(grad.of(f).const_data_ptr());
+    FeatureGradients<T, Offset> of{values + feature.out_base,
                                    feature.out_stride,
                                    last - first,
                                    nullptr,
@@ -293,7 +324,7 @@ void add_features(const Features& view, int64_t bucket, const T* grad, int64_t g
       of.begins = begins + feature.first_bag;
       of.mean = feature.mean != 0;
     }
-    check_gradients(feature, f, of.bags, grad_elements);
+    check_gradients(feature, f, of.bags, grad.of(f).numel());
     sums.add(of);
   }
 }
@@ -302,8 +333,8 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
                    int64_t bucket, int64_t first_group, int64_t last_group,
                    const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                   const at::Tensor& segment_offset, int64_t dim, double scale,
-                   at::Tensor& values) {
+                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
+                   const std::optional<at::Tensor>& client_grad, int64_t own_features) {
   const Features view = features_of(features, segment_offset);
   const int64_t accesses = view.accesses();
   const int32_t* const row = elements<int32_t>(rows, accesses, "rows");
@@ -311,7 +342,7 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
   const RowGroup of = row_group(groups, first_group, last_group, dim, kMostRows, values.numel());
   float* const to = writable_elements<float>(values, 0, "values") + of.value;
   if (of.rows() == 0) return;
-  check_contiguous(grad, "grad");
+  const OutputGradient grads(grad, client_grad, own_features);
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   for (int64_t f = 0; f < view.count; ++f)
     TORCH_CHECK_VALUE(view[f].bucket != bucket || view[f].dim == dim, "features: feature ", f,
@@ -320,8 +351,7 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);
     const auto add = [&](const auto* begins, int64_t bags) {
-      add_features(view, bucket, static_cast<const T*>(grad.const_data_ptr()), grad.numel(), begins,
-                   bags, weight, row, of.begin, sums);
+      add_features<T>(view, bucket, grads, begins, bags, weight, row, of.begin, sums);
     };
     if (!offsets) return add(static_cast<const int64_t*>(nullptr), 0);
     with_bag_offsets(*offsets, accesses,
@@ -333,12 +363,13 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
 void add_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
                          int64_t, const std::optional<at::Tensor>&,
                          const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                         int64_t, double, at::Tensor&) {}
+                         int64_t, double, at::Tensor&, const std::optional<at::Tensor>&, int64_t) {}
 
 void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          int64_t, int64_t, int64_t, const std::optional<at::Tensor>&,
                          const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                         int64_t, double, at::Tensor&, bool, int64_t, bool) {}
+                         int64_t, double, at::Tensor&, bool, int64_t, bool,
+                         const std::optional<at::Tensor>&, int64_t) {}
 
 }  // namespace
 
@@ -347,11 +378,12 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
       " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0, bool means=True) -> ()");
+      " int stream=0, bool means=True, Tensor? client_grad=None, int own_features=0) -> ()");
   m.def(
       "add_gradients(Tensor grad, Tensor rows, Tensor groups, int bucket, int first_group,"
       " int last_group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"
-      " int dim, float scale, Tensor(a!) values) -> ()");
+      " int dim, float scale, Tensor(a!) values, Tensor? client_grad=None, int own_features=0)"
+      " -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

@@ -37,26 +37,38 @@ struct Forwarded {
   std::vector<int64_t> bags, accesses;
 };
 
+// Of a bag, how many accesses are kept: it goes to two nodes, and what is not its own is the
+// other's.
+OPER_INLINE int64_t count_kept(const int64_t* addresses, int64_t size,
+                               const Destinations& destinations) {
+  int64_t kept = 0;
+  for (int64_t n = 0; n < size; ++n) kept += destinations.of(addresses[n]);
+  return kept;
+}
+
+// Also how many accesses of each bag are not forwarded, kept[bag of the batch].
 OPER_INLINE Forwarded count_feature(const Batch& batch, const Feature& feature,
-                                    const Destinations& destinations) {
+                                    const Destinations& destinations, int32_t* kept) {
   const std::vector<int64_t> none(destinations.own + 1);
   Forwarded found{none, none};
   std::vector<int64_t> last_bag(destinations.own + 1, -1);
   for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
-    const int64_t begin = batch.first(i), end = batch.first(i + 1);
-    if (destinations.own == 1) {  // two nodes: what is not its own is the other's
-      int64_t kept = 0;
-      for (int64_t n = begin; n < end; ++n) kept += destinations.of(batch.addresses[n]);
-      found.bags[0] += kept < end - begin;
-      found.accesses[0] += end - begin - kept;
+    const int64_t begin = batch.first(i), length = batch.first(i + 1) - begin;
+    if (destinations.own == 1) {
+      const int64_t own = count_kept(batch.addresses + begin, length, destinations);
+      kept[i] = static_cast<int32_t>(own);
+      found.bags[0] += own < length;
+      found.accesses[0] += length - own;
       continue;
     }
-    for (int64_t n = begin; n < end; ++n) {
+    const int64_t before = found.accesses[destinations.own];
+    for (int64_t n = begin; n < begin + length; ++n) {
       const int32_t to = destinations.of(batch.addresses[n]);
       found.bags[to] += last_bag[to] != i;
       last_bag[to] = i;
       ++found.accesses[to];
     }
+    kept[i] = static_cast<int32_t>(found.accesses[destinations.own] - before);
   }
   return found;
 }
@@ -89,11 +101,13 @@ struct Codes {
 
 // Writes what a feature forwards to each node.
 OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
-                               const Destinations& destinations, const Codes& codes,
-                               Parcel* parcels) {
+                               const Destinations& destinations, const int32_t* kept,
+                               const Codes& codes, Parcel* parcels) {
   for (int64_t i = 0; i < feature.bags; ++i) {
+    const int64_t begin = batch.first(feature.first_bag + i);
     const int64_t end = batch.first(feature.first_bag + i + 1);
-    for (int64_t n = batch.first(feature.first_bag + i); n < end; ++n) {
+    if (end - begin == kept[feature.first_bag + i]) continue;
+    for (int64_t n = begin; n < end; ++n) {
       const int64_t address = batch.addresses[n];
       const int32_t to = destinations.of(address);
       if (to == destinations.own) continue;
@@ -122,22 +136,42 @@ struct Joined {
   int64_t at, end;
 };
 
-// The bags of a feature without the accesses that it forwards. False where these are not as many
-// as there is room for.
+// Accesses [begin, end) as they are.
+OPER_INLINE void keep_all(const Batch& batch, int64_t begin, int64_t end, Joined& to) {
+  const int64_t size = end - begin;
+  std::memcpy(to.addresses + to.at, batch.addresses + begin, size * sizeof(int64_t));
+  if (to.weights) std::memcpy(to.weights + to.at, batch.weights + begin, size * sizeof(float));
+  if (to.positions)
+    for (int64_t n = 0; n < size; ++n) to.positions[to.at + n] = static_cast<int32_t>(begin + n);
+  to.at += size;
+}
+
+// The bags of a feature without the accesses that it forwards; `kept` is null where it does not
+// forward any. False where they are not as many as there is room for.
 OPER_INLINE bool keep_feature(const Batch& batch, const Feature& feature,
-                              const Destinations& destinations, bool forwards, Joined to) {
-  for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
-    for (int64_t n = batch.first(i); n < batch.first(i + 1); ++n) {
-      const int64_t address = batch.addresses[n];
-      if (forwards && destinations.of(address) != destinations.own) continue;
-      if (to.at == to.end) return false;
-      to.addresses[to.at] = address;
+                              const Destinations& destinations, const int32_t* kept, Joined to) {
+  const int64_t last = feature.first_bag + feature.bags;
+  int64_t copied = batch.first(feature.first_bag);  // up to here
+  int64_t end = to.at;
+  for (int64_t i = feature.first_bag; i < last; ++i) {
+    const int64_t begin = batch.first(i), length = batch.first(i + 1) - begin;
+    const int64_t left = kept ? kept[i] : length;
+    end += left;
+    if (left < 0 || left > length || end > to.end) return false;
+    *to.offsets++ = static_cast<int32_t>(end);
+    if (left == length) continue;
+    keep_all(batch, copied, begin, to);
+    copied = begin + length;
+    for (int64_t n = begin; n < copied && to.at < end; ++n) {
+      if (destinations.of(batch.addresses[n]) != destinations.own) continue;
+      to.addresses[to.at] = batch.addresses[n];
       if (to.weights) to.weights[to.at] = batch.weights[n];
       if (to.positions) to.positions[to.at] = static_cast<int32_t>(n);
       ++to.at;
     }
-    *to.offsets++ = static_cast<int32_t>(to.at);
+    if (to.at != end) return false;
   }
+  keep_all(batch, copied, batch.first(last), to);
   return to.at == to.end;
 }
 

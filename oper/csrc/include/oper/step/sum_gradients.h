@@ -48,6 +48,10 @@ struct GradientPlaces {
   const int32_t* offsets32 = nullptr;  // of bags; one of the two unless every access is a bag
   const int64_t* offsets64 = nullptr;
 
+  // The first element of each bag's gradient, where accesses are called by their bags and these are
+  // not found by the reciprocal below.
+  std::vector<int64_t> place_of_bag;
+
   // How a position, or a bag, leads to its segment. Where no segment is empty and all have one
   // length and stride: segment = position · reciprocal >> shift, exact as 2^shift exceeds the
   // accesses times the length. Otherwise shift is 0, and positions are looked up by blocks of
@@ -72,6 +76,12 @@ struct GradientPlaces {
     if (even && stride == segments[0].stride) {
       while (int64_t{1} << shift <= accesses * length) ++shift;
       reciprocal = static_cast<uint32_t>(((int64_t{1} << shift) + length - 1) / length);
+    }
+    if (by_bag && !shift) {
+      int64_t bag = 0;
+      for (const Segment& segment : segments)
+        for (; bag < segment.end; ++bag)
+          place_of_bag.push_back(segment.origin + bag * segment.stride);
     }
     while (accesses >> block_bits > 1024) ++block_bits;
     int32_t segment = 0;
@@ -108,6 +118,9 @@ OPER_INLINE void find_gradients(const GradientPlaces& places, const int32_t* pos
       const uint64_t position = static_cast<uint32_t>(positions[n]);
       place[n] = origin[position * reciprocal >> shift] + static_cast<int64_t>(position * stride);
     }
+  } else if (!places.place_of_bag.empty()) {
+    const int64_t* const of_bag = places.place_of_bag.data();
+    for (int64_t n = 0; n < size; ++n) place[n] = of_bag[positions[n]];
   } else {
     for (int64_t n = 0; n < size; ++n) {
       const auto& segment = places.segment_of(positions[n]);
