@@ -7,9 +7,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -41,7 +43,24 @@ struct DestinationTable {
   }
 
   Destinations view() const { return {of_rank.data(), of_rank.size() - 1, own}; }
+
+  // The ranks of this node, where they follow each other and there is one other node.
+  std::optional<OwnRange> own_range() const {
+    const auto ranks = of_rank.end() - 1;
+    const auto first = std::find(of_rank.begin(), ranks, own);
+    const auto last = std::find_if(first, ranks, [&](int32_t to) { return to != own; });
+    if (own != 1 || std::find(last, ranks, own) != ranks) return std::nullopt;
+    const auto address = [&](auto rank) {
+      return static_cast<uint64_t>(make_address(rank - of_rank.begin(), 0));
+    };
+    return OwnRange{address(first), address(last), address(ranks)};
+  }
 };
+
+OPER_SIMD std::pair<int64_t, int64_t> count_bags(const Batch& batch, const Feature& feature,
+                                                 OwnRange own, int32_t* kept) {
+  return count_two_nodes(batch, feature, own, kept);
+}
 
 Codes codes_of(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) {
   check_size(slot_bits, 0, kSlotBits, "slot_bits");
@@ -104,9 +123,16 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   const int64_t count = batch.feature_count;
   at::Tensor kept = at::empty({bags_of(addresses, offsets)}, at::kInt);
   auto* const kept_of = kept.mutable_data_ptr<int32_t>();
+  const std::optional<OwnRange> own_range = table.own_range();
   std::vector<Forwarded> found(count);
-  for_each_feature(
-      count, [&](int64_t f) { found[f] = count_feature(batch, batch.features[f], to, kept_of); });
+  for_each_feature(count, [&](int64_t f) {
+    if (own_range) {
+      const auto [bags, accesses] = count_bags(batch, batch.features[f], *own_range, kept_of);
+      found[f] = {{bags, 0}, {accesses, 0}};
+    } else {
+      found[f] = count_feature(batch, batch.features[f], to, kept_of);
+    }
+  });
 
   std::vector<at::Tensor> all_words, all_places, all_positions;
   std::vector<std::vector<Parcel>> parcels(count, std::vector<Parcel>(destinations));

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "oper/plan/address.h"
@@ -37,32 +38,41 @@ struct Forwarded {
   std::vector<int64_t> bags, accesses;
 };
 
-// Of a bag, how many accesses are kept: it goes to two nodes, and what is not its own is the
-// other's.
-OPER_INLINE int64_t count_kept(const int64_t* addresses, int64_t size,
-                               const Destinations& destinations) {
-  int64_t kept = 0;
-  for (int64_t n = 0; n < size; ++n) kept += destinations.of(addresses[n]);
-  return kept;
+// Where two nodes' ranks follow each other: addresses below `first`, and from `last` to `end`, are
+// of the other node's rows.
+struct OwnRange {
+  uint64_t first, last, end;
+};
+
+// What count_feature finds where there is one other node, bag by bag. Returns the bags and accesses
+// for it.
+OPER_INLINE std::pair<int64_t, int64_t> count_two_nodes(const Batch& batch, const Feature& feature,
+                                                        OwnRange own, int32_t* kept) {
+  int64_t bags = 0, accesses = 0;
+  for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
+    const int64_t begin = batch.first(i), length = batch.first(i + 1) - begin;
+    const int64_t* const addresses = batch.addresses + begin;
+    int64_t elsewhere = 0;
+    for (int64_t n = 0; n < length; ++n) {
+      const auto address = static_cast<uint64_t>(addresses[n]);
+      elsewhere += (address < own.first) | (address - own.last < own.end - own.last);
+    }
+    kept[i] = static_cast<int32_t>(length - elsewhere);
+    bags += elsewhere > 0;
+    accesses += elsewhere;
+  }
+  return {bags, accesses};
 }
 
 // Also how many accesses of each bag are not forwarded, kept[bag of the batch].
-OPER_INLINE Forwarded count_feature(const Batch& batch, const Feature& feature,
-                                    const Destinations& destinations, int32_t* kept) {
+inline Forwarded count_feature(const Batch& batch, const Feature& feature,
+                               const Destinations& destinations, int32_t* kept) {
   const std::vector<int64_t> none(destinations.own + 1);
   Forwarded found{none, none};
   std::vector<int64_t> last_bag(destinations.own + 1, -1);
   for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
-    const int64_t begin = batch.first(i), length = batch.first(i + 1) - begin;
-    if (destinations.own == 1) {
-      const int64_t own = count_kept(batch.addresses + begin, length, destinations);
-      kept[i] = static_cast<int32_t>(own);
-      found.bags[0] += own < length;
-      found.accesses[0] += length - own;
-      continue;
-    }
     const int64_t before = found.accesses[destinations.own];
-    for (int64_t n = begin; n < begin + length; ++n) {
+    for (int64_t n = batch.first(i); n < batch.first(i + 1); ++n) {
       const int32_t to = destinations.of(batch.addresses[n]);
       found.bags[to] += last_bag[to] != i;
       last_bag[to] = i;
