@@ -241,6 +241,28 @@ def _number_rows() -> list[Argument]:
     return _sort()[:-1]
 
 
+def _bags_of_nodes() -> list[Argument]:
+    """Addresses, offsets, weights and features: ten bags of two of each of two features."""
+    fields = torch.tensor([0, 1, 2, LOCAL])[torch.randint(0, 4, (40,))]
+    addresses = torch.randint(0, 30, (40,)) | fields << SLOT_BITS
+    return _list(_vouched(addresses), torch.arange(0, 41, 2), torch.rand(40), _features())
+
+
+_NODES: tuple[Any, ...] = ([2, 0, 1], 2)  # of three ranks, each a node of its own
+
+
+def _forward_bags() -> list[Argument]:
+    return [*_bags_of_nodes(), *_list(*_NODES, [0, 0, 0], 5, 1)]
+
+
+def _join_bags() -> list[Argument]:
+    batch = _bags_of_nodes()
+    given = [argument.value for argument in batch]
+    words, _, _, kept = native.ops().forward_bags(*given, *_NODES, [0, 0, 0], 5, 1)
+    forwards = [sum(int(part[2 + feature]) for part in words) for feature in range(2)]
+    return [*batch, *_list(forwards, *_NODES, kept, words, 2, [LOCAL], 5, 1)]
+
+
 def _add_gradients() -> list[Argument]:
     features, segments = _features(), _i64(0, 20, 40)
     addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
@@ -366,6 +388,11 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "sort_accesses": _sort,
     "sum_gradients": _sum_gradients,
     "number_rows": _number_rows,
+    "forward_bags": _forward_bags,
+    "join_bags": _join_bags,
+    "add_bags": lambda: _list(torch.rand(60), _i64(0, 8, 50), [1, 2], [8, 4], torch.rand(16)),
+    "gather_bags": lambda: _list(torch.rand(60), _i64(0, 8, 50), [1, 2], [8, 4], torch.rand(16)),
+    "reused_tensor": lambda: _list(_out_elements(), torch.float32),
     "add_gradients": _add_gradients,
     "lay_out_gradients": lambda: _list(_i64(0, 1, 4, 4, 9), [8, 5]),
     "merge_gradients": lambda: _list(

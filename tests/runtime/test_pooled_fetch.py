@@ -99,7 +99,7 @@ def test_exact_sums_have_the_bits_of_rows_that_are_fetched(
     by_rows = replace(plan, pooled_tables=())
     rows = ranks.run(case.ranks, run_case, replace(case, numbered=False), by_rows, nodes)
     assert_equal(found, rows, "tables", "weight_grads")
-    near = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
+    near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
     for mine, other in zip(found, rows, strict=True):
         assert torch.equal(mine["outputs"][0], other["outputs"][0])
         for out, expected in zip(mine["outputs"], other["outputs"], strict=True):

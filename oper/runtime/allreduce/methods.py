@@ -244,12 +244,10 @@ class AllGather:
             counts[r] = theirs
         end = self._words(own)
         sizes = {r: self._words(counts[r]) for r in clients}
-        messages = self._proxies.exchange(
-            dict.fromkeys(proxies, self._message(0, end)), sizes, torch.float32, action
+        theirs = self._message(end, sum(sizes.values()))
+        self._proxies.exchange_into(
+            theirs, dict.fromkeys(proxies, self._message(0, end)), sizes, action
         )
-        for r, message in messages.items():
-            self._message(end, sizes[r]).copy_(message)
-            end += sizes[r]
 
     def read(self) -> RowGradients:
         messages, counts = {}, {}

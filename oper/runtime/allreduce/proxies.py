@@ -64,11 +64,22 @@ class Proxies:
         from each rank named there. All ranks of the group call this together; `action` says in
         errors what they were waited for.
         """
+        incoming = native.ops().reused_tensor(sum(sizes.values()), dtype)
+        return self.exchange_into(incoming, parts, sizes, action)
+
+    def exchange_into(
+        self,
+        incoming: torch.Tensor,
+        parts: Mapping[int, torch.Tensor],
+        sizes: Mapping[int, int],
+        action: str,
+    ) -> dict[int, torch.Tensor]:
+        """What `exchange` does, where what is received comes into `incoming`, in the order of
+        ranks."""
         whole = [parts[r] for r in sorted(parts)]
         if len(whole) != 1:
-            whole = [torch.cat([torch.empty(0, dtype=dtype), *whole])]
+            whole = [torch.cat([incoming[:0], *whole])]
         outgoing_sizes = {rank: len(part) for rank, part in parts.items()}
-        incoming = native.ops().reused_tensor(sum(sizes.values()), dtype)
         return self.start(whole[0], outgoing_sizes, incoming, sizes, action)()
 
     def start(

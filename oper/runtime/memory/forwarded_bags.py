@@ -1,7 +1,7 @@
 """What a batch's bags have to do with other nodes: which of them were forwarded there, and which
 came from there (step/bag_forwarding.py)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,21 @@ class ClientBags:
         return sum(self.elements.values())
 
 
+class ArrivingGradient:
+    """The gradient of clients' sums, float32 [elements], which may be on its way: `finish` waits
+    for it. It can be told where the values are before they are there."""
+
+    def __init__(self, values: torch.Tensor, finish: Callable[[], object]) -> None:
+        self.values = values
+        self._finish: Callable[[], object] | None = finish
+
+    def wait(self) -> None:
+        """Until the values are there."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+
 @dataclass(frozen=True, eq=False)
 class ForwardedBags:
     """What is left of a batch once it is joined with the bags of clients: `features` and `weights`
@@ -54,4 +69,4 @@ class ForwardedBags:
     positions: torch.Tensor  # int32
     sent: Sequence[SentBags]  # by node
     clients: ClientBags
-    grad: torch.Tensor | None = None  # float32 [elements]
+    grad: ArrivingGradient | None = None

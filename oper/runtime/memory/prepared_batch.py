@@ -15,6 +15,9 @@ import numpy as np
 import torch
 
 from oper.runtime.memory.forwarded_bags import ForwardedBags
+from oper.runtime.tables.kernel_structs import FEATURE
+
+_HAS_GRADIENT = (FEATURE.names or ()).index("has_gradient")
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +211,11 @@ class PreparedBatch:
     def rows(self) -> BatchRows | None:
         """The rows that are read, if they were asked for; waits until they are found."""
         return self.sort.result() if isinstance(self.sort, Future) else self.sort
+
+    @property
+    def all_sorted(self) -> bool:
+        """Whether all accesses are sorted, those of frozen tables too."""
+        return bool(self.features[:, _HAS_GRADIENT].all())
 
     @property
     def sorting(self) -> bool:

@@ -5,6 +5,7 @@ a device is brought here when somebody looks.
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Counters:
         self._totals = dict.fromkeys(_SCALARS, 0)
         self._by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
         self._later: dict[_Named, torch.Tensor] = {}
+        self._pending: list[tuple[Future[Any], Callable[[Any], Mapping[str, Any]]]] = []
 
     @property
     def totals(self) -> dict[str, int]:
@@ -80,7 +82,23 @@ class Counters:
         else:
             self._later[named] = counts
 
+    def add_when(self, future: Future[Any], named: Callable[[Any], Mapping[str, Any]]) -> None:
+        """Add what `named` makes of the result of a future, once it is there."""
+        pending, self._pending = [*self._pending, (future, named)], []
+        for one in pending:
+            if one[0].done():
+                self._add_result(*one)
+            else:
+                self._pending.append(one)
+
+    def _add_result(self, future: Future[Any], named: Callable[[Any], Mapping[str, Any]]) -> None:
+        if future.exception() is None:  # who needs the result is told
+            self.add(**named(future.result()))
+
     def _fetch(self) -> None:
+        pending, self._pending = self._pending, []
+        for one in pending:
+            self._add_result(*one)
         later, self._later = self._later, {}
         for named, counts in later.items():
             self.add(**named(counts.cpu().numpy()))

@@ -148,12 +148,31 @@ class Gradients:
         out: RowGradients,
     ) -> None:
         """Sum the gradients of the rows of these buckets, as far as they are trained."""
+        trained, bags = [b for b in buckets if self._buckets[b].trained], batch.forwarded
+        if bags is None or bags.grad is None:
+            return self._sum_groups(batch, grad, trained, slice(None), out)
+        replicas, others = slice(1), slice(1, None)
+        if isinstance(batch.rows, Runs):
+            # No bags of other nodes read replicas: these are summed while the gradients of such
+            # bags are on their way.
+            self._sum_groups(batch, grad, trained, replicas, out)
+            bags.grad.wait()
+            return self._sum_groups(batch, grad, trained, others, out)
+        bags.grad.wait()
+        return self._sum_groups(batch, grad, trained, slice(None), out)
+
+    def _sum_groups(
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        buckets: Sequence[int],
+        groups: slice,
+        out: RowGradients,
+    ) -> None:
+        """Sum the gradients of some groups of rows of each bucket."""
+        how = (self._scale, out, self._device, self._means, groups)
         for b in buckets:
-            bucket = self._buckets[b]
-            if bucket.trained:
-                sum_gradients(
-                    batch, grad, b, bucket.dim, self._scale, out, self._device, self._means
-                )
+            sum_gradients(batch, grad, b, self._buckets[b].dim, *how)
 
     def _update_heap(
         self,
@@ -360,17 +379,21 @@ def sum_gradients(
     out: RowGradients,
     device: Device,
     means: bool = True,
+    chosen: slice = slice(None),
 ) -> None:
     """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
-    batch's output. `means`: whether tables may be pooled by their mean."""
+    batch's output. `means`: whether tables may be pooled by their mean. `chosen`: of which of the
+    bucket's groups, where accesses are sorted."""
     rows = batch.rows
     assert rows is not None
-    groups = rows.groups(bucket)
+    groups = rows.groups(bucket)[chosen]
     of_bucket = (out.groups, bucket, groups.start, groups.stop)
     accesses = (batch.offsets, batch.weights, batch.features_there, batch.segment_offset)
     sums = (dim, scale, out.values)
     ops, stream, bags = device.ops(), device.stream, batch.forwarded
-    of_clients = (None, 0) if bags is None else (bags.grad, len(bags.features))
+    of_clients = (
+        (None, 0) if bags is None or bags.grad is None else (bags.grad.values, len(bags.features))
+    )
     if isinstance(rows, NumberedRows):
         ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums, *of_clients)
     else:

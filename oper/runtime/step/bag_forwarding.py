@@ -28,7 +28,7 @@ from oper.base import native
 from oper.plan.layout import LOCAL
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.exchange import AllToAll
-from oper.runtime.memory.forwarded_bags import ClientBags, ForwardedBags, SentBags
+from oper.runtime.memory.forwarded_bags import ArrivingGradient, ClientBags, ForwardedBags, SentBags
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.step.access_counters import Counters
@@ -204,8 +204,8 @@ class BagForwarding:
     def gradients(
         self, batch: PreparedBatch, grad: torch.Tensor
     ) -> tuple[PreparedBatch, torch.Tensor]:
-        """The batch with the gradient of its clients' bags, and the gradient of its own output,
-        flat float32, by which means count as sums."""
+        """The batch with the gradient of its clients' bags, which must be waited for, and the
+        gradient of its own output, flat float32, by which means count as sums."""
         bags = batch.forwarded
         assert bags is not None
         if any(self._means(batch)):
@@ -219,8 +219,9 @@ class BagForwarding:
             native.ops().gather_bags(grad, sent.places, sent.counts, self._dims, vectors)
         theirs = native.ops().reused_tensor(bags.clients.all_elements, torch.float32)
         action = "send gradients of its bags"
-        self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)()
-        return replace(batch, forwarded=replace(bags, grad=theirs)), grad
+        finish = self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)
+        arriving = ArrivingGradient(theirs, finish)
+        return replace(batch, forwarded=replace(bags, grad=arriving)), grad
 
     def weight_gradients(self, bags: ForwardedBags, found: torch.Tensor) -> torch.Tensor:
         """The gradients of the weights that a batch was given with [N], from those of the joined

@@ -12,6 +12,7 @@ addresses in it.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.runtime.memory.heap import TableMemory
-from oper.runtime.memory.prepared_batch import PreparedBatch, Runs
+from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.bag_forwarding import BagForwarding
@@ -127,7 +128,9 @@ class RowFetcher:
         assert bags.grad is not None
         own = batch.features[: len(bags.features)]
         found = self._weight_gradients(batch, grad, fetched, own)
-        clients = self._weight_gradients(batch, bags.grad, fetched, bags.clients.features)
+        bags.grad.wait()
+        theirs = bags.grad.values
+        clients = self._weight_gradients(batch, theirs, fetched, bags.clients.features)
         found[bags.accesses :] = clients[bags.accesses :]
         return self.forwarding.weight_gradients(bags, found)
 
@@ -268,6 +271,9 @@ class RowFetcher:
         if batch.forwarded is not None and self.forwarding is not None:
             self.forwarding.count(batch.forwarded, counters)
         on_host = self._device.kind == "cpu"
+        if isinstance(batch.sort, Future) and batch.sorting and batch.all_sorted:
+            counters.add_when(batch.sort, self._by_rows)
+            return
         rows = batch.rows if on_host and not batch.sorting else None
         if rows is None or rows.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
@@ -287,11 +293,10 @@ class RowFetcher:
             else:
                 counters.add_later(accesses, self._by_source)
         else:
-            counters.add(
-                **self._by_source(
-                    rows.access_counts(), rows.row_counts() if self._distinct else None
-                )
-            )
+            counters.add(**self._by_rows(rows))
+
+    def _by_rows(self, rows: BatchRows) -> dict[str, Any]:
+        return self._by_source(rows.access_counts(), rows.row_counts() if self._distinct else None)
 
     def _by_source_and_row(self, counts: Ints) -> dict[str, Any]:
         return self._by_source(counts[0], counts[1])

@@ -140,6 +140,15 @@ class TrainingStep:
         if batch.forwarded is not None and self._fetcher.forwarding is not None:
             self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
             batch, grad = self._fetcher.forwarding.gradients(batch, grad)
+        try:
+            return self._take_step(batch, grad, weights_too)
+        finally:
+            if batch.forwarded is not None and batch.forwarded.grad is not None:
+                batch.forwarded.grad.wait()
+
+    def _take_step(
+        self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
+    ) -> torch.Tensor | None:
         self._order.before_read()
         weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()

@@ -33,7 +33,9 @@ struct DestinationTable {
 
   DestinationTable(at::IntArrayRef destination_of, int64_t destinations)
       : own(static_cast<int32_t>(destinations)) {
-    check_size(destinations, 1, kMostThings, "destinations");
+    const auto ranks = static_cast<int64_t>(destination_of.size());
+    check_size(ranks, 0, kMostThings, "destination_of: ranks");
+    check_size(destinations, 1, std::max<int64_t>(ranks, 1), "destinations");
     for (const int64_t to : destination_of) {
       TORCH_CHECK_INDEX(to >= 0 && to <= destinations, "destination_of: ", to, " is none of ",
                         destinations, ", and not this rank's own node");
@@ -65,7 +67,8 @@ OPER_SIMD std::pair<int64_t, int64_t> count_bags(const Batch& batch, const Featu
 Codes codes_of(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) {
   check_size(slot_bits, 0, kSlotBits, "slot_bits");
   check_size(code_words, 1, 2, "code_words");
-  for (const int64_t place : places) check_size(place, 0, kMostThings, "places");
+  for (const int64_t place : places)
+    check_size(place, 0, (int64_t{1} << (62 - slot_bits)) - 1, "places");
   return {places.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
 }
 
