@@ -272,11 +272,11 @@ def test_few_blocks_are_kept():
     def resident_bytes():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    outputs = [large(n) for n in range(12, 24)]
+    outputs = [large(n) for n in range(12, 28)]
     before = resident_bytes()
     held = sum(out.nbytes for out in outputs)
     del outputs
-    assert before - resident_bytes() > held * 4 / 12
+    assert before - resident_bytes() > held * 4 / 16
 
 
 def test_outputs_of_many_threads():

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kLeastBytes = size_t{1} << 20;  // smaller ones malloc keeps by itself
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kKept = 12;         // free blocks; the oldest beyond them are unmapped
+constexpr size_t kKept = 10;         // free blocks; the oldest beyond them are unmapped
 constexpr uint64_t kForgotten = 64;  // blocks taken since a kept one was last used
 
 struct Block {
