@@ -64,12 +64,24 @@ OPER_SIMD std::pair<int64_t, int64_t> count_bags(const Batch& batch, const Featu
   return count_two_nodes(batch, feature, own, kept);
 }
 
-Codes codes_of(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) {
+void check_codes(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) {
   check_size(slot_bits, 0, kSlotBits, "slot_bits");
   check_size(code_words, 1, 2, "code_words");
   for (const int64_t place : places)
     check_size(place, 0, (int64_t{1} << (62 - slot_bits)) - 1, "places");
-  return {places.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
+}
+
+// What a feature forwards, by the fastest way.
+void write_bags(const Batch& batch, const Feature& feature, const Destinations& to,
+                const int32_t* kept, const Codes& codes, Parcel* parcels) {
+  if (to.own != 1) return write_feature(batch, feature, to, kept, codes, parcels);
+  const bool wide = codes.words == 2;
+  if (batch.weights)
+    wide ? write_two_nodes<true, true>(batch, feature, to, kept, codes, *parcels)
+         : write_two_nodes<false, true>(batch, feature, to, kept, codes, *parcels);
+  else
+    wide ? write_two_nodes<true, false>(batch, feature, to, kept, codes, *parcels)
+         : write_two_nodes<false, false>(batch, feature, to, kept, codes, *parcels);
 }
 
 // A batch without rows to read: its accesses and bags, checked, and features that fit them.
@@ -121,7 +133,10 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   const Batch batch = bags_of_features(addresses, offsets, weights, features);
   const DestinationTable table(destination_of, destinations);
   const Destinations to = table.view();
-  const Codes codes = codes_of(places, slot_bits, code_words);
+  check_codes(places, slot_bits, code_words);
+  std::vector<int64_t> place_of = places.vec();
+  place_of.push_back(0);  // of addresses that name no rank
+  const Codes codes{place_of.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
   TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: one for each rank was needed");
   const int64_t count = batch.feature_count;
   at::Tensor kept = at::empty({bags_of(addresses, offsets)}, at::kInt);
@@ -163,7 +178,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     }
   }
   for_each_feature(count, [&](int64_t f) {
-    write_feature(batch, batch.features[f], to, kept_of, codes, parcels[f].data());
+    write_bags(batch, batch.features[f], to, kept_of, codes, parcels[f].data());
   });
   return {all_words, all_places, all_positions, kept};
 }
@@ -218,7 +233,8 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   const Batch batch = bags_of_features(addresses, offsets, weights, features);
   const DestinationTable table(destination_of, destinations);
   const Destinations to = table.view();
-  const Codes codes = codes_of({}, slot_bits, code_words);
+  check_codes({}, slot_bits, code_words);
+  const Codes codes{nullptr, static_cast<int>(slot_bits), static_cast<int>(code_words)};
   const int64_t count = batch.feature_count;
   TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: one for each of ",
                     count, " features was needed");

@@ -28,9 +28,11 @@ struct Destinations {
   uint64_t ranks;
   int32_t own;  // how many others there are
 
-  int32_t of(int64_t address) const {
-    return of_rank[std::min(static_cast<uint64_t>(address) >> kSlotBits, ranks)];
+  // The rank whose row it is, or `ranks`.
+  uint64_t rank_of(int64_t address) const {
+    return std::min(static_cast<uint64_t>(address) >> kSlotBits, ranks);
   }
+  int32_t of(int64_t address) const { return of_rank[rank_of(address)]; }
 };
 
 // Bags and accesses that a feature forwards to each node, [own + 1] each; the last are of no use.
@@ -94,12 +96,12 @@ struct Parcel {
 };
 
 struct Codes {
-  const int64_t* place;  // of each rank among those of its node
+  const int64_t* place;  // of each rank among those of its node, and one more
   int slot_bits;
   int words;
 
-  int64_t of(int64_t address) const {
-    return place[field_of(address)] << slot_bits | slot_of(address);
+  int64_t of(int64_t address, uint64_t rank) const {
+    return place[rank] << slot_bits | slot_of(address);
   }
   int64_t of_words(const int32_t* from) const {
     if (words == 1) return *from;
@@ -128,7 +130,7 @@ OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
         *parcel.places++ = feature.out(i);
       }
       ++parcel.lengths[-1];
-      const int64_t code = codes.of(address);
+      const int64_t code = codes.of(address, destinations.rank_of(address));
       std::memcpy(parcel.codes, &code, 4 * codes.words);  // the low word comes first
       parcel.codes += codes.words;
       if (parcel.weights) *parcel.weights++ = batch.weights[n];
@@ -137,11 +139,46 @@ OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
   }
 }
 
+// What write_feature does where there is one other node. Of a bag it is known how many accesses go
+// there, so that each is written and the next one takes its place where it stays: nothing is
+// guessed.
+template <bool kWide, bool kWeighted>
+OPER_INLINE void write_two_nodes(const Batch& batch, const Feature& feature,
+                                 const Destinations& destinations, const int32_t* kept,
+                                 const Codes& codes, Parcel parcel) {
+  const int32_t* const stays = destinations.of_rank;  // 0 or 1
+  int32_t* words = parcel.codes;
+  for (int64_t i = 0; i < feature.bags; ++i) {
+    int64_t n = batch.first(feature.first_bag + i);
+    const int64_t end = batch.first(feature.first_bag + i + 1);
+    const int64_t count = end - n - kept[feature.first_bag + i];
+    if (count == 0) continue;
+    *parcel.lengths++ = static_cast<int32_t>(count);
+    *parcel.places++ = feature.out(i);
+    for (int64_t written = 0; written < count; ++n) {
+      const int64_t address = batch.addresses[n];
+      const uint64_t rank = destinations.rank_of(address);
+      const int64_t code = codes.of(address, rank);
+      if (kWide)
+        std::memcpy(words + 2 * written, &code, sizeof(code));
+      else
+        words[written] = static_cast<int32_t>(code);
+      if (kWeighted) {
+        parcel.weights[written] = batch.weights[n];
+        parcel.positions[written] = static_cast<int32_t>(n);
+      }
+      written += 1 - stays[rank];
+    }
+    words += kWide ? 2 * count : count;
+    if (kWeighted) parcel.weights += count, parcel.positions += count;
+  }
+}
+
 // Where the accesses of a feature are written in a joined batch: from number `at` to `end`.
 struct Joined {
   int64_t* addresses;
   int32_t* offsets;  // the end of each of its bags
-  float* weights;
+  float* weights;    // null, as the positions, where there are none
   int32_t* positions;
   int64_t at, end;
 };
@@ -150,9 +187,10 @@ struct Joined {
 OPER_INLINE void keep_all(const Batch& batch, int64_t begin, int64_t end, Joined& to) {
   const int64_t size = end - begin;
   std::memcpy(to.addresses + to.at, batch.addresses + begin, size * sizeof(int64_t));
-  if (to.weights) std::memcpy(to.weights + to.at, batch.weights + begin, size * sizeof(float));
-  if (to.positions)
+  if (to.weights) {
+    std::memcpy(to.weights + to.at, batch.weights + begin, size * sizeof(float));
     for (int64_t n = 0; n < size; ++n) to.positions[to.at + n] = static_cast<int32_t>(begin + n);
+  }
   to.at += size;
 }
 
@@ -172,14 +210,19 @@ OPER_INLINE bool keep_feature(const Batch& batch, const Feature& feature,
     if (left == length) continue;
     keep_all(batch, copied, begin, to);
     copied = begin + length;
-    for (int64_t n = begin; n < copied && to.at < end; ++n) {
-      if (destinations.of(batch.addresses[n]) != destinations.own) continue;
-      to.addresses[to.at] = batch.addresses[n];
-      if (to.weights) to.weights[to.at] = batch.weights[n];
-      if (to.positions) to.positions[to.at] = static_cast<int32_t>(n);
-      ++to.at;
+    int64_t at = to.at;
+    // As in write_two_nodes: one that is not kept is written over.
+    for (int64_t n = begin; n < copied && at < end; ++n) {
+      const int64_t address = batch.addresses[n];
+      to.addresses[at] = address;
+      if (to.weights) {
+        to.weights[at] = batch.weights[n];
+        to.positions[at] = static_cast<int32_t>(n);
+      }
+      at += destinations.of(address) == destinations.own;
     }
-    if (to.at != end) return false;
+    to.at = at;
+    if (at != end) return false;
   }
   keep_all(batch, copied, batch.first(last), to);
   return to.at == to.end;
