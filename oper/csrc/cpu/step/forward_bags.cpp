@@ -71,17 +71,24 @@ void check_codes(at::IntArrayRef places, int64_t slot_bits, int64_t code_words) 
     check_size(place, 0, (int64_t{1} << (62 - slot_bits)) - 1, "places");
 }
 
-// What a feature forwards, by the fastest way.
+template <bool kWide, bool kWeighted>
 void write_bags(const Batch& batch, const Feature& feature, const Destinations& to,
                 const int32_t* kept, const Codes& codes, Parcel* parcels) {
-  if (to.own != 1) return write_feature(batch, feature, to, kept, codes, parcels);
+  if (to.own == 1)
+    return write_two_nodes<kWide, kWeighted>(batch, feature, to, kept, codes, *parcels);
+  write_feature<kWide, kWeighted>(batch, feature, to, kept, codes, parcels);
+}
+
+// What a feature forwards.
+void write_bags(const Batch& batch, const Feature& feature, const Destinations& to,
+                const int32_t* kept, const Codes& codes, Parcel* parcels) {
   const bool wide = codes.words == 2;
   if (batch.weights)
-    wide ? write_two_nodes<true, true>(batch, feature, to, kept, codes, *parcels)
-         : write_two_nodes<false, true>(batch, feature, to, kept, codes, *parcels);
+    wide ? write_bags<true, true>(batch, feature, to, kept, codes, parcels)
+         : write_bags<false, true>(batch, feature, to, kept, codes, parcels);
   else
-    wide ? write_two_nodes<true, false>(batch, feature, to, kept, codes, *parcels)
-         : write_two_nodes<false, false>(batch, feature, to, kept, codes, *parcels);
+    wide ? write_bags<true, false>(batch, feature, to, kept, codes, parcels)
+         : write_bags<false, false>(batch, feature, to, kept, codes, parcels);
 }
 
 // A batch without rows to read: its accesses and bags, checked, and features that fit them.
@@ -146,7 +153,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   for_each_feature(count, [&](int64_t f) {
     if (own_range) {
       const auto [bags, accesses] = count_bags(batch, batch.features[f], *own_range, kept_of);
-      found[f] = {{bags, 0}, {accesses, 0}};
+      found[f] = {{bags, accesses}, {}};
     } else {
       found[f] = count_feature(batch, batch.features[f], to, kept_of);
     }
@@ -156,7 +163,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   std::vector<std::vector<Parcel>> parcels(count, std::vector<Parcel>(destinations));
   for (int64_t d = 0; d < destinations; ++d) {
     int64_t bags = 0, accesses = 0;
-    for (const Forwarded& of : found) bags += of.bags[d], accesses += of.accesses[d];
+    for (const Forwarded& of : found) bags += of[d].bags, accesses += of[d].accesses;
     const int64_t of_access = code_words + (weights ? 1 : 0);
     const int64_t size = kHeaderWords * count + bags + of_access * accesses;
     all_words.push_back(at::empty({size}, at::kInt));
@@ -168,13 +175,13 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     auto* const first_weight = reinterpret_cast<float*>(first_code + code_words * accesses);
     int64_t bag = 0, access = 0;
     for (int64_t f = 0; f < count; ++f) {
-      words[f] = static_cast<int32_t>(found[f].bags[d]);
-      words[count + f] = static_cast<int32_t>(found[f].accesses[d]);
+      words[f] = static_cast<int32_t>(found[f][d].bags);
+      words[count + f] = static_cast<int32_t>(found[f][d].accesses);
       parcels[f][d] = {lengths + bag, all_places[d].mutable_data_ptr<int64_t>() + bag,
                        first_code + code_words * access, weights ? first_weight + access : nullptr,
                        weights ? all_positions[d].mutable_data_ptr<int32_t>() + access : nullptr};
-      bag += found[f].bags[d];
-      access += found[f].accesses[d];
+      bag += found[f][d].bags;
+      access += found[f][d].accesses;
     }
   }
   for_each_feature(count, [&](int64_t f) {

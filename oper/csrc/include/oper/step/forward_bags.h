@@ -35,10 +35,14 @@ struct Destinations {
   int32_t of(int64_t address) const { return of_rank[rank_of(address)]; }
 };
 
-// Bags and accesses that a feature forwards to each node, [own + 1] each; the last are of no use.
-struct Forwarded {
-  std::vector<int64_t> bags, accesses;
+// Bags and accesses that go to a node, and the last bag that had any.
+struct Tally {
+  int64_t bags = 0, accesses = 0;
+  int64_t last_bag = -1;
 };
+
+// What a feature forwards to each node, [own + 1]; the last is what it keeps.
+using Forwarded = std::vector<Tally>;
 
 // Where two nodes' ranks follow each other: addresses below `first`, and from `last` to `end`, are
 // of the other node's rows.
@@ -69,30 +73,31 @@ OPER_INLINE std::pair<int64_t, int64_t> count_two_nodes(const Batch& batch, cons
 // Also how many accesses of each bag are not forwarded, kept[bag of the batch].
 inline Forwarded count_feature(const Batch& batch, const Feature& feature,
                                const Destinations& destinations, int32_t* kept) {
-  const std::vector<int64_t> none(destinations.own + 1);
-  Forwarded found{none, none};
-  std::vector<int64_t> last_bag(destinations.own + 1, -1);
+  Forwarded found(destinations.own + 1);
+  Tally* const tally = found.data();
+  const Tally& own = tally[destinations.own];
   for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
-    const int64_t before = found.accesses[destinations.own];
+    const int64_t before = own.accesses;
     for (int64_t n = batch.first(i); n < batch.first(i + 1); ++n) {
-      const int32_t to = destinations.of(batch.addresses[n]);
-      found.bags[to] += last_bag[to] != i;
-      last_bag[to] = i;
-      ++found.accesses[to];
+      Tally& of = tally[destinations.of(batch.addresses[n])];
+      of.bags += of.last_bag != i;
+      of.last_bag = i;
+      ++of.accesses;
     }
-    kept[i] = static_cast<int32_t>(found.accesses[destinations.own] - before);
+    kept[i] = static_cast<int32_t>(own.accesses - before);
   }
   return found;
 }
 
-// Where the next of a feature's bags and accesses for a node are written. What has no use is null.
+// Where a feature's bags and accesses for a node are written. What has no use is null.
 struct Parcel {
   int32_t* lengths;
   int64_t* places;  // of each bag's sum in the output
-  int32_t* codes;
+  int32_t* codes;   // of the next access, as the other two
   float* weights;
   int32_t* positions;  // of each access in the batch
-  int64_t bag = -1;    // the last one, whose length is before `lengths`
+  int64_t bag = -1;    // the last one, and its number here
+  int64_t number = -1;
 };
 
 struct Codes {
@@ -112,6 +117,7 @@ struct Codes {
 };
 
 // Writes what a feature forwards to each node.
+template <bool kWide, bool kWeighted>
 OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
                                const Destinations& destinations, const int32_t* kept,
                                const Codes& codes, Parcel* parcels) {
@@ -121,20 +127,26 @@ OPER_INLINE void write_feature(const Batch& batch, const Feature& feature,
     if (end - begin == kept[feature.first_bag + i]) continue;
     for (int64_t n = begin; n < end; ++n) {
       const int64_t address = batch.addresses[n];
-      const int32_t to = destinations.of(address);
+      const uint64_t rank = destinations.rank_of(address);
+      const int32_t to = destinations.of_rank[rank];
       if (to == destinations.own) continue;
       Parcel& parcel = parcels[to];
-      if (parcel.bag != i) {
-        parcel.bag = i;
-        *parcel.lengths++ = 0;
-        *parcel.places++ = feature.out(i);
+      const int64_t is_new = parcel.bag != i;
+      parcel.bag = i;
+      parcel.number += is_new;
+      int32_t& length = parcel.lengths[parcel.number];
+      length = is_new ? 1 : length + 1;
+      parcel.places[parcel.number] = feature.out(i);
+      const int64_t code = codes.of(address, rank);
+      if (kWide)
+        std::memcpy(parcel.codes, &code, sizeof(code));
+      else
+        *parcel.codes = static_cast<int32_t>(code);
+      parcel.codes += kWide ? 2 : 1;
+      if (kWeighted) {
+        *parcel.weights++ = batch.weights[n];
+        *parcel.positions++ = static_cast<int32_t>(n);
       }
-      ++parcel.lengths[-1];
-      const int64_t code = codes.of(address, destinations.rank_of(address));
-      std::memcpy(parcel.codes, &code, 4 * codes.words);  // the low word comes first
-      parcel.codes += codes.words;
-      if (parcel.weights) *parcel.weights++ = batch.weights[n];
-      if (parcel.positions) *parcel.positions++ = static_cast<int32_t>(n);
     }
   }
 }
