@@ -60,7 +60,7 @@ struct DestinationTable {
 };
 
 OPER_SIMD std::pair<int64_t, int64_t> count_bags(const Batch& batch, const Feature& feature,
-                                                 OwnRange own, int32_t* kept) {
+                                                 const OwnRange& own, int32_t* kept) {
   return count_two_nodes(batch, feature, own, kept);
 }
 

@@ -53,7 +53,7 @@ struct OwnRange {
 // What count_feature finds where there is one other node, bag by bag. Returns the bags and accesses
 // for it.
 OPER_INLINE std::pair<int64_t, int64_t> count_two_nodes(const Batch& batch, const Feature& feature,
-                                                        OwnRange own, int32_t* kept) {
+                                                        const OwnRange& own, int32_t* kept) {
   int64_t bags = 0, accesses = 0;
   for (int64_t i = feature.first_bag; i < feature.first_bag + feature.bags; ++i) {
     const int64_t begin = batch.first(i), length = batch.first(i + 1) - begin;
