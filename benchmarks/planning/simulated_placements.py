@@ -100,6 +100,14 @@ def methods(profile: Profile, case: Case, bag: int) -> Iterator[Method]:
         yield found
 
 
+def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:
+    """The tables, all rows on rank 0."""
+    return [
+        whole_table(t, table, mode, Fetch.RAW, np.zeros(table.rows, dtype=np.int32))
+        for t, table in enumerate(tables)
+    ]
+
+
 def oper_placement(plan: oper.Plan, pooled: Sequence[str] = ()) -> Placement:
     """The placement of a plan, with these tables pooled by node."""
     fetch = Fetch.RAW if plan.workload.known_fetch == "raw" else Fetch.DISTINCT

@@ -18,8 +18,9 @@ from typing import Any, Literal, get_args
 
 import oper
 from benchmarks.common import parser, publish
-from benchmarks.planning.simulated_placements import Case, make_log, methods
-from benchmarks.planning.simulator.iteration import Iteration, simulate
+from benchmarks.planning.simulated_placements import Case, make_log, methods, whole_tables
+from benchmarks.planning.simulator.bound import least_training_seconds
+from benchmarks.planning.simulator.iteration import Iteration, batches_of, simulate
 from benchmarks.planning.simulator.machine import Machine, h100
 from oper.base.errors import OperError
 from oper.cli.shared.console import new_table
@@ -28,6 +29,7 @@ from oper.topology.topology import Topology
 TOPOLOGIES = ("dgx-h100", "2x8-h100", "8x8-h100", "16x8-h100")
 BAGS = (1, 5, 20)
 SAMPLES_PER_RANK = 4096
+BOUND = "any, at least"
 EXTRA_MEMORY = 0.05  # in inference, where all rows would be everywhere if devices had the room
 Mode = Literal["training", "inference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -57,7 +59,7 @@ def measure(
     """A line for each plan and machine."""
     found = []
     for bag in bags:
-        _, log, profile = make_log(scale, bag)
+        recipe, log, profile = make_log(scale, bag)
         for name in topologies:
             machines = machines_of(name)
             batch_size = SAMPLES_PER_RANK * machines[0].ranks
@@ -66,6 +68,20 @@ def measure(
                 workload = oper.Workload(mode, batch_size=batch_size)
                 settings = oper.PlanSettings(extra_memory=extra)
                 case = Case(Topology.load(name), workload, settings)
+                if mode == "training":
+                    parts = whole_tables(recipe.tables, mode)
+                    samples = next(batches_of(log, machines[0].ranks, batch_size, 1))
+                    found += [
+                        {
+                            **where(bag, name, machine, mode),
+                            "method": BOUND,
+                            "predicted_seconds": None,
+                            "simulated_seconds": least_training_seconds(
+                                parts, log, samples, machine
+                            ),
+                        }
+                        for machine in machines
+                    ]
                 for method in methods(profile, case, bag):
                     began = time.perf_counter()
                     placed = method.placement
@@ -74,10 +90,7 @@ def measure(
                     print(f"{bag} {name} {mode} {method.name}: {seconds:.1f} s", file=sys.stderr)
                     found += [
                         {
-                            "bag": bag,
-                            "topology": name,
-                            "adapters_per_node": machine.adapters_per_node,
-                            "mode": mode,
+                            **where(bag, name, machine, mode),
                             "method": method.name,
                             "predicted_seconds": method.predicted_seconds,
                             **describe(iteration),
@@ -85,6 +98,16 @@ def measure(
                         for machine, iteration in zip(machines, iterations, strict=True)
                     ]
     return found
+
+
+def where(bag: int, topology: str, machine: Machine, mode: Mode) -> dict[str, Any]:
+    """What an iteration is simulated of."""
+    return {
+        "bag": bag,
+        "topology": topology,
+        "adapters_per_node": machine.adapters_per_node,
+        "mode": mode,
+    }
 
 
 def describe(iteration: Iteration) -> dict[str, Any]:
@@ -113,7 +136,7 @@ def table(found: Sequence[dict[str, Any]]) -> Any:
             "-" if predicted is None else f"{1e6 * predicted:,.0f}",
             f"{1e6 * simulated:,.0f}",
             "-" if predicted is None else f"{100 * (predicted / simulated - 1):+.0f} %",
-            f"{1e6 * line['latency_seconds']:,.0f}",
+            "-" if line["method"] == BOUND else f"{1e6 * line['latency_seconds']:,.0f}",
         )
     return made
 
@@ -133,6 +156,7 @@ def main() -> None:
         {"steps": found},
         lambda: table(found),
         "off: predicted beyond simulated; latency: hops, messages and kernels in the simulated",
+        f"{BOUND}: no placement whose rows travel takes less (simulator/bound.py)",
     )
 
 

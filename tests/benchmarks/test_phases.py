@@ -71,8 +71,9 @@ def test_shared_memory() -> None:
     own."""
     shared = replace(PLAIN, link_bandwidth=None)
     memory = np.array([1400.0, 500, 0, 0])
-    phase = Phase("x", between((0, 1, 1000)), memory, ZEROS, lands=False)
-    assert phase.on(shared).fair == pytest.approx(1.5)
+    for lands in (False, True):  # a copy is written within the bandwidth it is read by
+        phase = Phase("x", between((0, 1, 1000)), memory, ZEROS, lands=lands)
+        assert phase.on(shared).fair == pytest.approx(1.5)
 
 
 def test_latency() -> None:

@@ -18,12 +18,12 @@ Ids are translated and sorted while the batch before is trained. What the CPU ru
 the sizes before each further exchange, is not in it: they follow from those of the ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.planning.simulator.log import Log
+from benchmarks.planning.simulator.log import Ints, Log
 from benchmarks.planning.simulator.machine import Machine
 from benchmarks.planning.simulator.phases import Phase, PhaseSeconds, nothing
 from benchmarks.planning.simulator.placement import Placement
@@ -60,14 +60,12 @@ def simulate(
     mode: str,
     batch_size: int,
     batches: int = 1,
-    seed: int = 0,
 ) -> list[Iteration]:
     """Replay global batches of `batch_size` samples, drawn from the log, on machines with the same
     ranks and nodes."""
-    random, training = np.random.default_rng(seed), mode == "training"
+    training = mode == "training"
     found: list[list[dict[str, PhaseSeconds]]] = [[] for _ in machines]
-    for _ in range(batches):
-        samples = log.draw(machines[0].ranks, batch_size // machines[0].ranks, random)
+    for samples in batches_of(log, machines[0].ranks, batch_size, batches):
         traffic = count(placement, log, samples, machines[0], training)
         for machine, of_machine in zip(machines, found, strict=True):
             phases = phases_of(traffic, machine, placement.allreduce, training)
@@ -76,6 +74,13 @@ def simulate(
         Iteration({name: _mean([each[name] for each in of_machine]) for name in of_machine[0]})
         for of_machine in found
     ]
+
+
+def batches_of(log: Log, ranks: int, batch_size: int, batches: int) -> Iterator[Ints]:
+    """The samples of each rank in so many global batches, [ranks, b]: the same in every call."""
+    random = np.random.default_rng(0)
+    for _ in range(batches):
+        yield log.draw(ranks, batch_size // ranks, random)
 
 
 def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool) -> list[Phase]:
