@@ -36,7 +36,7 @@ RANKS = NODES * RANKS_A_NODE
 RATES = (100e6, 300e6, 1e9, 3e9, 10e9)  # bits a second
 BAGS = {1: 4096, 5: 1024}  # ids of a bag, and samples of a rank
 DIM = 64
-BLOCKS, STEPS = 6, 2  # a block is so many steps in a row; the fastest one counts
+BLOCKS, STEPS = 8, 2  # a block is so many steps in a row; the fastest one counts
 # Of a frame of 1,514 bytes what Ethernet (14), IP (20) and TCP (32, with its time stamps) leave.
 PAYLOAD = 1448 / 1514
 LINKS_SHARE = 0.8  # of the step, from which on a plan is to predict it

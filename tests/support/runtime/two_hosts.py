@@ -24,6 +24,7 @@ _CABLE = ["ip", "link", "add", "host0", "type", "veth", "peer", "name", "host1"]
 _CLONE_NEWNET = 0x40000000
 _PACKET_BYTES = 1 << 17
 _TICKS_A_SECOND = 250
+_PACKETS_A_SECOND = 1000
 _context = multiprocessing.get_context("fork")
 
 
@@ -131,10 +132,13 @@ def _host(
 
 def _limit(device: str, bits_a_second: int) -> None:
     """Limit what a device sends. The bucket has room for a packet as TCP hands them over, and for
-    what may be sent between two ticks of the kernel's clock."""
+    what may be sent between two ticks of the kernel's clock; such packets are of 64 KB, of which
+    one would keep a slow cable busy for milliseconds, and are made shorter."""
     burst = max(_PACKET_BYTES, bits_a_second // 8 // _TICKS_A_SECOND)
     limit = ["rate", f"{bits_a_second}bit", "burst", str(burst), "latency", "400ms"]
     subprocess.run(["tc", "qdisc", "add", "dev", device, "root", "tbf", *limit], check=True)
+    size = min(max(bits_a_second // 8 // _PACKETS_A_SECOND, 8192), _PACKET_BYTES // 2)
+    subprocess.run(["ip", "link", "set", device, "gso_max_size", str(size)], check=True)
     # Of what any user may choose the one that keeps a cable full: BBR, a default of some, sends
     # below the rate while it looks for it, and after pauses TCP begins slowly.
     for name, value in (("tcp_congestion_control", "reno"), ("tcp_slow_start_after_idle", "0")):
