@@ -51,12 +51,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Method:
-    """A placement by its name, and the iteration that the cost model predicts; None where it
-    has no price for it."""
+    """A placement by its name, and the iteration that the cost model predicts."""
 
     name: str
     placement: Placement
-    predicted_seconds: float | None
+    predicted_seconds: float
 
 
 def make_log(scale: float, bag: int) -> tuple[Recipe, Log, Profile]:
@@ -89,15 +88,20 @@ def _batches(log: Log, tables: Sequence[Table]) -> Iterator[object]:
 
 
 def methods(profile: Profile, case: Case, bag: int) -> Iterator[Method]:
-    """OPER's plan, the same with all tables pooled where bags have several ids, and TorchRec's."""
-    plan = oper.make_plan(profile, case.topology, case.workload, case.settings)
-    seconds = plan.cost.objective_seconds
-    yield Method("oper", oper_placement(plan), seconds)
+    """OPER's plan, that with pooled tables where bags have several ids, and TorchRec's."""
+    yield oper_method("oper", profile, case)
     if bag > 1 and case.topology.nodes > 1:
-        pooled = oper_placement(plan, [table.name for table in plan.tables])
-        yield Method("oper, pooled", pooled, None)
+        pooled = replace(case, workload=replace(case.workload, fetch="pooled"))
+        yield oper_method("oper, pooled", profile, pooled)
     if found := torchrec_placement(profile, case):
         yield found
+
+
+def oper_method(name: str, profile: Profile, case: Case) -> Method:
+    """OPER's plan, with the iteration that it predicts: its bytes and its latency."""
+    plan = oper.make_plan(profile, case.topology, case.workload, case.settings)
+    seconds = plan.cost.objective_seconds + plan.step_latency.seconds
+    return Method(name, oper_placement(plan), seconds)
 
 
 def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:
@@ -108,11 +112,11 @@ def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:
     ]
 
 
-def oper_placement(plan: oper.Plan, pooled: Sequence[str] = ()) -> Placement:
-    """The placement of a plan, with these tables pooled by node."""
+def oper_placement(plan: oper.Plan) -> Placement:
+    """The placement of a plan."""
     fetch = Fetch.RAW if plan.workload.known_fetch == "raw" else Fetch.DISTINCT
     mode, method = plan.workload.mode, plan.allreduce_method
-    return of_layout(plan.layout, plan.tables, mode, fetch, method, pooled)
+    return of_layout(plan.layout, plan.tables, mode, fetch, method, plan.pooled_tables)
 
 
 def torchrec_placement(profile: Profile, case: Case) -> Method | None:

@@ -1,11 +1,11 @@
 """Predicted against simulated iterations: plans replayed by an independent simulator.
 
 Criteo-Kaggle's tables at a scale of their rows, dim 64, 4,096 samples a rank, bags of 1, 5 and 20
-ids. Plans are those of `oper.make_plan`; beside them TorchRec's own plan, and OPER's with all
-tables pooled by node. The simulator (simulator/) replays batches of the log and finds how long
-flows take; it shares nothing with the cost model, and its constants are published ones. Each plan
-is simulated with an adapter for each rank and with one for the whole node, which the cost model
-does not know.
+ids. Plans are those of `oper.make_plan`, with distinct and with pooled fetches, and TorchRec's own.
+What is predicted is bytes and, of OPER's plans, the latency of a step. The simulator (simulator/)
+replays batches of the log and finds how long flows take; it shares nothing with the cost model, and
+its constants are published ones. Each plan is simulated with an adapter for each rank and with one
+for the whole node, which the cost model does not know.
 
     python -m benchmarks.planning.simulated_step [--topology NxG-h100,…] [--bags 1,20] [--json]
 """

@@ -13,6 +13,7 @@ figures.
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ LINKS_SHARE = 0.8  # of the step, from which on a plan is to predict it
 
 def topology_of(rate: float, hop: float, measured: Topology) -> Topology:
     """What a plan is made for: a cable of `rate` bits/s, which a node's ranks share; a sum over all
-    ranks sends as many bytes as a rank has from each node to the other."""
+    ranks sends as many bytes as a rank has from each node to the other. `hop` is an exchange's,
+    with all its messages."""
     local, same_node, _ = measured.seconds_by_kind()
     bytes_a_second = PAYLOAD * rate / 8
     node_of = [rank // RANKS_A_NODE for rank in range(RANKS)]
@@ -58,7 +60,7 @@ def topology_of(rate: float, hop: float, measured: Topology) -> Topology:
         },
         # NCCL's bus bandwidth counts 2(M - 1)/M of them.
         "allreduce_bandwidth": 2 * (RANKS - 1) / RANKS * bytes_a_second,
-        "latency_seconds": hop,
+        "latency_seconds": asdict(replace(measured.latency, other_node=hop, message=0.0)),
         "memory": "shared",
     }
     return Topology.from_dict(content)
@@ -76,10 +78,10 @@ def machine_of(rate: float, hop: float, measured: Topology) -> Machine:
         link_bandwidth=None,
         adapter_bandwidth=PAYLOAD * rate / 8,
         adapters_per_node=1,
-        near_hop=0.0,
+        near_hop=measured.latency.same_node,
         far_hop=hop,
         message=0.0,
-        kernel=0.0,
+        kernel=measured.latency.kernel,
     )
 
 
@@ -153,7 +155,8 @@ def predicted(plan: oper.Plan) -> dict[str, Any]:
     # A sum over all ranks is charged 2(M - 1) times the bytes that a node sends for it.
     replicas = cost.communication_bytes.allreduce / (2 * (RANKS - 1))
     return {
-        "predicted_seconds": cost.objective_seconds,
+        "predicted_seconds": cost.objective_seconds + plan.step_latency.seconds,
+        "latency_seconds": plan.step_latency.seconds,
         "predicted_sent_bytes": float(cost.link_bytes[of_other].sum() + gradients + replicas),
         "replica_share": plan.replica_accesses
         / (plan.replica_accesses + plan.owner_accesses.sum()),

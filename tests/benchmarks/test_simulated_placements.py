@@ -11,6 +11,7 @@ from benchmarks.planning.simulated_placements import make_log, oper_placement, s
 from benchmarks.planning.simulator.placement import Fetch
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.planner.baselines.torchrec_planner import Shard
+from oper.topology.latency import Latency
 
 pytest.importorskip("torchrec")  # whose batches the log is counted from
 Mode = Literal["training", "inference"]
@@ -20,10 +21,10 @@ Mode = Literal["training", "inference"]
 def test_rows_of_a_plan(mode: Mode) -> None:
     """Every rank reads every row from where its addresses say."""
     recipe, _, profile = make_log(scale=0.0005, bag=1)
-    topology = replace(oper.Topology.load("2x2-h100"), latency_seconds=0.0)  # copies pay
+    topology = replace(oper.Topology.load("2x2-h100"), latency=Latency.of_hops(0.0))  # copies pay
     workload = oper.Workload(mode, batch_size=65_536)
     plan = oper.make_plan(profile, topology, workload, oper.PlanSettings(extra_memory=0.3))
-    placement = oper_placement(plan, [recipe.tables[1].name])
+    placement = oper_placement(replace(plan, pooled_tables=(recipe.tables[1].name,)))
     assert placement.replicated[np.concatenate([p.holder_set for p in placement.parts])].any()
     for t, part in enumerate(placement.parts):
         assert part.fetch is (Fetch.POOLED_BY_NODE if t == 1 else Fetch.DISTINCT)

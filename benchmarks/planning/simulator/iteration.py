@@ -14,8 +14,10 @@
     merge      owners read the mailboxes of their node and update every touched row
     sums       the replicas' AllReduce, and the update of touched replicas
 
-Ids are translated and sorted while the batch before is trained. What the CPU runtime does besides,
-the sizes before each further exchange, is not in it: they follow from those of the ids.
+Slots, rows and gradients are each sent after how many they are, as the runtime does; pooled vectors
+are not, as their number is known. Ids are translated and sorted while the batch before is trained,
+which is left out; their exchange is not, neither of pooled tables, of which the runtime and
+TorchRec's pipelines may do it a batch ahead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,7 +98,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
         moving("ids", t.ids, rounds=2),
         Phase("serve", _between(t.serve_moved), t.serve_memory, t.serve_cache, lands=False),
         moving("add", t.add_moved),
-        moving("answers", t.answers),
+        moving("answers", t.answers, rounds=2 if t.rows_travel else 1),
         moving("copies", t.copies),
         Phase("pool", _between(t.pool_moved), t.pool_memory, t.pool_cache, lands=False),
     ]
@@ -106,7 +108,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
             moving("vectors", t.vectors),
             moving("spread", t.spread),
             Phase("sum", none, t.sum_memory, t.sum_cache),
-            moving("gradients", t.gradients),
+            moving("gradients", t.gradients, rounds=4),
             Phase("merge", _between(t.merge_moved), t.merge_memory, zeros, lands=False),
             # Marks, the buffer of the sums, the sums, updates.
             Phase("sums", none, np.full(M, updates), zeros, kernels=4, sums=sums),

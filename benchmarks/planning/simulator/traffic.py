@@ -16,7 +16,7 @@ from benchmarks.planning.simulator.log import Ints, Log
 from benchmarks.planning.simulator.machine import Machine
 from benchmarks.planning.simulator.placement import Fetch, Kind, Part, Placement
 
-ID_BYTES, LENGTH_BYTES, SLOT_BYTES = 8, 4, 8
+ID_BYTES, CODE_BYTES, LENGTH_BYTES, SLOT_BYTES = 8, 4, 4, 8  # codes are those of forwarded bags
 Bytes = NDArray[np.float64]
 
 
@@ -36,7 +36,8 @@ class Replicas:
 @dataclass
 class Traffic:
     """Bytes of a batch on M ranks: [M, M] from rank i to rank j, or [M] of a rank's memory or
-    cache. The phases that they belong to are in iteration.py."""
+    cache. The phases that they belong to are in iteration.py. rows_travel: whether any row that is
+    not pooled comes from another node."""
 
     ranks: int
     ids: Bytes = field(init=False)
@@ -57,6 +58,7 @@ class Traffic:
     merge_moved: Bytes = field(init=False)
     merge_memory: Bytes = field(init=False)
     replicas: list[Replicas] = field(default_factory=list)
+    rows_travel: bool = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -147,6 +149,7 @@ class _Counter:
             traffic.copies[:, rank] += size * np.where(near, distinct, 0)
         else:
             traffic.pool_moved[:, rank] += size * np.where(near, accesses, 0)
+        traffic.rows_travel |= bool(moved[far].any())
         traffic.ids[rank] += ID_BYTES * np.where(far, moved, 0)
         traffic.serve_memory += 2 * size * np.where(far, moved, 0)  # read, and put in a row
         traffic.answers[:, rank] += size * np.where(far, moved, 0)
@@ -180,7 +183,7 @@ class _Counter:
         for node in np.flatnonzero(forwarded):
             proxy, count = machine.proxy(rank, int(node)), float(forwarded[node])
             there = np.where(self.node_of == node, accesses, 0.0)
-            traffic.ids[rank, proxy] += ID_BYTES * there.sum() + LENGTH_BYTES * count
+            traffic.ids[rank, proxy] += CODE_BYTES * there.sum() + LENGTH_BYTES * count
             traffic.serve_memory[proxy] += size * read[proxy] + vector * count
             traffic.serve_cache[proxy] += size * there[proxy]
             there[proxy] = 0.0
