@@ -43,9 +43,9 @@ def step_seconds(
     batches: Path,
     steps: int,
 ) -> dict[str, Any]:
-    """Seconds of a step of this rank, the mean of each block of so many `steps`, and the bytes that
-    its host's end of the cable sent in a step, headers included. `batches` has `ids_N_R` and
-    `lengths_N_R` of batch N of rank R."""
+    """Seconds of a step of this rank, the mean of each block of so many `steps`; CPU seconds of its
+    process and bytes that its host's end of the cable sent, headers included, the means of all.
+    `batches` has `ids_N_R` and `lengths_N_R` of batch N of rank R."""
     from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
@@ -55,7 +55,7 @@ def step_seconds(
     for batch in sides.fresh(given, 0, WARM_UP):
         step(batch)
     dist.barrier()
-    before, seconds = sent_bytes(), []
+    before, busy, seconds = sent_bytes(), time.process_time(), []
     for first in range(0, len(given), steps):
         block = sides.fresh(given, first, steps)
         dist.barrier()
@@ -63,8 +63,13 @@ def step_seconds(
         for batch in block:
             step(batch)
         seconds.append((time.perf_counter() - start) / steps)
+    busy = time.process_time() - busy
     dist.barrier()
-    return {"seconds": seconds, "sent_bytes": (sent_bytes() - before) / len(given)}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": busy / len(given),
+        "sent_bytes": (sent_bytes() - before) / len(given),
+    }
 
 
 def read_batches(rank: int, tables: Sequence[Table], path: Path) -> list[Any]:
