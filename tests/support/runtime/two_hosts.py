@@ -1,7 +1,8 @@
 """Two hosts on one machine: network namespaces joined by a cable (a veth pair), with ranks on both.
 
 Run as a program in a network namespace of its own, it takes a pickled (ranks of each host,
-function, arguments) and gives the pickled results of function(rank, group, *arguments).
+function, arguments, bits a second) and gives the pickled results of function(rank, group,
+*arguments). The cable may be limited to so many bits a second each way.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 DEADLINE_SECONDS = 60.0
@@ -20,6 +22,9 @@ DEADLINE_SECONDS = 60.0
 _ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 _CABLE = ["ip", "link", "add", "host0", "type", "veth", "peer", "name", "host1"]
 _CLONE_NEWNET = 0x40000000
+_PACKET_BYTES = 1 << 17
+_TICKS_A_SECOND = 250
+_PACKETS_A_SECOND = 1000
 _context = multiprocessing.get_context("fork")
 
 
@@ -34,11 +39,17 @@ def missing() -> str:
     return probe.stderr.strip() if probe.returncode else ""
 
 
-def run(hosts: tuple[int, int], function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """The results by rank, of so many ranks on each host."""
+def run(
+    hosts: tuple[int, int],
+    function: Callable[..., Any],
+    *arguments: Any,
+    bits_a_second: int | None = None,
+) -> list[Any]:
+    """The results by rank, of so many ranks on each host; the cable is limited where
+    `bits_a_second` are given."""
     program = subprocess.run(
         [*_ALONE, sys.executable, "-m", "tests.support.runtime.two_hosts"],
-        input=pickle.dumps((hosts, function, arguments)),
+        input=pickle.dumps((hosts, function, arguments, bits_a_second)),
         stdout=subprocess.PIPE,
         timeout=2 * DEADLINE_SECONDS,
         check=True,
@@ -54,7 +65,7 @@ def _main() -> None:
     os.dup2(2, 1)  # where libraries print
     import torchrec  # noqa: F401  (once, and not by every rank that is forked)
 
-    hosts, function, arguments = pickle.load(sys.stdin.buffer)
+    hosts, function, arguments, bits_a_second = pickle.load(sys.stdin.buffer)
     pipes = [_context.Pipe() for _ in range(sum(hosts))]
     processes, events = [], []
     for host in range(2):
@@ -62,7 +73,8 @@ def _main() -> None:
         first = sum(hosts[:host])
         ranks = {first + n: pipes[first + n][1] for n in range(hosts[host])}
         process = _context.Process(
-            target=_host, args=(host, ranks, sum(hosts), ready, cabled, function, arguments)
+            target=_host,
+            args=(host, ranks, sum(hosts), ready, cabled, function, arguments, bits_a_second),
         )
         process.start()
         assert ready.wait(DEADLINE_SECONDS)
@@ -92,6 +104,7 @@ def _host(
     cabled: Any,
     function: Callable[..., Any],
     arguments: Any,
+    bits_a_second: int | None,
 ) -> None:
     if host:  # the other stays in the program's
         assert not ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET)
@@ -103,6 +116,8 @@ def _host(
         ["link", "set", f"host{host}", "up"],
     ):
         subprocess.run(["ip", *command], check=True)
+    if bits_a_second is not None:
+        _limit(f"host{host}", bits_a_second)
     os.environ["GLOO_SOCKET_IFNAME"] = f"host{host}"
     processes = [
         _context.Process(target=_rank, args=(rank, count, pipe, function, arguments))
@@ -113,6 +128,21 @@ def _host(
     for process in processes:
         process.join(DEADLINE_SECONDS)
         process.kill()
+
+
+def _limit(device: str, bits_a_second: int) -> None:
+    """Limit what a device sends. The bucket has room for a packet as TCP hands them over, and for
+    what may be sent between two ticks of the kernel's clock; such packets are of 64 KB, of which
+    one would keep a slow cable busy for milliseconds, and are made shorter."""
+    burst = max(_PACKET_BYTES, bits_a_second // 8 // _TICKS_A_SECOND)
+    limit = ["rate", f"{bits_a_second}bit", "burst", str(burst), "latency", "400ms"]
+    subprocess.run(["tc", "qdisc", "add", "dev", device, "root", "tbf", *limit], check=True)
+    size = min(max(bits_a_second // 8 // _PACKETS_A_SECOND, 8192), _PACKET_BYTES // 2)
+    subprocess.run(["ip", "link", "set", device, "gso_max_size", str(size)], check=True)
+    # Of what any user may choose the one that keeps a cable full: BBR, a default of some, sends
+    # below the rate while it looks for it, and after pauses TCP begins slowly.
+    for name, value in (("tcp_congestion_control", "reno"), ("tcp_slow_start_after_idle", "0")):
+        Path("/proc/sys/net/ipv4", name).write_text(value, encoding="ascii")
 
 
 def _rank(rank: int, count: int, pipe: Any, function: Callable[..., Any], arguments: Any) -> None:

@@ -1,0 +1,158 @@
+"""What is simulated: a log in memory with its profile, and placements of OPER's and TorchRec's.
+
+OPER's placement is that of `oper.make_plan`; TorchRec's comes from its own planner, asked as
+`oper compare` asks it, with the bytes and the vectors that its shards really move. Both are priced
+by the cost model beside it, which the simulator knows nothing of.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import oper
+from benchmarks.planning.simulator.log import Log
+from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_layout, whole_table
+from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.planner.baselines.baseline import NoPlacementError
+from oper.planner.baselines.torchrec_planner import (
+    Shard,
+    ask,
+    group_sums,
+    read_shards,
+    request,
+    whole_row_sums,
+)
+from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import by_devices
+from oper.planner.problem.problem import make_problem
+from oper.profiling.profile import Profile
+from oper.synth.recipes import Recipe, load_recipe
+from oper.synth.synthesizer import Synthesizer
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+
+ZIPF = 1.05
+DIM = 64
+LOG_IDS = 1 << 18  # of each table, at least, as far as LEAST_SAMPLES allow
+LEAST_SAMPLES = 1 << 15
+SAMPLES_OF_A_BATCH = 4096  # of the log, that are counted at once
+LIMIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topology, a mode and its global batch, and what plans may hold."""
+
+    topology: Topology
+    workload: oper.Workload
+    settings: oper.PlanSettings
+
+
+@dataclass(frozen=True)
+class Method:
+    """A placement by its name, and the iteration that the cost model predicts."""
+
+    name: str
+    placement: Placement
+    predicted_seconds: float
+
+
+def make_log(scale: float, bag: int) -> tuple[Recipe, Log, Profile]:
+    """Criteo-Kaggle's tables at a scale of their rows, with bags of so many ids, and their
+    counts."""
+    published = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF, dim=DIM)
+    features = tuple(replace(feature, ids=bag) for feature in published.features)
+    recipe = replace(published, features=features)
+    samples = max(LOG_IDS // bag, LEAST_SAMPLES)
+    log = Log.of(Synthesizer(recipe, samples).batches(), [table.name for table in recipe.tables])
+    return recipe, log, oper.profile(_batches(log, recipe.tables), list(recipe.tables))
+
+
+def _batches(log: Log, tables: Sequence[Table]) -> Iterator[object]:
+    """The log as TorchRec's batches."""
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+    keys = [table.columns[0] for table in tables]
+    for first in range(0, log.samples, SAMPLES_OF_A_BATCH):
+        last = min(first + SAMPLES_OF_A_BATCH, log.samples)
+        ends = [offsets[first : last + 1] for offsets in log.offsets]
+        values = [of[e[0] : e[-1]] for of, e in zip(log.values, ends, strict=True)]
+        lengths = np.concatenate([np.diff(e) for e in ends]).astype(np.int32)
+        yield KeyedJaggedTensor(
+            keys,
+            torch.from_numpy(np.concatenate(values).astype(np.int64)),
+            lengths=torch.from_numpy(lengths),
+        )
+
+
+def methods(profile: Profile, case: Case, bag: int) -> Iterator[Method]:
+    """OPER's plan, that with pooled tables where bags have several ids, and TorchRec's."""
+    yield oper_method("oper", profile, case)
+    if bag > 1 and case.topology.nodes > 1:
+        pooled = replace(case, workload=replace(case.workload, fetch="pooled"))
+        yield oper_method("oper, pooled", profile, pooled)
+    if found := torchrec_placement(profile, case):
+        yield found
+
+
+def oper_method(name: str, profile: Profile, case: Case) -> Method:
+    """OPER's plan, with the iteration that it predicts: its bytes and its latency."""
+    plan = oper.make_plan(profile, case.topology, case.workload, case.settings)
+    seconds = plan.cost.objective_seconds + plan.step_latency.seconds
+    return Method(name, oper_placement(plan), seconds)
+
+
+def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:
+    """The tables, all rows on rank 0."""
+    return [
+        whole_table(t, table, mode, Fetch.RAW, np.zeros(table.rows, dtype=np.int32))
+        for t, table in enumerate(tables)
+    ]
+
+
+def oper_placement(plan: oper.Plan) -> Placement:
+    """The placement of a plan."""
+    fetch = Fetch.RAW if plan.workload.known_fetch == "raw" else Fetch.DISTINCT
+    mode, method = plan.workload.mode, plan.allreduce_method
+    return of_layout(plan.layout, plan.tables, mode, fetch, method, plan.pooled_tables)
+
+
+def torchrec_placement(profile: Profile, case: Case) -> Method | None:
+    """TorchRec's own plan; None where its planner finds none in time."""
+    problem = make_problem(profile, case.topology, case.workload, case.settings)
+    if by_devices(case.topology, case.settings):
+        limits = DeviceLimits.of(problem)
+        problem = limits.within(limits.most_extra)
+    try:
+        answer = ask(request(problem), LIMIT_SECONDS)
+    except NoPlacementError:
+        return None
+    shards = read_shards(answer["shards"], profile)
+    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
+    sums = group_sums(problem, shards, whole_row_sums(problem, shards))
+    cost = problem.price(sets, sums)
+    parts = list(shard_parts(shards, profile, case.workload.mode, problem.ranks))
+    placed = Placement(sets.source.astype(np.int64), sets.holds, parts, "dense")
+    return Method("torchrec", placed, cost.objective_seconds)
+
+
+def shard_parts(shards: Sequence[Shard], profile: Profile, mode: str, ranks: int) -> Iterator[Part]:
+    """The parts of a placement that shards are: a new one where rows begin again."""
+    how: dict[str, Fetch] = {
+        "data_parallel": Fetch.RAW,
+        "table_row_wise": Fetch.POOLED_BY_RANK_AND_NODE,
+        "grid_shard": Fetch.POOLED_BY_RANK_AND_NODE,
+    }
+    parts: list[tuple[Shard, np.ndarray]] = []
+    for shard in shards:
+        begin = int(profile.offsets[shard.table])
+        if shard.first == begin and shard.last > begin:
+            parts.append((shard, np.zeros(profile.tables[shard.table].rows, dtype=np.int32)))
+        rows = slice(shard.first - begin, shard.last - begin)
+        parts[-1][1][rows] = ranks if shard.rank < 0 else shard.rank
+    for shard, holder_set in parts:
+        table = replace(profile.tables[shard.table], dim=shard.columns)
+        fetch = how.get(shard.sharding, Fetch.POOLED_BY_RANK)
+        yield whole_table(shard.table, table, mode, fetch, holder_set)

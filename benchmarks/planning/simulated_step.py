@@ -1,0 +1,164 @@
+"""Predicted against simulated iterations: plans replayed by an independent simulator.
+
+Criteo-Kaggle's tables at a scale of their rows, dim 64, 4,096 samples a rank, bags of 1, 5 and 20
+ids. Plans are those of `oper.make_plan`, with distinct and with pooled fetches, and TorchRec's own.
+What is predicted is bytes and, of OPER's plans, the latency of a step. The simulator (simulator/)
+replays batches of the log and finds how long flows take; it shares nothing with the cost model, and
+its constants are published ones. Each plan is simulated with an adapter for each rank and with one
+for the whole node, which the cost model does not know.
+
+    python -m benchmarks.planning.simulated_step [--topology NxG-h100,…] [--bags 1,20] [--json]
+"""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import oper
+from benchmarks.common import parser, publish
+from benchmarks.planning.simulated_placements import Case, make_log, methods, whole_tables
+from benchmarks.planning.simulator.bound import least_training_seconds
+from benchmarks.planning.simulator.iteration import Iteration, batches_of, simulate
+from benchmarks.planning.simulator.machine import Machine, h100
+from oper.base.errors import OperError
+from oper.cli.shared.console import new_table
+from oper.topology.topology import Topology
+
+TOPOLOGIES = ("dgx-h100", "2x8-h100", "8x8-h100", "16x8-h100")
+BAGS = (1, 5, 20)
+SAMPLES_PER_RANK = 4096
+BOUND = "any, at least"
+EXTRA_MEMORY = 0.05  # in inference, where all rows would be everywhere if devices had the room
+Mode = Literal["training", "inference"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def machines_of(topology: str) -> list[Machine]:
+    """A preset's machine with an adapter for each rank, and where there are several nodes one with
+    an adapter for each node."""
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)-h100", topology.replace("dgx", "1x8"))
+    if match is None:
+        raise OperError(
+            f"--topology {topology}: dgx-h100 or NxG-h100 was needed, of which the simulator has "
+            "the machine"
+        )
+    nodes, ranks = int(match[1]), int(match[2])
+    own = h100(nodes, ranks)
+    return [own] if nodes == 1 else [own, h100(nodes, ranks, adapters_per_node=1)]
+
+
+def measure(
+    topologies: Sequence[str],
+    bags: Sequence[int],
+    modes: Sequence[Mode],
+    scale: float,
+    batches: int,
+) -> list[dict[str, Any]]:
+    """A line for each plan and machine."""
+    found = []
+    for bag in bags:
+        recipe, log, profile = make_log(scale, bag)
+        for name in topologies:
+            machines = machines_of(name)
+            batch_size = SAMPLES_PER_RANK * machines[0].ranks
+            for mode in modes:
+                extra = None if mode == "training" else EXTRA_MEMORY
+                workload = oper.Workload(mode, batch_size=batch_size)
+                settings = oper.PlanSettings(extra_memory=extra)
+                case = Case(Topology.load(name), workload, settings)
+                if mode == "training":
+                    parts = whole_tables(recipe.tables, mode)
+                    samples = next(batches_of(log, machines[0].ranks, batch_size, 1))
+                    found += [
+                        {
+                            **where(bag, name, machine, mode),
+                            "method": BOUND,
+                            "predicted_seconds": None,
+                            "simulated_seconds": least_training_seconds(
+                                parts, log, samples, machine
+                            ),
+                        }
+                        for machine in machines
+                    ]
+                for method in methods(profile, case, bag):
+                    began = time.perf_counter()
+                    placed = method.placement
+                    iterations = simulate(placed, log, machines, mode, batch_size, batches)
+                    seconds = time.perf_counter() - began
+                    print(f"{bag} {name} {mode} {method.name}: {seconds:.1f} s", file=sys.stderr)
+                    found += [
+                        {
+                            **where(bag, name, machine, mode),
+                            "method": method.name,
+                            "predicted_seconds": method.predicted_seconds,
+                            **describe(iteration),
+                        }
+                        for machine, iteration in zip(machines, iterations, strict=True)
+                    ]
+    return found
+
+
+def where(bag: int, topology: str, machine: Machine, mode: Mode) -> dict[str, Any]:
+    """What an iteration is simulated of."""
+    return {
+        "bag": bag,
+        "topology": topology,
+        "adapters_per_node": machine.adapters_per_node,
+        "mode": mode,
+    }
+
+
+def describe(iteration: Iteration) -> dict[str, Any]:
+    """The figures of an iteration."""
+    return {
+        "simulated_seconds": iteration.seconds,
+        "least_seconds": iteration.least,
+        "latency_seconds": iteration.latency,
+        "phases": {name: phase._asdict() for name, phase in iteration.phases.items()},
+    }
+
+
+def table(found: Sequence[dict[str, Any]]) -> Any:
+    """Microseconds."""
+    made = new_table(
+        "µs", "bag", "mode", "adapters", "method", "predicted", "simulated", "off", "latency"
+    )
+    for line in found:
+        predicted, simulated = line["predicted_seconds"], line["simulated_seconds"]
+        made.add_row(
+            line["topology"],
+            str(line["bag"]),
+            line["mode"],
+            str(line["adapters_per_node"]),
+            line["method"],
+            "-" if predicted is None else f"{1e6 * predicted:,.0f}",
+            f"{1e6 * simulated:,.0f}",
+            "-" if predicted is None else f"{100 * (predicted / simulated - 1):+.0f} %",
+            "-" if line["method"] == BOUND else f"{1e6 * line['latency_seconds']:,.0f}",
+        )
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__, scale=0.1)
+    options.add_argument("--topology", default=",".join(TOPOLOGIES), help="presets, by commas")
+    options.add_argument("--bags", default=",".join(map(str, BAGS)), help="ids of a bag, by commas")
+    options.add_argument("--modes", default=",".join(MODES), help="by commas")
+    options.add_argument("--batches", type=int, default=1, help="to replay")
+    given = options.parse_args()
+    bags = [int(bag) for bag in given.bags.split(",")]
+    modes = [mode for mode in MODES if mode in given.modes.split(",")]
+    found = measure(given.topology.split(","), bags, modes, given.scale, given.batches)
+    publish(
+        given,
+        {"steps": found},
+        lambda: table(found),
+        "off: predicted beyond simulated; latency: hops, messages and kernels in the simulated",
+        f"{BOUND}: no placement whose rows travel takes less (simulator/bound.py)",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""What one batch moves: bytes between ranks and through memories, counted row by row.
+
+Each rank reads its samples of the log. Nothing is expected of a distribution: rows that a rank
+reads twice, bags with rows of a node, and rows that any rank touched are found in the batch itself.
+A kernel takes each distinct row from memory once, and repeats from the rank's cache; a row that is
+read by pointer from another rank comes once for each access.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.planning.simulator.log import Ints, Log
+from benchmarks.planning.simulator.machine import Machine
+from benchmarks.planning.simulator.placement import Fetch, Kind, Part, Placement
+
+ID_BYTES, CODE_BYTES, LENGTH_BYTES, SLOT_BYTES = 8, 4, 4, 8  # codes are those of forwarded bags
+Bytes = NDArray[np.float64]
+
+
+@dataclass
+class Replicas:
+    """The replicas' gradients of one kind of table in a batch: `rows` there are, of `row_bytes` and
+    gradients of `vector_bytes`; `touched` of them by each rank, [M], `union` by any."""
+
+    rows: int
+    row_bytes: int
+    state_bytes: int
+    vector_bytes: int
+    touched: Bytes
+    union: int
+
+
+@dataclass
+class Traffic:
+    """Bytes of a batch on M ranks: [M, M] from rank i to rank j, or [M] of a rank's memory or
+    cache. The phases that they belong to are in iteration.py. rows_travel: whether any row that is
+    not pooled comes from another node."""
+
+    ranks: int
+    ids: Bytes = field(init=False)
+    serve_moved: Bytes = field(init=False)
+    serve_memory: Bytes = field(init=False)
+    serve_cache: Bytes = field(init=False)
+    add_moved: Bytes = field(init=False)
+    answers: Bytes = field(init=False)
+    copies: Bytes = field(init=False)
+    pool_moved: Bytes = field(init=False)
+    pool_memory: Bytes = field(init=False)
+    pool_cache: Bytes = field(init=False)
+    vectors: Bytes = field(init=False)
+    spread: Bytes = field(init=False)
+    sum_memory: Bytes = field(init=False)
+    sum_cache: Bytes = field(init=False)
+    gradients: Bytes = field(init=False)
+    merge_moved: Bytes = field(init=False)
+    merge_memory: Bytes = field(init=False)
+    replicas: list[Replicas] = field(default_factory=list)
+    rows_travel: bool = False
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not each.init:
+                per_rank = each.name.endswith(("_memory", "_cache"))
+                shape = (self.ranks,) if per_rank else (self.ranks, self.ranks)
+                setattr(self, each.name, np.zeros(shape))
+
+
+def count(
+    placement: Placement, log: Log, samples: Ints, machine: Machine, training: bool
+) -> Traffic:
+    """The traffic of a batch: rank i has the log's samples `samples[i]`, [M, b]."""
+    traffic = Traffic(machine.ranks)
+    for kind, parts in placement.kinds():
+        counter = _Counter(traffic, kind, parts, placement, machine, training)
+        for position in range(machine.ranks_per_node):
+            # Ranks at one position of their nodes are each other's proxies.
+            for node in range(machine.nodes):
+                rank = node * machine.ranks_per_node + position
+                counter.add(rank, log, samples[rank])
+            counter.end_position(position)
+        counter.end()
+    return traffic
+
+
+class _Counter:
+    """Adds what the tables of one kind move to a batch's traffic, a rank after the other."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        kind: Kind,
+        parts: Sequence[Part],
+        placement: Placement,
+        machine: Machine,
+        training: bool,
+    ) -> None:
+        self.traffic, self.kind, self.parts = traffic, kind, parts
+        self.machine, self.training = machine, training
+        self.source, self.owner = placement.source, placement.owner
+        self.replicated, self.M = placement.replicated, machine.ranks
+        self.holder_set = np.concatenate([part.holder_set for part in parts])
+        self.first = np.cumsum([0, *(len(part.holder_set) for part in parts)])
+        self.node_of = machine.node_of
+        # Rows that this rank, a rank of this position, and any rank have touched.
+        self.mine, self.of_position, self.of_any = np.zeros((3, len(self.holder_set)), dtype=bool)
+        self.owners = [np.unique(self.owner[part.holder_set]) for part in parts]
+        self.touched = np.zeros(self.M)
+
+    def add(self, rank: int, log: Log, samples: Ints) -> None:
+        """Count the part of a rank."""
+        kind, traffic, batch = self.kind, self.traffic, len(samples)
+        rows, bags = [], []
+        for n, part in enumerate(self.parts):
+            ids, bag = log.bags(part.table, samples)
+            rows.append(ids + self.first[n])
+            bags.append(bag + n * batch)
+        row = np.concatenate(rows)
+        source = self.source[:, rank].astype(np.int64)
+        accesses = self._by_rank(source[self.holder_set[row]])
+        self.mine[row] = True
+        distinct = np.flatnonzero(self.mine)
+        self.mine[distinct] = False
+        read = self._by_rank(source[self.holder_set[distinct]])
+        output = len(self.parts) * batch * kind.vector_bytes
+        if kind.fetch in (Fetch.RAW, Fetch.DISTINCT):
+            self._read_rows(rank, accesses, read)
+            traffic.pool_memory[rank] += output
+        elif kind.fetch is Fetch.POOLED_BY_NODE:
+            self._forward(rank, row, np.concatenate(bags), source, accesses, distinct)
+            traffic.serve_memory[rank] += output
+        else:
+            self._pool_by_rank(rank, accesses, read, batch)
+        if self.training:
+            self._touch(rank, distinct, accesses, output)
+
+    def _by_rank(self, ranks: Ints) -> Bytes:
+        return np.bincount(ranks, minlength=self.M).astype(np.float64)
+
+    def _read_rows(self, rank: int, accesses: Bytes, distinct: Bytes) -> None:
+        """Rows that travel themselves, `accesses` and `distinct` by the rank they come from."""
+        traffic, size = self.traffic, self.kind.row_bytes
+        near, far = self._near_and_far(rank)
+        once = self.kind.fetch is Fetch.DISTINCT
+        moved = distinct if once else accesses
+        if once:
+            traffic.copies[:, rank] += size * np.where(near, distinct, 0)
+        else:
+            traffic.pool_moved[:, rank] += size * np.where(near, accesses, 0)
+        traffic.rows_travel |= bool(moved[far].any())
+        traffic.ids[rank] += ID_BYTES * np.where(far, moved, 0)
+        traffic.serve_memory += 2 * size * np.where(far, moved, 0)  # read, and put in a row
+        traffic.answers[:, rank] += size * np.where(far, moved, 0)
+        held = np.where(near & (not once), 0, distinct)
+        traffic.pool_memory[rank] += size * held.sum()
+        traffic.pool_cache[rank] += size * np.where(near & (not once), 0, accesses).sum()
+
+    def _forward(
+        self,
+        rank: int,
+        row: Ints,
+        bag: Ints,
+        source: Ints,
+        accesses: Bytes,
+        distinct: Ints,
+    ) -> None:
+        """Bags of which other nodes add up what they have; this node's part is read as raw."""
+        traffic, machine, size = self.traffic, self.machine, self.kind.row_bytes
+        vector = self.kind.vector_bytes
+        near, _ = self._near_and_far(rank)
+        read = self._by_rank(source[self.holder_set[distinct]])
+        traffic.serve_moved[:, rank] += size * np.where(near, accesses, 0)
+        traffic.serve_memory[rank] += size * read[rank]
+        traffic.serve_cache[rank] += size * accesses[rank]
+        read_node = self.node_of[source[self.holder_set[row]]]
+        away = read_node != self.node_of[rank]
+        # Bags by node, each once.
+        pairs = np.zeros((machine.nodes, int(bag.max(initial=-1)) + 1), dtype=bool)
+        pairs[read_node[away], bag[away]] = True
+        forwarded = pairs.sum(axis=1)
+        for node in np.flatnonzero(forwarded):
+            proxy, count = machine.proxy(rank, int(node)), float(forwarded[node])
+            there = np.where(self.node_of == node, accesses, 0.0)
+            traffic.ids[rank, proxy] += CODE_BYTES * there.sum() + LENGTH_BYTES * count
+            traffic.serve_memory[proxy] += size * read[proxy] + vector * count
+            traffic.serve_cache[proxy] += size * there[proxy]
+            there[proxy] = 0.0
+            traffic.serve_moved[:, proxy] += size * there
+            traffic.answers[proxy, rank] += vector * count
+            if self.training:
+                traffic.vectors[rank, proxy] += vector * count
+                traffic.sum_memory[proxy] += vector * count
+                traffic.sum_cache[proxy] += vector * float(accesses[self.node_of == node].sum())
+        # They are added to the bags that have any.
+        traffic.pool_memory[rank] += vector * (forwarded.sum() + 2 * pairs.any(axis=0).sum())
+
+    def _pool_by_rank(self, rank: int, accesses: Bytes, read: Bytes, batch: int) -> None:
+        """Bags of which every owner of a part adds up what it has, and sends all."""
+        traffic, machine, size = self.traffic, self.machine, self.kind.row_bytes
+        output = batch * self.kind.vector_bytes
+        traffic.ids[rank] += ID_BYTES * accesses
+        traffic.serve_memory += size * read
+        traffic.serve_cache += size * accesses
+        for owners in self.owners:
+            traffic.ids[rank, owners] += LENGTH_BYTES * batch
+            traffic.serve_memory[owners] += output
+            sent_by = owners
+            if self.kind.fetch is Fetch.POOLED_BY_RANK_AND_NODE:
+                nodes = np.unique(self.node_of[owners])
+                sent_by = np.array([machine.proxy(rank, int(node)) for node in nodes])
+                into = np.array([machine.proxy(rank, int(n)) for n in self.node_of[owners]])
+                traffic.add_moved[owners, into] += output
+                traffic.spread[into, owners] += output if self.training else 0.0
+            traffic.answers[sent_by, rank] += output
+            traffic.pool_memory[rank] += output * (len(sent_by) + 1)
+            if self.training:
+                traffic.vectors[rank, sent_by] += output
+                traffic.sum_memory[owners] += output
+        if self.training:
+            traffic.sum_cache += self.kind.vector_bytes * accesses
+
+    def _touch(self, rank: int, distinct: Ints, accesses: Bytes, output: float) -> None:
+        """Gradients of a rank: those of rows with one owner and of replicas."""
+        traffic, vector = self.traffic, self.kind.vector_bytes
+        sets = self.holder_set[distinct]
+        self.of_any[distinct] = True
+        replicas = float(self.replicated[sets].sum())
+        self.touched[rank] += replicas
+        if self.kind.fetch in (Fetch.RAW, Fetch.DISTINCT):
+            alone = sets[~self.replicated[sets]]
+            self._mail(rank, self._by_rank(self.owner[alone]))
+            traffic.sum_memory[rank] += output + vector * len(distinct)
+            traffic.sum_cache[rank] += vector * accesses.sum()
+        elif self.kind.fetch is Fetch.POOLED_BY_NODE:
+            self.of_position[distinct] = True
+            own = self.node_of == self.node_of[rank]
+            traffic.sum_memory[rank] += output + vector * replicas
+            traffic.sum_cache[rank] += vector * accesses[own].sum()
+
+    def _mail(self, rank: int, rows: Bytes) -> None:
+        """Gradients that a rank has for the owners of rows, [M]."""
+        traffic, size = self.traffic, self.kind.vector_bytes + SLOT_BYTES
+        near, far = self._near_and_far(rank)
+        traffic.merge_moved[rank] += size * np.where(near, rows, 0)
+        traffic.gradients[rank] += size * np.where(far, rows, 0)
+        traffic.merge_memory += size * np.where(near, 0, rows)
+
+    def end_position(self, position: int) -> None:
+        """Gradients of pooled tables, once all ranks at a position have forwarded their bags: each
+        proxy has those of its node's rows."""
+        if not (self.training and self.kind.fetch is Fetch.POOLED_BY_NODE):
+            return
+        rows = np.flatnonzero(self.of_position)
+        self.of_position[rows] = False
+        sets = self.holder_set[rows]
+        by_owner = self._by_rank(self.owner[sets[~self.replicated[sets]]])
+        for node in range(self.machine.nodes):
+            proxy = self.machine.proxy(position, node)
+            held = np.where(self.node_of == node, by_owner, 0.0)
+            self._mail(proxy, held)
+            self.traffic.sum_memory[proxy] += self.kind.vector_bytes * held.sum()
+
+    def end(self) -> None:
+        """Updates: every touched row is read and written once, by its owner."""
+        if not self.training:
+            return
+        kind = self.kind
+        sets = self.holder_set[self.of_any]
+        replicas = self.replicated[sets]
+        rows = self._by_rank(self.owner[sets[~replicas]])
+        self.traffic.merge_memory += 2 * (kind.row_bytes + kind.state_bytes) * rows
+        there = int(self.replicated[self.holder_set].sum())
+        if there:
+            sizes = (kind.row_bytes, kind.state_bytes, kind.vector_bytes)
+            found = Replicas(there, *sizes, self.touched, int(replicas.sum()))
+            self.traffic.replicas.append(found)
+
+    def _near_and_far(self, rank: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Other ranks of a rank's node, and ranks of other nodes, [M] each."""
+        same = self.node_of == self.node_of[rank]
+        far = ~same
+        same[rank] = False
+        return same, far
