@@ -304,4 +304,5 @@ def _assemble(
         partition_floor=partitions.floor(classes.accesses),
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
+        pooled_tables=old.pooled_tables,
     )
