@@ -2,7 +2,8 @@
 
 In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
 or, where that does not decide, to a copy of each row on each rank; they end where more memory is
-not used. The placement that was made is one of them.
+not used. The placement that was made is one of them. Those of pooled tables are made in turns, as
+it was (place_pooled.py).
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from typing import Any
 
 from oper.planner.device_limits import DeviceLimits, round_down
 from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
+from oper.planner.place_pooled import place_in_turns
 from oper.planner.problem.problem import Problem, with_limits
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)  # then doubled from 1 on
@@ -38,7 +41,9 @@ class CurvePoint:
 
 def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     """The curve through a placement, for `topology` as it was given."""
-    problem = replace(planned.problem, topology=topology)
+    pooled = planned.problem.topology
+    links = pooled.on(topology) if isinstance(pooled, PooledTopology) else topology
+    problem = replace(planned.problem, topology=links)
     within, most = _limits(problem)
     mine = planned.problem.limits.extra_memory
     doubled = (2.0**power for power in count())
@@ -54,8 +59,21 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
         elif not _is_enough(points, problem):
             # A share that no placement was found for is left out, as the plan itself is good.
             with suppress(InfeasibleError):
-                points.append(_point(place(within(share), Watch(lambda step: None)), False))
+                points.append(_point(_placed(within(share), topology), False))
     return points
+
+
+def _placed(problem: Problem, topology: Topology) -> Planned:
+    """A placement within the limits of `problem`, for `topology` as it was given."""
+    watch, limited = Watch(lambda step: None), problem.topology
+    if not isinstance(limited, PooledTopology):
+        return place(problem, watch)
+    return place_in_turns(
+        problem.profile,
+        topology,
+        problem.workload,
+        lambda ranks: place(replace(problem, topology=ranks.on(limited.unpooled)), watch),
+    )
 
 
 def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:

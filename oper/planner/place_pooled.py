@@ -46,6 +46,34 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
+    best = place_in_turns(
+        profile,
+        topology,
+        workload,
+        lambda ranks: place_in_memory(profile, ranks, workload, asked, report),
+    )
+    if best.certificate.full_memory_bound_seconds is None:
+        return best
+    # With all memory that the devices have, too, the least that any placement can cost.
+    ranks = best.problem.topology
+    assert isinstance(ranks, PooledTopology)
+    bounding = PooledTopology.of(topology, ranks.least_ratio, ranks.least_ratio, ranks.training)
+    limits = DeviceLimits.of(make_problem(profile, bounding, workload, asked))
+    full = bound_seconds(limits, limits.most_extra)
+    return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
+
+
+def place_in_turns(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    place: Callable[[PooledTopology], Planned],
+) -> Planned:
+    """The placement with the shortest iteration that `place` comes to, priced by the vectors of its
+    own bags: it is given `topology` with the link costs of pooled tables' rows, in turns.
+
+    Raises OperError where the profile does not know the lengths of bags, and what `place` does.
+    """
     lengths, nodes = profile.bag_lengths, topology.nodes
     if lengths is None:
         raise OperError(
@@ -62,30 +90,20 @@ def place_pooled(
     for start in (np.zeros(tables), np.ones(tables)):
         ranks = pooled(start)
         for _ in range(_TURNS):
-            planned = place_in_memory(profile, ranks, workload, asked, report)
+            planned = place(ranks)
             settled = ranks.vector_ratio
             ranks = pooled(local_shares(planned, lengths))
             if abs(ranks.vector_ratio - settled) <= _SETTLED * settled:
                 break
         found.append(priced(planned, ranks))
-    best = min(found, key=lambda each: each.cost.objective_seconds)
-    if best.certificate.full_memory_bound_seconds is None:
-        return best
-    # With all memory that the devices have, too, the least that any placement can cost.
-    limits = DeviceLimits.of(
-        make_problem(profile, pooled(np.zeros(tables)).bounding, workload, asked)
-    )
-    full = bound_seconds(limits, limits.most_extra)
-    return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
+    return min(found, key=lambda each: each.cost.objective_seconds)
 
 
 def priced(planned: Planned, ranks: PooledTopology) -> Planned:
     """A placement priced by the vectors of its own bags, and certified for these costs."""
     of_placement = planned.problem.topology
     assert isinstance(of_placement, PooledTopology)
-    unpooled = of_placement.unpooled
-    topology = PooledTopology.of(unpooled, ranks.vector_ratio, ranks.least_ratio, ranks.training)
-    problem = replace(planned.problem, topology=topology)
+    problem = replace(planned.problem, topology=ranks.on(of_placement.unpooled))
     rows = planned.row_placement
     cost = problem.price(rows.holder_sets, rows.sums)
     made = replace(rows, cost=cost)

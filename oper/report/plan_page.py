@@ -18,7 +18,7 @@ from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 from oper.planner.compare import Comparison
 from oper.planner.make_placement import Watch, place
 from oper.planner.memory_curve import CurvePoint, memory_curve
-from oper.planner.problem.problem import make_problem
+from oper.planner.price_plan import problem_of
 from oper.profiling.profile import Profile
 from oper.report import sentences
 from oper.report.charts.comparison_charts import comparison_chart, sweep_chart
@@ -239,8 +239,7 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
     """The memory curve around the plan; none of plans with a tier."""
     if plan.tier:
         return []
-    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
-    planned = place(problem, Watch(lambda step: None))
+    planned = place(problem_of(plan, profile), Watch(lambda step: None))
     prediction, certificate = plan.cost, plan.certificate
     return [
         replace(

@@ -65,6 +65,10 @@ class PooledTopology(Topology):
         content = {f.name: getattr(self, f.name) for f in fields(Topology)}
         return Topology(**content | {"link_cost": self.own_link_cost})
 
+    def on(self, topology: Topology) -> "PooledTopology":
+        """A topology without pooling, such as `unpooled` with other memory, with these vectors."""
+        return PooledTopology.of(topology, self.vector_ratio, self.least_ratio, self.training)
+
     @property
     def bounding(self) -> "PooledTopology":
         """The topology with the least costs that any placement of rows can have."""

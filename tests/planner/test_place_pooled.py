@@ -15,8 +15,10 @@ from oper.cost.vectors_per_bag import vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import make_plan, plan_and_placement
+from oper.planner.memory_curve import memory_curve
 from oper.profiling.profile import Profile
+from oper.report import plan_page
 from oper.tables.bag_lengths import BagLengths
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
@@ -178,6 +180,25 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
     assert drift["objective_seconds"]["now"] == pytest.approx(plan.cost.objective_seconds)
     assert "<html" in (fine("report", "q", "-o", "q.html"), Path("q.html").read_text("utf-8"))[1]
     assert profile.digest == plan.profile
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(tmp_path: Path, mode: str) -> None:
+    profile, ranks = profiled(tmp_path, 3, (300, 200), 500), topology()
+    workload = Workload(mode, "pooled", 4096)  # type: ignore[arg-type]
+    plan, planned = plan_and_placement(profile, ranks, workload, PlanSettings(extra_memory=0.02))
+    points = memory_curve(planned, ranks)
+    others = [point for point in points if not point.plan]
+    assert len(others) > 2
+    for point in others:
+        same = make_plan(profile, ranks, workload, PlanSettings(extra_memory=point.extra_memory))
+        assert point.objective_seconds == same.cost.objective_seconds
+        assert same.certificate is not None
+        assert point.lower_bound_seconds == same.certificate.lower_bound_seconds
+    (mine,) = (point for point in points if point.plan)
+    assert mine.objective_seconds == plan.cost.objective_seconds
+    report_page = plan_page._curve(plan, profile)
+    assert [p.objective_seconds for p in report_page] == [p.objective_seconds for p in points]
 
 
 def test_on_one_node_rows_are_read_by_pointer(tmp_path: Path) -> None:
