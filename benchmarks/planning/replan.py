@@ -7,7 +7,10 @@ there, both summed over the windows and in the worst window. "stale" is how much
 plan is in the last window than a fresh one, had it been kept.
 
     python -m benchmarks.planning.replan [--windows 4] [--horizon 10000] [--extra-memory 0.01]
-    [--json]
+    [--logs retailrocket] [--unequal] [--balance link] [--json]
+
+With `--unequal` the links are random instead (`benchmarks.common.unequal`). With `--balance link`
+plans even out links, and gains are those of the slowest.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from benchmarks.common import (
     parser,
     percent,
     publish,
+    unequal,
 )
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
@@ -38,6 +42,7 @@ from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
 TOPOLOGIES = ("dgx-a100", "2x4-a100")
+UNEQUAL = ((4, 0), (4, 2), (8, 1))  # ranks and seeds
 MODES: tuple[Literal["training", "inference"], ...] = ("training", "inference")
 SYNTHETIC = "criteo-kaggle"
 DRIFTS = (0.05, 0.3)  # of the accesses have moved at the log's end
@@ -69,10 +74,10 @@ def follow(
         plan = made.plan
 
     def gains(step: dict[str, Any], to: str) -> float:
-        return float(step["old_objective_seconds"] - step[to])
+        return float(step["aimed_seconds"]["old"] - step["aimed_seconds"][to])
 
-    fresh = [gains(step, "fresh_objective_seconds") for step in steps]
-    gained = [gains(step, "objective_seconds") for step in steps]
+    fresh = [gains(step, "fresh") for step in steps]
+    gained = [gains(step, "new") for step in steps]
     moved = [step["moved_bytes"] for step in steps]
     fresh_moved = [step["fresh"]["moved_bytes"] for step in steps]
     return {
@@ -91,14 +96,15 @@ def follow(
     }
 
 
-def logs(scale: float, number: int) -> Iterator[tuple[str, list[Profile], int]]:
-    """Each log's windows, and its samples per rank and iteration."""
+def logs(scale: float, number: int, chosen: str) -> Iterator[tuple[str, list[Profile], int]]:
+    """The windows of each log whose name has `chosen` in it, and its samples per rank and
+    iteration."""
     for name, (path, reading) in REAL_LOGS.items():
-        if path.startswith("sessions5") and (LOGS / path).exists():
+        if chosen in name and path.startswith("sessions5") and (LOGS / path).exists():
             yield name, profile(LOGS / path, windows=number, **reading), SESSIONS_PER_RANK
     for moved in DRIFTS:
-        name = f"{SYNTHETIC} {moved:.0%}"
-        yield name, synthetic_windows(moved, scale, number), SAMPLES_PER_RANK
+        if chosen in (name := f"{SYNTHETIC} {moved:.0%}"):
+            yield name, synthetic_windows(moved, scale, number), SAMPLES_PER_RANK
 
 
 def table(found: list[dict[str, Any]]) -> Any:
@@ -127,21 +133,27 @@ def main() -> None:
     options.add_argument("--windows", type=int, default=4)
     options.add_argument("--horizon", type=int, default=10_000)
     options.add_argument("--extra-memory", type=float, default=0.01)
+    options.add_argument("--logs", default="", help="those with this in their names alone")
+    options.add_argument("--unequal", action="store_true")
+    options.add_argument("--balance", choices=("time", "link"), default="time")
     given = options.parse_args()
+    topologies = [Topology.load(name) for name in TOPOLOGIES]
+    if given.unequal:
+        topologies = [unequal(ranks, seed) for ranks, seed in UNEQUAL]
     found = []
     with progress("following", None, "plans") as meter:
-        for name, windows, per_rank in logs(given.scale, given.windows):
-            for spec, mode in product(TOPOLOGIES, MODES):
-                topology = Topology.load(spec)
+        for name, windows, per_rank in logs(given.scale, given.windows, given.logs):
+            for topology, mode in product(topologies, MODES):
                 workload = Workload(mode, "raw", per_rank * topology.ranks)
-                settings = PlanSettings(extra_memory=given.extra_memory)
+                settings = PlanSettings(given.extra_memory, balance=given.balance)
                 entry = follow(windows, topology, workload, settings, given.horizon)
-                found.append({"log": name, "topology": spec, "mode": mode, **entry})
+                found.append({"log": name, "topology": topology.name, "mode": mode, **entry})
                 meter.advance(given.windows)
     content = {
         "windows": given.windows,
         "horizon": given.horizon,
         "extra_memory": given.extra_memory,
+        "balance": given.balance,
         "scale": given.scale,
         "found": found,
     }

@@ -68,20 +68,33 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
     out.print()
     unseen = made.held_out
     later = [] if unseen is None else ["held out"]
-    table = new_table("plan", "iteration", *later, "rows moved", "bytes moved", "time to move")
+    links_first = made.plan.asked.balance == "link"
+    aimed = [[format_duration(seconds)] if links_first else [] for seconds in made.aimed]
+    links = ["slowest link"] if links_first else []
+    table = new_table(
+        "plan", "iteration", *links, *later, "rows moved", "bytes moved", "time to move"
+    )
     of_later = (
         [[]] * 3
         if unseen is None
         else [[s] for s in (unseen.old_seconds, unseen.new_seconds, unseen.fresh_seconds)]
     )
     held_out = [[format_duration(seconds) for seconds in each] for each in of_later]
-    table.add_row("as it was", format_duration(made.old_seconds), *held_out[0], "0", "0 B", "-")
+    table.add_row(
+        "as it was", format_duration(made.old_seconds), *aimed[0], *held_out[0], "0", "0 B", "-"
+    )
     for label, seconds, on_later, moved, moving_seconds in (
-        ("replanned", made.new_seconds, held_out[1], made.migration, made.migration_seconds),
+        (
+            "replanned",
+            made.new_seconds,
+            aimed[1] + held_out[1],
+            made.migration,
+            made.migration_seconds,
+        ),
         (
             "from scratch",
             made.fresh_seconds,
-            held_out[2],
+            aimed[2] + held_out[2],
             made.fresh_migration,
             made.fresh_migration_seconds,
         ),
@@ -98,7 +111,8 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
     changed = made.moves.changed_rows
     if changed and made.gain_share is not None and made.bytes_share is not None:
         out.print(
-            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch, for "
+            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch"
+            f"{' on the slowest link' if links_first else ''}, for "
             f"{format_share(made.bytes_share)} of its bytes, on the data that both were made from"
         )
     out.print(held_out_text(made))

@@ -6,12 +6,15 @@ memory (device_limits.py), and uses the least with which the slowest rank takes 
 TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
 
 Copies of ever colder rows save ever less, so most of the memory would be spent on the last percent.
+Where that is not so, and the percent saves less than LITTLE of the memory that loses no time, a
+plan uses the latter.
+
 The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
 as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
 on it, and then it is seen whether the plans themselves are as close.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -32,6 +35,8 @@ from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
 TOLERANCE = 0.01  # relative, of the iteration's time: copies that save less are not made
+LITTLE = 0.1  # of the bytes of all ranks: no time is given for less
+EQUAL = 1e-9  # relative: times that are the same but for rounding
 
 _SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a row
 
@@ -59,10 +64,24 @@ def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
 
 
 def least_share(limits: DeviceLimits, shares: list[float]) -> int:
-    """The index of the least of `shares` whose bound is within TOLERANCE of that of the last."""
+    """The index of the least of `shares` whose bound is within TOLERANCE of that of the last; where
+    the last, or the least whose bound is equal to it, is LITTLE more, the index of that."""
     bound = cache(lambda index: bound_seconds(limits, shares[index]))
-    most = bound(len(shares) - 1) * (1 + TOLERANCE)
-    return bisect_left(range(len(shares) - 1), True, key=lambda index: bound(index) <= most)
+    last = len(shares) - 1
+    best = bound(last)
+
+    def least_within(tolerance: float, low: int, high: int) -> int:
+        most = best * (1 + tolerance)
+        return bisect_left(range(high), True, lo=low, key=lambda index: bound(index) <= most)
+
+    least = least_within(TOLERANCE, 0, last)
+    little_more = bisect_right(shares, (1 + shares[least]) / (1 - LITTLE) - 1) - 1
+    if little_more == last:
+        return last
+    equal = best * (1 + EQUAL)
+    if bound(least) <= equal or bound(little_more) > equal:
+        return least
+    return least_within(EQUAL, least, little_more)
 
 
 # Plans made to find the least memory, where the bound of all memory is not within reach.
@@ -120,10 +139,20 @@ def place_in_memory(
                     least = middle
                 else:
                     planned, most = tried, middle
+        if planned is None or saves_little(planned, full):
+            planned = full
     if planned is None:
         raise errors[0]
     certificate = replace(planned.certificate, full_memory_bound_seconds=bound)
     return replace(planned, certificate=certificate)
+
+
+def saves_little(planned: Planned, full: Planned) -> bool:
+    """Whether a plan is slower than that with all memory and has little less of it."""
+    if planned.cost.objective_seconds <= full.cost.objective_seconds:
+        return False
+    share = (1 + planned.cost.extra_memory_ratio) / (1 + full.cost.extra_memory_ratio)
+    return share > 1 - LITTLE
 
 
 def too_slow(planned: Planned | None, best_seconds: float) -> bool:

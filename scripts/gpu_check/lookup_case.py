@@ -1,6 +1,7 @@
 """The lookup that stages time: 26 features of one table of fp32 rows on one rank, and FBGEMM's."""
 
 import importlib.util
+from collections.abc import Callable, Iterator
 from typing import Any
 
 FEATURES = 26
@@ -37,6 +38,30 @@ class LookupCase:
         features["out_base"] = np.arange(FEATURES) * self.dim
         features["out_stride"] = FEATURES * self.dim
         self.words = as_words(features)
+
+
+def measured_cases(
+    measure: Callable[[Any, str, int, int], dict[str, Any]],
+    device: str = "cuda",
+    arena_bytes: int = ARENA_BYTES,
+    samples_per: int = 1,
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """What `measure` finds of each case, from its arena, ids, samples and ids a bag; and how many
+    bytes a second a copy moves. With `device` "cpu", and smaller sizes, that of the CPU's kernels:
+    to try a script."""
+    import torch
+
+    from scripts.gpu_check.timing import copy_bandwidth
+
+    on = torch.device(device)
+    copied = copy_bandwidth(on, min(arena_bytes, 4 << 30))
+    for dim in DIMS:
+        arena = torch.randn(arena_bytes // (4 * dim), dim, device=on)
+        for samples, length in BAGS:
+            for ids in IDS:
+                found = measure(arena, ids, samples // samples_per, length)
+                yield {"dim": dim, "bag": length, "ids": ids, **found}, copied
+        del arena
 
 
 def fbgemms_table(arena: Any, **optimizer: Any) -> Any:

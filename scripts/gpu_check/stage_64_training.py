@@ -13,46 +13,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from scripts.gpu_check.lookup_case import (
-    ARENA_BYTES,
-    BAGS,
-    DIMS,
-    FEATURES,
-    IDS,
-    LookupCase,
-    fbgemms_table,
-)
+from scripts.gpu_check.lookup_case import FEATURES, LookupCase, fbgemms_table, measured_cases
 
 SECONDS = 100.0
 NEEDS = ("torch", "numpy", "pyarrow")
 LR, EPS = 0.1, 1e-8
 
 
-def records(
-    device: str = "cuda", arena_bytes: int = ARENA_BYTES, samples_per: int = 1
-) -> Iterator[dict[str, Any]]:
-    """With `device` "cpu", and smaller sizes, the same of the CPU's kernels: to try the script."""
-    import torch
-
-    from scripts.gpu_check.timing import copy_bandwidth
-
-    on = torch.device(device)
-    copied = copy_bandwidth(on, min(arena_bytes, 4 << 30))
-    for dim in DIMS:
-        arena = torch.randn(arena_bytes // (4 * dim), dim, device=on)
-        for samples, length in BAGS:
-            for ids in IDS:
-                found = measure(arena, ids, samples // samples_per, length)
-                moved = found["bytes"] / copied
-                yield {
-                    "dim": dim,
-                    "bag": length,
-                    "ids": ids,
-                    **found,
-                    "of_copy": moved / found["seconds"],
-                    "of_copy_with_sort": moved / (found["seconds"] + found["sort_seconds"]),
-                }
-        del arena
+def records(**sizes: Any) -> Iterator[dict[str, Any]]:
+    """`sizes` are those of measured_cases."""
+    for found, copied in measured_cases(measure, **sizes):
+        moved = found["bytes"] / copied
+        yield {
+            **found,
+            "of_copy": moved / found["seconds"],
+            "of_copy_with_sort": moved / (found["seconds"] + found["sort_seconds"]),
+        }
 
 
 def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:

@@ -214,11 +214,11 @@ def test_programme_and_prices(
     problem, sets, _, method = drawn
     topology, M = problem.topology, problem.topology.ranks
     rows = pricing_items(problem.classes, topology, problem.workload, method)
-    limits = (problem.capacity_bytes, problem.budget_bytes)
-    master = RestrictedMaster(rows, topology, *limits, "time")
+    master = RestrictedMaster(rows, topology, problem.capacity_bytes, problem.budget_bytes, "time")
     each = one_row_seconds(problem, master.holder_sets, method)[master.bucket, master.group]
-    seconds = master._uses()[:, :M] * master.second / rows.rows[master.bucket, None]
-    close(seconds, each)
+    limits = master.limits
+    used = limits.uses(master.holder_sets, master.bucket, master.group)
+    close(used[:, :M] * limits.second, each)
 
     random = np.random.default_rng(seed)
     prices = DualPrices(random.random(M), np.zeros(M), 0.0)

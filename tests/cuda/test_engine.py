@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
@@ -24,6 +23,7 @@ from tests.support.cuda.device_engines import (
     device_of,
     serve_after_a_death,
     serve_on_both,
+    served_cases,
     start,
 )
 from tests.support.examples import examples
@@ -77,31 +77,9 @@ def test_serves_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> N
     assert_serves_as_on_the_cpu(ranks, CASES[name], library)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    size=st.sampled_from([1, 2, 4]),
-    dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
-    pooling=st.sampled_from(["sum", "mean", "none"]),
-    bags=st.sampled_from(["one", "many", "none"]),
-    weighted=st.booleans(),
-    dims=st.lists(st.sampled_from([4, 6, 8, 64]), min_size=1, max_size=3),
-)
+@given(case=served_cases(ranks=[1, 2, 4], dims=[4, 6, 8, 64], bags=["one", "many", "none"]))
 @examples(10)
-def test_any_case_serves_as_on_the_cpu(
-    ranks: Ranks,
-    library: str | None,
-    seed: int,
-    size: int,
-    dtype: str,
-    pooling: str,
-    bags: str,
-    weighted: bool,
-    dims: list[int],
-) -> None:
-    weighted = weighted and pooling != "none"
-    case = Case(
-        seed, size, pooling=pooling, weighted=weighted, dtype=dtype, dims=tuple(dims), bags=bags
-    )
+def test_any_case_serves_as_on_the_cpu(ranks: Ranks, library: str | None, case: Case) -> None:
     assert_serves_as_on_the_cpu(ranks, case, library)
 
 

@@ -12,6 +12,7 @@ import torch
 from scripts import build_cuda
 from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import (
+    lookup_case,
     report,
     stage_20_build,
     stage_40_gathers,
@@ -68,8 +69,8 @@ def test_missing_packages_skip_a_stage_by_name(
 
 def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, small: the arguments that it makes, and the comparison with torch."""
-    monkeypatch.setattr(stage_60_lookup, "DIMS", (16,))
-    found = list(stage_60_lookup.records("cpu", arena_bytes=1 << 20, samples_per=512))
+    monkeypatch.setattr(lookup_case, "DIMS", (16,))
+    found = list(stage_60_lookup.records(device="cpu", arena_bytes=1 << 20, samples_per=512))
     assert [(r["bag"], r["ids"]) for r in found] == [
         (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
     ]  # fmt: skip
@@ -79,8 +80,8 @@ def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_steps_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, small: the arguments that it makes, and the comparison with torch."""
-    monkeypatch.setattr(stage_64_training, "DIMS", (16,))
-    found = list(stage_64_training.records("cpu", arena_bytes=1 << 20, samples_per=512))
+    monkeypatch.setattr(lookup_case, "DIMS", (16,))
+    found = list(stage_64_training.records(device="cpu", arena_bytes=1 << 20, samples_per=512))
     assert [(r["bag"], r["ids"]) for r in found] == [
         (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.base.errors import OperError
 from tests.support.cuda import nvshmem_engines
+from tests.support.cuda.device_engines import served_cases
 from tests.support.cuda.nvshmem_engines import plan_of, serve_on_both
 from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
@@ -76,31 +77,13 @@ def test_two_ranks_serve_as_on_the_cpu(
 
 
 @given(
-    seed=st.integers(0, 10_000),
+    case=served_cases(ranks=[4], dims=[4, 5, 8, 64], bags=["one", "many", "mean one", "none"]),
     fetch=st.sampled_from(["raw", "distinct"]),
-    dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
-    pooling=st.sampled_from(["sum", "mean", "none"]),
-    bags=st.sampled_from(["one", "many", "mean one", "none"]),
-    weighted=st.booleans(),
-    dims=st.lists(st.sampled_from([4, 5, 8, 64]), min_size=1, max_size=3),
 )
 @examples(6)
 def test_four_ranks_serve_as_on_the_cpu(
-    four: Ranks,
-    emulated: Path,
-    emulated_nvshmem: Path,
-    seed: int,
-    fetch: str,
-    dtype: str,
-    pooling: str,
-    bags: str,
-    weighted: bool,
-    dims: list[int],
+    four: Ranks, emulated: Path, emulated_nvshmem: Path, case: Case, fetch: str
 ) -> None:
-    weighted = weighted and pooling != "none"
-    case = Case(
-        seed, 4, pooling=pooling, weighted=weighted, dtype=dtype, dims=tuple(dims), bags=bags
-    )
     assert_equal(four, [(case, plan_of(case, fetch=fetch))], emulated, emulated_nvshmem)
 
 

@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
-from oper.runtime.tables.optimizers import STATES, Optimizer
+from oper.runtime.tables.optimizers import Optimizer
 from tests.support.cuda import gradient_batches
 from tests.support.cuda.devices import Device
-from tests.support.cuda.gradient_batches import LR, TORCH_DTYPE, assert_equal_arenas
+from tests.support.cuda.gradient_batches import (
+    KINDS,
+    LR,
+    TORCH_DTYPE,
+    assert_equal_arenas,
+    optimizers,
+)
 from tests.support.examples import examples
 
-KINDS = [kind for kind in STATES if kind != "none"]
 STEPS = 3
 GROUPS, GROUP = 5, 2  # of each list, and the one that is updated
 BEYOND = 7  # elements of slots and values behind what the counts name
@@ -121,19 +126,8 @@ def test_every_optimizer(device: Device, kind: str, dim: int) -> None:
             check(device, optimizer, dtype, dim, seed=dim, lists=lists, orders=(n,))
 
 
-settings = st.builds(
-    Optimizer,
-    kind=st.sampled_from(KINDS),
-    eps=st.sampled_from([1e-8, 0.1]),
-    weight_decay=st.sampled_from([0.0, 0.2]),
-    decoupled=st.booleans(),
-    betas=st.just((0.6, 0.8)),
-    stochastic_rounding=st.booleans(),
-)
-
-
 @given(
-    optimizer=settings,
+    optimizer=optimizers,
     dtype=st.sampled_from(list(TORCH_DTYPE)),
     dim=st.sampled_from([2, 4, 16, 20, 33, 64, 130, 144]),
     seed=st.integers(0, 2**32 - 1),

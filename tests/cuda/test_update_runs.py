@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
-from oper.runtime.tables.optimizers import STATES, Optimizer
+from oper.runtime.tables.optimizers import Optimizer
 from tests.support.cuda.devices import Device
-from tests.support.cuda.gradient_batches import TORCH_DTYPE, Arena, Batch, assert_equal_arenas
+from tests.support.cuda.gradient_batches import (
+    KINDS,
+    TORCH_DTYPE,
+    Arena,
+    Batch,
+    assert_equal_arenas,
+    optimizers,
+)
 from tests.support.examples import examples
 
-KINDS = [kind for kind in STATES if kind != "none"]
 SLOTS = 2039  # of an arena: a prime
 STEPS = 2
 
@@ -105,19 +111,8 @@ def test_every_optimizer(device: Device, kind: str, dim: int) -> None:
         check(device, batch, optimizer, dtype, (n,))
 
 
-settings = st.builds(
-    Optimizer,
-    kind=st.sampled_from(KINDS),
-    eps=st.sampled_from([1e-8, 0.1]),
-    weight_decay=st.sampled_from([0.0, 0.2]),
-    decoupled=st.booleans(),
-    betas=st.just((0.6, 0.8)),
-    stochastic_rounding=st.booleans(),
-)
-
-
 @given(
-    optimizer=settings,
+    optimizer=optimizers,
     dtype=st.sampled_from(list(TORCH_DTYPE)),
     seed=st.integers(0, 2**32 - 1),
     ranks=st.integers(1, 3),

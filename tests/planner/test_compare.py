@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from oper.base.errors import OperError
@@ -14,12 +16,19 @@ from oper.cli.compare import parse_shares
 from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline, SolverNotes, Status
-from oper.planner.baselines.registry import BASELINES
+from oper.planner.baselines.baseline import Baseline, SolverNotes, Status, price_baseline
+from oper.planner.baselines.registry import BASELINES, quick_baselines
 from oper.planner.bounds.certify import certify
 from oper.planner.compare import Comparison, baseline_result, compare
+from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import EQUAL, LITTLE, TOLERANCE, by_devices, place_in_memory
+from oper.planner.make_placement import within_limits
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
+from tests.support.examples import examples
+from tests.support.planner.instances import topologies, workloads
+from tests.support.planner.latencies import any_latency
 from tests.support.planner.profiles import make_profile, profile_problem
 
 QUICK = ("oper", *(name for name, rule in BASELINES.items() if rule.quick is not None))
@@ -80,6 +89,44 @@ def test_no_feasible_method_passes_the_bound(mode: str, topology: str, seed: int
         assert result.certificate.lower_bound_seconds == found.lower_bound_seconds
         assert result.certificate.certified_gap >= -1e-12, name
         assert result.cost.objective_seconds >= ours.objective_seconds * (1 - 1e-12), name
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.lists(st.sampled_from([1, 2, 3, 7, 40, 300]), min_size=1, max_size=4),
+    topology=any_latency(topologies(homogeneous=True)) | any_latency(topologies()),
+    on_devices=st.booleans(),
+    workload=workloads,
+    extra=st.sampled_from([None, None, 0.0, 0.05, 1.0, 3.0]),
+)
+@examples(60)
+def test_no_quick_method_is_better_within_the_limits(
+    seed: int,
+    rows: list[int],
+    topology: Topology,
+    on_devices: bool,
+    workload: Workload,
+    extra: float | None,
+) -> None:
+    """Nor are copies of all rows on all ranks, as of data-parallel tables; unless OPER has less
+    memory, by more than a little, and takes the percent longer that this may cost."""
+    device_memory = (10**10,) * topology.ranks if on_devices else None
+    topology = replace(topology, device_memory_bytes=device_memory, capacity=None)
+    profile, asked = make_profile(seed, tuple(rows)), PlanSettings(extra)
+    ours = place_in_memory(profile, topology, workload, asked).cost
+    problem = make_problem(profile, topology, workload, asked)
+    if by_devices(topology, asked):
+        limits = DeviceLimits.of(problem)
+        problem = limits.within(limits.most_extra)
+    every_row = problem.classes.sums(problem.classes.rows[:, None])
+    everywhere = Baseline("data_parallel", everywhere_set(topology.ranks), every_row)
+    for baseline in (*quick_baselines(problem), everywhere):
+        theirs = price_baseline(problem, baseline)
+        if within_limits(problem, theirs):
+            memory = (1 + ours.extra_memory_ratio) / (1 + theirs.extra_memory_ratio)
+            longer = TOLERANCE if memory <= 1 - LITTLE else EQUAL
+            most = theirs.objective_seconds * (1 + longer)
+            assert ours.objective_seconds <= most, baseline.name
 
 
 def test_what_keeps_no_capacity_is_marked_and_has_no_gap() -> None:

@@ -30,6 +30,7 @@ _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more
 _MOST_TABLES = 14
 _SHOWN_TABLES = 12  # of more
+_SHOWN_SAVING = 5e-5  # of an iteration: less is 0.00 %
 
 
 def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
@@ -318,9 +319,12 @@ def copies_text(plan: "Plan", found: "Copies") -> str:
     if found.limit == CopiesLimit.LEAST_MEMORY:
         assert found.saved_share is not None
         capacity = format_bytes(int(plan.cost.capacity_bytes.min()))
+        shorter = "not be shorter"
+        if found.saved_share >= _SHOWN_SAVING:
+            shorter = f"be at most {format_share(found.saved_share)} shorter"
         return (
             f"{taken}; with all memory that plans may use, {capacity} a rank, an iteration would "
-            f"be at most {format_share(found.saved_share)} shorter"
+            f"{shorter}"
         )
     if found.allowed_share is None:
         return taken

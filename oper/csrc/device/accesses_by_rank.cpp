@@ -10,6 +10,7 @@
 
 #include "cpu/step/batch_arguments.h"
 #include "device/library.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -59,9 +60,5 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("accesses_by_rank", oper::accesses_by_rank); }
 
 // accesses_by_rank for tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
-      " int rank, int ranks, int stream=0, Tensor? report=None) -> Tensor");
-}
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kAccessesByRank); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("accesses_by_rank", oper::accesses_by_rank); }

@@ -8,6 +8,7 @@
 
 #include "cpu/step/row_groups.h"
 #include "device/sum_arguments.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -44,11 +45,5 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sum_gradients", oper::sum_gradients); }
 
 // For tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
-      " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0, bool means=True, Tensor? client_grad=None, int own_features=0) -> ()");
-}
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kSumGradients); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sum_gradients", oper::sum_gradients); }

@@ -17,10 +17,7 @@ DeviceLibrary loaded;
 
 // The library stays loaded; a second one takes its place.
 void load_device_library(const std::string& path) {
-  const OpenLibrary library(path, "the device kernels");
-  InterfaceNumber* interface = nullptr;
-  library.find("oper_cuda_interface", interface);
-  TORCH_CHECK(interface() == kDeviceInterface, path, " is of another version; build it again");
+  const OpenLibrary library(path, "the device kernels", "oper_cuda_interface", kDeviceInterface);
   DeviceLibrary found;
   library.find("oper_cuda_lookup", found.lookup);
   library.find("oper_cuda_translate", found.translate);

@@ -20,6 +20,7 @@
 #include "device/library.h"
 #include "device/nvshmem.h"
 #include "oper/step/feature.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -219,14 +220,9 @@ void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& rep
 }  // namespace
 }  // namespace oper
 
-#define OPER_POOLED_ROWS_BY_GETS                                                             \
-  "pooled_rows_by_gets(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features," \
-  " Tensor bases, Tensor symmetric, Tensor far, Tensor stage, int rank, int out_elements,"   \
-  " ScalarType out_dtype, int stream=0, Tensor? report=None) -> Tensor"
-
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(OPER_POOLED_ROWS_BY_GETS);
-  m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
+  m.def(oper::schemas::kPooledRowsByGets);
+  m.def(oper::schemas::kCheckBags);
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("pooled_rows", oper::pooled_rows);
@@ -237,15 +233,10 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) {
 
 // For tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(OPER_POOLED_ROWS_BY_GETS);
-  m.def(
-      "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor bases, int rank, int out_elements, ScalarType out_dtype, int stream=0,"
-      " Tensor? report=None) -> Tensor");
-  m.def(
-      "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
-      " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor");
-  m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
+  m.def(oper::schemas::kPooledRowsByGets);
+  m.def(oper::schemas::kPooledRows);
+  m.def(oper::schemas::kWeightGradients);
+  m.def(oper::schemas::kCheckBags);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("pooled_rows", oper::pooled_rows);

@@ -16,6 +16,7 @@
 #include "cpu/step/batch_arguments.h"
 #include "device/library.h"
 #include "device/open_library.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -27,10 +28,7 @@ NvshmemLibrary loaded;
 void load_nvshmem_library(const std::string& path, const std::string& host_library) {
   TORCH_CHECK(host_library.empty() || dlopen(host_library.c_str(), RTLD_NOW | RTLD_GLOBAL),
               "cannot load NVSHMEM: ", dlerror());
-  const OpenLibrary library(path, "NVSHMEM's kernels");
-  InterfaceNumber* interface = nullptr;
-  library.find("oper_nvshmem_interface", interface);
-  TORCH_CHECK(interface() == kNvshmemInterface, path, " is of another version; build it again");
+  const OpenLibrary library(path, "NVSHMEM's kernels", "oper_nvshmem_interface", kNvshmemInterface);
   NvshmemLibrary found;
   library.find("oper_nvshmem_lookup", found.lookup);
   library.find("oper_nvshmem_fetch_rows", found.fetch_rows);
@@ -172,11 +170,6 @@ const NvshmemLibrary& nvshmem_library() {
 
 }  // namespace oper
 
-#define OPER_FETCH_ROWS                                                                \
-  "fetch_rows(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor slots," \
-  " Tensor run_count, Tensor bases, Tensor symmetric, int[] widths, int[] row_bytes,"  \
-  " Tensor row_bytes_there, Tensor(b!) buffer, int rank, int stream, Tensor? report) -> ()"
-
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("load_nvshmem_library(str path, str host_library) -> ()");
   m.def("nvshmem_unique_id() -> Tensor");
@@ -186,7 +179,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("mapped_symmetric(Tensor memory, int rank) -> Tensor");
   m.def("register_buffer(Tensor buffer) -> ()");
   m.def("unregister_buffer(Tensor buffer) -> ()");
-  m.def(OPER_FETCH_ROWS);
+  m.def(oper::schemas::kFetchRows);
 }
 
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
@@ -202,5 +195,5 @@ TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("fetch_rows", oper::fetch_rows); }
 
 // For tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(OPER_FETCH_ROWS); }
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kFetchRows); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("fetch_rows", oper::fetch_rows); }

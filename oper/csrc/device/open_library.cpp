@@ -11,6 +11,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "oper/cuda/launchers.h"
+
 namespace oper {
 namespace {
 
@@ -29,10 +31,15 @@ void check_whole(const std::string& path) {
 
 }  // namespace
 
-OpenLibrary::OpenLibrary(const std::string& path, const char* what) : what(what) {
+OpenLibrary::OpenLibrary(const std::string& path, const char* what, const char* interface,
+                         int64_t number)
+    : what(what) {
   check_whole(path);
   handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(handle, "cannot load ", what, ": ", dlerror());
+  InterfaceNumber* number_of_library = nullptr;
+  find(interface, number_of_library);
+  TORCH_CHECK(number_of_library() == number, path, " is of another version; build it again");
 }
 
 void* OpenLibrary::symbol(const char* name) const {

@@ -17,6 +17,7 @@
 #include "device/arguments.h"
 #include "device/library.h"
 #include "oper/step/gradient_layout.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -238,10 +239,8 @@ void gather_slices(at::TensorList parts, const at::Tensor& groups, at::Tensor& o
 
 // The processor's slices are views of what it knows the sizes of: sum_buffers.
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
-      " Tensor(b!) read, int stream=0) -> ()");
-  m.def("gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()");
+  m.def(oper::schemas::kSumSlice);
+  m.def(oper::schemas::kGatherSlices);
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("mark_replicas", oper::mark_replicas);
@@ -253,19 +252,11 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) {
 
 // The same for tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"
-      " Tensor(a!) bitmap, int stream=0) -> ()");
-  m.def(
-      "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims,"
-      " int most_rows, int stream=0) -> (Tensor slots, Tensor groups)");
-  m.def(
-      "aggregate_rows(Tensor slots, Tensor groups, Tensor values, int[] group, int[] counts,"
-      " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out, int stream=0) -> ()");
-  m.def(
-      "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
-      " Tensor(b!) read, int stream=0) -> ()");
-  m.def("gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()");
+  m.def(oper::schemas::kMarkReplicas);
+  m.def(oper::schemas::kUniteReplicas);
+  m.def(oper::schemas::kAggregateRows);
+  m.def(oper::schemas::kSumSlice);
+  m.def(oper::schemas::kGatherSlices);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("mark_replicas", oper::mark_replicas);

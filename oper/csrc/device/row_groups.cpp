@@ -15,6 +15,7 @@
 #include "cpu/common/arguments.h"
 #include "device/library.h"
 #include "oper/step/gradient_layout.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -137,10 +138,8 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) {
 
 // For tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def("lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups");
-  m.def(
-      "merge_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] dims, int stream=0)"
-      " -> (Tensor slots, Tensor groups, Tensor values)");
+  m.def(oper::schemas::kLayOutGradients);
+  m.def(oper::schemas::kMergeGradients);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("lay_out_gradients", oper::lay_out_gradients);

@@ -18,6 +18,7 @@
 #include "device/library.h"
 #include "oper/common/bits.h"
 #include "oper/step/feature.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -140,11 +141,5 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sort_accesses", oper::sort_accesses); }
 
 // sort_accesses for tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features, int rank, int ranks,"
-      " int[] bucket_slots, Tensor? offsets=None, int stream=0, Tensor? report=None,"
-      " bool bad_ids_too=False)"
-      " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
-}
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kSortAccesses); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sort_accesses", oper::sort_accesses); }

@@ -10,6 +10,7 @@
 #include "cpu/common/arguments.h"
 #include "cpu/plan/translate_arguments.h"
 #include "device/library.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -66,12 +67,5 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("translate", oper::translate); }
 
 // translate for tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
-      " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes, int "
-      "group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0, Tensor? report=None) -> "
-      "Tensor");
-}
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kTranslate); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("translate", oper::translate); }

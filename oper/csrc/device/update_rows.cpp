@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "device/step_arguments.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -63,10 +64,5 @@ void update_rows(at::TensorList slots, at::TensorList values, at::TensorList gro
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("update_rows", oper::update_rows); }
 
 // update_rows for tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
-  m.def(
-      "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
-      " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings, Tensor(c!) updated,"
-      " int stream=0) -> ()");
-}
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kUpdateRows); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("update_rows", oper::update_rows); }

@@ -9,6 +9,7 @@
 
 #include "device/step_arguments.h"
 #include "device/sum_arguments.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -48,19 +49,12 @@ void update_runs(const at::Tensor& grad, const at::Tensor& positions, const at::
                "the update of rows could not be started");
 }
 
-constexpr const char* kSchema =
-    "update_runs(Tensor grad, Tensor positions, Tensor run_start, Tensor run_slot, Tensor before, "
-    "int group,"
-    " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, float scale,"
-    " bool by_bag, Tensor(a!) rows, Tensor(b!) state, int dim, int dtype, str optimizer,"
-    " float[] settings, Tensor(c!) updated, int stream=0, bool means=True) -> ()";
-
 }  // namespace
 }  // namespace oper
 
-TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::kSchema); }
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::schemas::kUpdateRuns); }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("update_runs", oper::update_runs); }
 
 // For tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::kSchema); }
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kUpdateRuns); }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("update_runs", oper::update_runs); }

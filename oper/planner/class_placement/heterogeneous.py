@@ -75,7 +75,7 @@ def place_on_heterogeneous(
     striped = np.where(number < listed, 0, classes.rows)
     memory = _within_capacity(problem, sets.holds.T @ (counts.T @ classes.m))
     counts[listed:] = 0
-    _keep_budget(counts, sets, classes, problem.budget_bytes, ranks)
+    keep_budget(counts, sets, classes, problem.budget_bytes, ranks)
     return ClassPlacement("programme", sets, counts, striped, memory / memory.sum(), parts)
 
 
@@ -160,7 +160,7 @@ def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) ->
     return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
 
 
-def _keep_budget(
+def keep_budget(
     counts: Ints, sets: HolderSets, classes: Classes, budget_bytes: float, ranks: int
 ) -> None:
     """Give up the coldest replicas, in place, until the copies are within the budget."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csc_array, csr_array
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.cost.holder_sets import (
     HolderSets,
@@ -106,10 +106,12 @@ def buckets(rows: PricingItems) -> NDArray[np.int64]:
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
 
 
-class RestrictedMaster:
-    """The programme restricted to the columns so far, its last solution and prices.
+class ScaledLimits:
+    """The limits of a programme over the rows of some buckets, and what rows use of them.
 
-    Seconds and bytes are scaled to about 1 a rank, as the solver's tolerances are absolute.
+    In order: each rank's time, each rank's capacity, the budget, and with the aim "link" the time
+    of each ordered pair of ranks. Seconds and bytes are scaled to about 1 a rank, as the solver's
+    tolerances are absolute: `second`, `pair` and `byte` are 1 of them.
     """
 
     def __init__(
@@ -120,10 +122,9 @@ class RestrictedMaster:
         budget_bytes: float,
         objective: Objective,
     ) -> None:
-        self.rows, self.topology, self.links_first = rows, topology, objective == "link"
+        self.rows, self.topology = rows, topology
+        self.links_first = objective == "link" and topology.ranks > 1
         self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
-        if topology.ranks == 1:
-            self.links_first = False
         self.charges = Charges.of(topology)
         scale = self.charges.mean_seconds
         self.second = scale * float(rows.rows @ rows.weight_bytes) or 1.0
@@ -137,15 +138,54 @@ class RestrictedMaster:
                 np.zeros(len(self.away) if self.links_first else 0),
             ]
         )
+        # What is made small: T, and Z before it where links are first.
+        self.weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
+        self.aims = np.zeros((len(self.limit), len(self.weights)))
+        self.aims[: topology.ranks, 0] = -1
+        self.aims[2 * topology.ranks + 1 :, -1] = -1
+
+    def uses(self, sets: HolderSets, b: Ints, g: Ints) -> Floats:
+        """What one row of bucket b[n] in holder set g[n] uses of each limit, [N, limits]."""
+        rows, topology, M = self.rows, self.topology, self.topology.ranks
+        seconds = rows.traffic(topology).set_seconds(b, sets, g, read_by_read=True)
+        if rows.training:
+            everywhere = (sets.copies == M)[g] & (M > 1)
+            seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
+        uses = [
+            seconds / self.second,
+            rows.memory_bytes[b, None] * sets.holds[g] / self.byte,
+            rows.memory_bytes[b, None] * (sets.copies[g, None] - 1) / self.byte,
+        ]
+        if self.links_first:
+            pair = self.charges.set_link_seconds(sets)
+            uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
+        return np.asarray(np.concatenate(uses, axis=1))
+
+
+class RestrictedMaster:
+    """The programme restricted to the columns so far, its last solution and prices."""
+
+    def __init__(
+        self,
+        rows: PricingItems,
+        topology: Topology,
+        capacity_bytes: Floats,
+        budget_bytes: float,
+        objective: Objective,
+    ) -> None:
+        self.rows, self.topology = rows, topology
+        self.limits = ScaledLimits(rows, topology, capacity_bytes, budget_bytes, objective)
         self.best_bound = -np.inf
         self.holder_sets = single_owner_sets(topology.ranks)
         if topology.ranks > 1 and rows.replicas:
             self.holder_sets = self.holder_sets + everywhere_set(topology.ranks)
         # With one rank a node, a copy a node is a copy everywhere, which is there already.
         if 1 < topology.nodes < topology.ranks and rows.any_holders:
-            self.holder_sets = self.holder_sets + per_node_sets(topology, self.charges.read_seconds)
+            self.holder_sets = self.holder_sets + per_node_sets(
+                topology, self.limits.charges.read_seconds
+            )
         # On uneven nodes some sets of a copy a node have a single holder, and are there already.
-        keys = _keys(self.holder_sets)
+        keys = set_keys(self.holder_sets)
         self.holder_sets = self.holder_sets.take([keys.index(key) for key in dict.fromkeys(keys)])
         self.known = {key: g for g, key in enumerate(dict.fromkeys(keys))}
         every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.holder_sets)), indexing="ij")
@@ -153,18 +193,16 @@ class RestrictedMaster:
 
     def solve(self) -> None:
         """Optimise over the columns so far."""
-        M, columns = self.topology.ranks, len(self.bucket)
-        aims = np.zeros((len(self.limit), 1 + self.links_first))  # T, and Z where links are first
-        aims[:M, 0] = -1
-        aims[2 * M + 1 :, -1] = -1
-        weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
+        limits, columns = self.limits, len(self.bucket)
+        rows = self.rows.rows[self.bucket, None]
+        uses = rows * limits.uses(self.holder_sets, self.bucket, self.group)
         result = linprog(
-            np.concatenate([np.zeros(columns), weights]),
-            A_ub=csc_array(np.concatenate([self._uses().T, aims], axis=1)),
-            b_ub=self.limit,
+            np.concatenate([np.zeros(columns), limits.weights]),
+            A_ub=csc_array(np.concatenate([uses.T, limits.aims], axis=1)),
+            b_ub=limits.limit,
             A_eq=csr_array(
                 (np.ones(columns), (self.bucket, np.arange(columns))),
-                shape=(len(self.rows), columns + len(weights)),
+                shape=(len(self.rows), columns + len(limits.weights)),
             ),
             b_eq=np.ones(len(self.rows)),
             method="highs",
@@ -188,7 +226,7 @@ class RestrictedMaster:
         for dual in (self.dual / 4 + self.best_dual * 3 / 4, self.dual):
             prices = self._prices(dual)
             holds, price = cheapest_holders(self.rows, self.topology, prices)
-            bound = float(self.rows.rows @ price - dual @ self.limit)
+            bound = float(self.rows.rows @ price - dual @ self.limits.limit)
             if bound > self.best_bound:
                 self.best_bound, self.best_dual = bound, dual
             found.append((holds, prices))
@@ -205,7 +243,7 @@ class RestrictedMaster:
         M = self.topology.ranks
         spread = dual.copy()
         spread[:M] = dual[:M].mean()
-        if self.links_first:
+        if self.limits.links_first:
             spread[2 * M + 1 :] = dual[2 * M + 1 :].mean()
         return spread
 
@@ -220,42 +258,23 @@ class RestrictedMaster:
     @property
     def seconds(self) -> float:
         replicas = self.share[self.holder_sets.copies[self.group] > 1].any()
-        return self.rank_time * self.second + self.rows.latency * bool(replicas)
+        return self.rank_time * self.limits.second + self.rows.latency * bool(replicas)
 
     def _prices(self, dual: Floats) -> DualPrices:
-        M = self.topology.ranks
+        M, limits = self.topology.ranks, self.limits
         pair = None
-        if self.links_first:
+        if limits.links_first:
             pair = np.zeros((M, M))
-            pair.flat[self.away] = dual[2 * M + 1 :] / self.pair
-        scaled = dual[M : 2 * M + 1] / self.byte
-        return DualPrices(dual[:M] / self.second, scaled[:M], float(scaled[M]), pair)
-
-    def _uses(self) -> Floats:
-        """What each column uses of each limit, scaled, [columns, limits]."""
-        topology, rows, M = self.topology, self.rows, self.topology.ranks
-        b, g = self.bucket, self.group
-        holds, copies = self.holder_sets.holds, self.holder_sets.copies
-        seconds = rows.traffic(topology).set_seconds(b, self.holder_sets, g, read_by_read=True)
-        if rows.training:
-            everywhere = (copies == M)[g] & (M > 1)
-            seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
-        uses = [
-            seconds / self.second,
-            rows.memory_bytes[b, None] * holds[g] / self.byte,
-            rows.memory_bytes[b, None] * (copies[g, None] - 1) / self.byte,
-        ]
-        if self.links_first:
-            pair = self.charges.set_link_seconds(self.holder_sets)
-            uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
-        return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
+            pair.flat[limits.away] = dual[2 * M + 1 :] / limits.pair
+        scaled = dual[M : 2 * M + 1] / limits.byte
+        return DualPrices(dual[:M] / limits.second, scaled[:M], float(scaled[M]), pair)
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
         """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
         found = cheapest_holder_sets(holds, prices.read_prices(self.topology))
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
-        for b, key in enumerate(_keys(found)):
+        for b, key in enumerate(set_keys(found)):
             group[b] = self.known.setdefault(key, len(self.known))
             if group[b] == len(self.holder_sets) + len(fresh):
                 fresh.append(b)
@@ -266,7 +285,7 @@ class RestrictedMaster:
         self.group = np.concatenate([self.group, new % len(self.holder_sets)])
 
 
-def _keys(sets: HolderSets) -> list[bytes]:
+def set_keys(sets: HolderSets) -> list[bytes]:
     """A key for each holder set, equal for equal sets alone."""
     return [
         source.tobytes() + holds.tobytes()

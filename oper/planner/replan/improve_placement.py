@@ -4,15 +4,17 @@ In: `ClassProblem` of the new counts, the plan's rows by class and holder set, t
 Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
 now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
 gain more than their copies over links cost are returned, best first: what copies between slots of
-one rank cost is known only when rows have their slots.
+one rank cost is known only when rows have their slots. Where ranks differ a third start comes from
+a linear programme (`programme_with_moves.py`).
 
 A row given up as a replica may stay with any of its holders at no cost: such rows go where memory
 is left, in turn, so that rows of much and of little traffic are spread evenly. Ranks above their
-capacity give their coldest rows to others. The imbalance of T that is left is removed by swaps
+capacity give their coldest rows to others. The imbalance that is left is removed by swaps
 (swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,12 +23,15 @@ from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets
 from oper.cost.objective import Cost
 from oper.cost.read_charges import Charges
+from oper.planner.class_placement.heterogeneous import keep_budget
 from oper.planner.price_plan import price_counts
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.replan.programme_with_moves import FreeMoves, counts_by_programme
 from oper.planner.replan.replica_changes import choose_replicas
+from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology
@@ -41,8 +46,23 @@ class PricedCounts:
     swaps: int = 0
 
 
-def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
-    """Holder sets that rows may newly get: those that planning uses on homogeneous ranks."""
+class _Start(NamedTuple):
+    """Rows by class and holder set to swap from, the price of swaps, and what their gain counts
+    for beside that of other starts."""
+
+    counts: Ints
+    price: Floats
+    worth: float = 1.0
+
+
+# The programme's moves are the fewest for their gain: other moves are to gain so much more.
+_FEWEST_MOVES = 1.1
+
+
+def candidate_sets(topology: Topology, training: bool, free: FreeMoves | None) -> HolderSets | None:
+    """Holder sets that rows may newly get: those that planning uses."""
+    if free is not None:
+        return free.placement.holder_sets
     if not topology.homogeneous or topology.ranks == 1:
         return None
     sets = everywhere_set(topology.ranks)
@@ -51,22 +71,16 @@ def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
     return sets
 
 
-def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
-    """What the plan makes small: the largest T, or the largest C where links are to be even."""
-    if problem.asked.balance == "link":
-        return float(np.where(np.eye(problem.ranks), 0.0, cost.link_seconds).max())
-    return cost.objective_seconds
-
-
 def better_counts(
     problem: ClassProblem,
     sets: HolderSets,
     now: PricedCounts,
     migration_cost: MigrationCost,
     horizon: int,
+    free: FreeMoves | None,
 ) -> list[PricedCounts]:
     """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first."""
+    links, those that gain most first. `free` is there where a programme places the rows."""
     ranks = problem.ranks
     price = migration_cost.seconds / ranks / horizon
 
@@ -76,16 +90,24 @@ def better_counts(
         gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
         return gain * horizon - cost
 
+    starts = [
+        _Start(now.counts, price),
+        _Start(_with_copies(problem, sets, now.counts, price), price),
+    ]
+    if free is not None:
+        wanted = counts_by_programme(problem, sets, now.counts, price, free)
+        keep_budget(wanted.counts, sets, problem.classes, problem.budget_bytes, ranks)
+        starts.append(_Start(wanted.counts, price * wanted.times_price, _FEWEST_MOVES))
     better: list[tuple[float, PricedCounts]] = []
-    for start in (now.counts, _with_copies(problem, sets, now.counts, price)):
-        counts = start.copy()
+    for start in starts:
+        counts = start.counts.copy()
         if not keep_capacity(problem, sets, counts):
             continue
         cost = price_counts(problem, sets, counts)
-        rounds = swap_rows(problem, sets, counts, cost.rank_seconds, price)
+        rounds = swap_rows(problem, sets, counts, cost, start.price)
         found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
         if (gain := net_gain(found)) > 0:
-            better.append((gain, found))
+            better.append((gain * start.worth, found))
     better.sort(key=lambda priced: -priced[0])
     return [found for _, found in better]
 
@@ -133,11 +155,11 @@ def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: 
 
 
 def swap_rows(
-    problem: ClassProblem, sets: HolderSets, counts: Ints, seconds: Floats, price: Floats
+    problem: ClassProblem, sets: HolderSets, counts: Ints, cost: Cost, price: Floats
 ) -> int:
     """Swap rows of `counts` [C, K], in place, while that pays; the number of rounds.
 
-    `seconds` [M] is T; `price[g, k]` the seconds per byte and iteration of a row's move.
+    `cost` is theirs; `price[g, k]` the seconds per byte and iteration of a row's move.
     """
     classes, workload = problem.classes, problem.workload
     # In training a replica's part of T is not proportional to its traffic.
@@ -146,9 +168,9 @@ def swap_rows(
     both_ways = (price + price.T)[np.ix_(movable, movable)]
     search = SwapSearch(
         part,
-        classes.traffic(problem.topology, workload).directions(sets.take(movable)),
+        aimed_directions(problem, sets.take(movable)),
         classes.width,
-        seconds.copy(),
+        aimed_at(problem, cost).copy(),
         np.array(classes.width_memory)[:, None, None] * both_ways,
     )
     search.run()

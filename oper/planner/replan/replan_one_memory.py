@@ -16,7 +16,7 @@ are decided in the package `migration`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
+from oper.planner.class_placement.place_classes import by_programme
 from oper.planner.make_placement import Planned, Watch, place
 from oper.planner.price_plan import price_counts
 from oper.planner.problem.class_finder import ClassFinder
@@ -38,7 +39,6 @@ from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.improve_placement import (
     PricedCounts,
-    aimed_seconds,
     better_counts,
     candidate_sets,
 )
@@ -50,6 +50,8 @@ from oper.planner.replan.migration.migration_cost import (
     link_bytes,
 )
 from oper.planner.replan.migration.relocate import Relocation, relocate
+from oper.planner.replan.programme_with_moves import FreeMoves
+from oper.planner.row_placement.aim import aimed_seconds
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -79,6 +81,15 @@ def _gain_share(old: float, new: float, fresh: float) -> float | None:
     return (old - new) / gain if gain > 0 else None
 
 
+class AimedSeconds(NamedTuple):
+    """What plans make small, of the old plan, the new one and one from scratch: T of the slowest
+    rank, or the slowest link where links are to be even."""
+
+    old: float
+    new: float
+    fresh: float
+
+
 @dataclass(frozen=True)
 class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
@@ -95,6 +106,7 @@ class Replanned(Summarised):
     fresh_migration: Migration
     seconds: dict[str, float]
     unmoved: Callable[[], Plan]  # the old plan, with its figures under the new counts
+    aimed: AimedSeconds
     held_out: HeldOutReplan | None = None
 
     @property
@@ -119,8 +131,9 @@ class Replanned(Summarised):
 
     @property
     def gain_share(self) -> float | None:
-        """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
-        return _gain_share(self.old_seconds, self.new_seconds, self.fresh_seconds)
+        """The new plan's gain over that of the plan from scratch, in what plans make small; None
+        where that gains nothing."""
+        return _gain_share(*self.aimed)
 
     @property
     def fresh_parts(self) -> list[Planned]:
@@ -140,6 +153,7 @@ class Replanned(Summarised):
             "old_objective_seconds": self.old_seconds,
             "objective_seconds": self.new_seconds,
             "fresh_objective_seconds": self.fresh_seconds,
+            "aimed_seconds": self.aimed._asdict(),
             "gain_share": self.gain_share,
             "bytes_share": self.bytes_share,
             "changed_rows": self.moves.changed_rows,
@@ -173,7 +187,10 @@ def replan_one_memory(
     topology = plan.topology
     report("the old plan under the new counts")
     problem = make_problem(profile, topology, plan.workload, plan.asked, plan.limits)
-    locator = RowLocator(plan, candidate_sets(topology, plan.workload.training))
+    # Of a plan made from these very counts no row moves: planning has found what there is.
+    same_counts = plan.profile == profile.digest
+    free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
+    locator = RowLocator(plan, candidate_sets(topology, plan.workload.training, free))
     finder = ClassFinder(profile, problem.classes)
     counted = locator.count(finder)
     migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
@@ -183,9 +200,8 @@ def replan_one_memory(
     report("moves that pay")
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     candidates: list[PricedCounts] = []
-    # Of a plan made from these very counts no row moves: planning has found what there is.
-    if plan.profile != profile.digest:
-        candidates = better_counts(problem, locator.holder_sets, now, migration_cost, horizon)
+    if not same_counts:
+        candidates = better_counts(problem, locator.holder_sets, now, migration_cost, horizon, free)
     best, relocation = now, Relocation(locator.layout, RowMoves.none())
     for found in candidates:
         flows = net_flows(now.counts, found.counts, migration_cost)
@@ -240,6 +256,7 @@ def replan_one_memory(
         fresh_migration,
         seconds,
         unmoved,
+        AimedSeconds(*(aimed_seconds(problem, cost) for cost in (now.cost, best.cost, fresh.cost))),
     )
 
 

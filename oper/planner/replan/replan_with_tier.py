@@ -23,7 +23,7 @@ from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.make_placement import Planned
 from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.migration.migration_cost import Migration
-from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
+from oper.planner.replan.replan_one_memory import AimedSeconds, Replanned, replan_one_memory
 from oper.profiling.profile import Profile
 from oper.tables.table import offsets
 
@@ -175,6 +175,11 @@ def _joined(
         fresh_migration=_added([part.fresh_migration for part in parts]),
         seconds={n: sum(part.seconds[n] for part in parts) for n in first.seconds},
         unmoved=lambda: joined(unmoved, still),
+        aimed=AimedSeconds(
+            aimed_of_both([part.cost for part in unmoved], old.asked.balance),
+            aimed_of_both([part.plan.cost for part in parts], old.asked.balance),
+            aimed_of_both([part.fresh.cost for part in parts], old.asked.balance),
+        ),
         parts=parts,
     )
 

@@ -26,13 +26,13 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
-from oper.cost.read_charges import Charges
 from oper.cost.traffic import Direction
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.aim import aimed_at, aimed_directions
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import (
@@ -142,14 +142,8 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
         movable[problem.ranks :] = False
     part = np.asfortranarray(counts[:, movable])  # the search reads holder set by holder set
     able = sets.take(movable)
-    if problem.asked.balance == "link":
-        per_byte = Charges.of(topology).set_link_seconds(able)
-        directions: tuple[Direction, ...] = (Direction(classes.S * classes.R, per_byte),)
-        seconds = before.link_seconds.ravel()
-    else:
-        directions = classes.traffic(topology, workload).directions(able)
-        seconds = before.rank_seconds
-    search = SwapSearch(part, directions, classes.width, seconds.copy())
+    directions = aimed_directions(problem, able)
+    search = SwapSearch(part, directions, classes.width, aimed_at(problem, before).copy())
     if problem.asked.balance == "time":
         even_many_ranks(search, topology)
     search.run()

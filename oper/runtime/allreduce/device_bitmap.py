@@ -55,9 +55,8 @@ class DeviceBitmap:
         self._bitmap_bytes = bitmaps[node.rank].reserve_bytes
         self._segments = GrowingSegments(node, partial(segment_for_gradients, device), LINE_BYTES)
         self._peers = node.peers
-        # Each rank brings a segment, and all use the first one's.
         size = LINE_BYTES * len(node.peers)
-        lines = node.share(Segment.create(size, size, "accesses"))[node.peers[0]]
+        lines = node.share_first(Segment.create(size, size, "accesses"))
         shape = [len(node.peers), LINE_BYTES // 8]
         self._accesses = lines.tensor(0, shape, torch.int64).numpy()[:, 0]
         self._values = 0  # in this step's sum

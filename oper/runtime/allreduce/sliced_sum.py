@@ -40,8 +40,7 @@ class SlicedSum:
         self._start = -(-header_bytes // (4 * LINE_VALUES)) * 4 * LINE_VALUES
         own = Segment.create(self._start, self._start + 4 * most, "replicas")
         self._segments = node.share(own)
-        # Each rank brings a segment, and all use the first one's; untouched, the others are free.
-        self._total_segment = node.share(Segment.create(0, 4 * most, "replicas-sum"))[node.peers[0]]
+        self._total_segment = node.share_first(Segment.create(0, 4 * most, "replicas-sum"))
         self._in_rounds = node_sum == "in_rounds" and len(proxies.same_position) > 0
         self._capacity = 0
         self._buffers: list[torch.Tensor] = []

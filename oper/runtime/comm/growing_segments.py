@@ -26,16 +26,15 @@ class GrowingSegments:
     def __init__(self, node: Node, create: Callable[[int], DeviceSegment], bytes: int) -> None:
         self._node, self._create, self._channel = node, create, node.new_channel()
         size = LINE_BYTES * len(node.peers)  # a line a generation
-        # Each rank brings a segment, and all use the first one's.
-        lines = node.share(Segment.create(size, size, "generations"))
-        shared = lines[node.peers[0]].tensor(0, [len(node.peers), LINE_BYTES // 8], torch.int64)
+        lines = node.share_first(Segment.create(size, size, "generations"))
+        shared = lines.tensor(0, [len(node.peers), LINE_BYTES // 8], torch.int64)
         # Of NumPy, whose elements are read in a tenth of the time.
         self._generations = dict(zip(node.peers, shared[:, :1].numpy(), strict=True))
         self._segments = node.share(create(bytes))
         self._known = dict.fromkeys(node.peers, 0)
-        for rank in node.peers:  # what is mapped stays
-            lines[rank].close()
-            self._segments[rank].close()
+        lines.close()  # what is mapped stays
+        for segment in self._segments.values():
+            segment.close()
 
     @property
     def mine(self) -> DeviceSegment:

@@ -94,6 +94,14 @@ class Node:
             self._resources.callback(given.close)
         return {peer: segments[peer] for peer in self.peers}
 
+    def share_first(self, segment: Shared) -> Shared:
+        """The segment of the node's first rank, mapped here, for all ranks to use. All must call
+        this together, each with a segment of one size; those of the other ranks are let go."""
+        segments = self.share(segment)
+        for peer in self.peers[1:]:
+            segments[peer].close()
+        return segments[self.peers[0]]
+
     def new_channel(self) -> int:
         """A channel by which ranks send each other segments. All ranks of the node must make theirs
         in the same order."""

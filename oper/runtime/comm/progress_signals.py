@@ -41,9 +41,7 @@ class Signals:
         self._post_signal = ops.post_signal.default
         ranks = len(node.peers)
         size = _SIGNAL_BYTES * len(counters) * ranks
-        # Each rank brings a segment, and all use the first one's; untouched, the others are free.
-        segments = node.share(Segment.create(size, size, "signals"))
-        self._segment = segments[node.peers[0]]
+        self._segment = node.share_first(Segment.create(size, size, "signals"))
         lines = self._segment.tensor(0, [len(counters), ranks, _SIGNAL_BYTES // 4], torch.int32)
         self._counters = {name: lines[n] for n, name in enumerate(counters)}
         self._mine = node.peers.index(node.rank)

@@ -153,6 +153,45 @@ def test_most_of_the_gain_for_few_of_the_bytes(mode, topology):
     assert found.bytes_share <= 0.5
 
 
+def random_links(ranks=4, seed=1):
+    """One node, whose links take one to four times as long as the fastest."""
+    cost = np.random.default_rng(seed).uniform(1, 4, (ranks, ranks)) / 80e9
+    np.fill_diagonal(cost, 1 / 1_244e9)
+    return Topology("random", (0,) * ranks, cost, 72e9, 2e-7)
+
+
+@pytest.mark.parametrize("balance", ["time", "link"])
+@pytest.mark.parametrize("mode", MODES)
+def test_most_of_the_gain_on_unequal_links(mode, balance):
+    """In what the plan makes small: the slowest rank, or the slowest link."""
+    first, second = drifted(rows=(3000, 400, 1))
+    workload, asked = Workload(mode, "raw", 512), PlanSettings(0.02, balance=balance)
+    plan = assemble(make_placement(first, random_links(), workload, asked))
+    found = replan(plan, second, 10_000)
+    assert_exact(found.plan)
+    assert_moves_are_complete(plan, found)
+    assert_figures_are_true(plan, found, second)
+    aimed = "link_seconds" if balance == "link" else "rank_seconds"
+    assert found.aimed.new == getattr(found.plan.cost, aimed).max()
+    assert found.aimed.fresh == getattr(found.fresh.cost, aimed).max()
+    assert found.gain_share is not None
+    assert found.gain_share >= 0.93
+    assert found.bytes_share is not None
+    assert found.bytes_share <= 0.5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_even_links_stay_even_between_equal_nodes(mode):
+    first, second = drifted()
+    workload, asked = Workload(mode, "raw", 512), PlanSettings(0.02, balance="link")
+    plan = assemble(make_placement(first, Topology.load("2x4-a100"), workload, asked))
+    found = replan(plan, second, 10_000)
+    assert found.gain_share is not None
+    assert found.gain_share >= 0.9
+    assert found.bytes_share is not None
+    assert found.bytes_share <= 0.5
+
+
 def test_two_widths_that_drift_keep_arenas_dense_and_most_of_the_gain():
     first, second = drifted(rows=(9000, 9000, 300), dims=(16, 64, 64), moved=0.3)
     found = replan(plan_for(first), second, 10_000)

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.errors import OperError
@@ -29,6 +30,21 @@ from tests.support.runtime.engine_cases import (
     module_tables,
     optimizer_of,
 )
+
+
+@st.composite
+def served_cases(draw: st.DrawFn, ranks: list[int], dims: list[int], bags: list[str]) -> Case:
+    """Any case for inference, with one of the numbers of ranks, and of the kinds of bags."""
+    pooling = draw(st.sampled_from(["sum", "mean", "none"]))
+    return Case(
+        draw(st.integers(0, 10_000)),
+        draw(st.sampled_from(ranks)),
+        pooling=pooling,
+        weighted=pooling != "none" and draw(st.booleans()),
+        dtype=draw(st.sampled_from(["fp32", "fp16", "bf16", "int8"])),
+        dims=tuple(draw(st.lists(st.sampled_from(dims), min_size=1, max_size=3))),
+        bags=draw(st.sampled_from(bags)),
+    )
 
 
 class EmulatedDevice(Cuda):

@@ -5,17 +5,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import SLOT_BITS, SLOT_MASK
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
-from oper.runtime.tables.optimizers import Optimizer
+from oper.runtime.tables.optimizers import STATES, Optimizer
 from tests.support.cuda.devices import Device
 from tests.support.runtime.accesses import random_accesses, sorted_runs
 
 TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FILLED = -(2.0**100)  # no sum is that
 LR = 0.3
+KINDS = [kind for kind in STATES if kind != "none"]
+
+# Optimizers of all kinds, with settings that differ.
+optimizers = st.builds(
+    Optimizer,
+    kind=st.sampled_from(KINDS),
+    eps=st.sampled_from([1e-8, 0.1]),
+    weight_decay=st.sampled_from([0.0, 0.2]),
+    decoupled=st.booleans(),
+    betas=st.just((0.6, 0.8)),
+    stochastic_rounding=st.booleans(),
+)
 
 
 class Batch:

@@ -26,6 +26,7 @@
 #include "cpu/allreduce/replica_arguments.h"
 #include "cpu/common/arguments.h"
 #include "cpu/step/row_groups.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -393,15 +394,9 @@ at::Tensor digest_rows(const at::Tensor& rows, int64_t block) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"
-      " Tensor(a!) bitmap, int stream=0) -> ()");
-  m.def(
-      "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims,"
-      " int most_rows, int stream=0) -> (Tensor slots, Tensor groups)");
-  m.def(
-      "aggregate_rows(Tensor slots, Tensor groups, Tensor values, int[] group, int[] counts,"
-      " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out, int stream=0) -> ()");
+  m.def(oper::schemas::kMarkReplicas);
+  m.def(oper::schemas::kUniteReplicas);
+  m.def(oper::schemas::kAggregateRows);
   m.def("sum_buffers(Tensor[] parts, Tensor(a!) out) -> ()");
   m.def("touched_rows(Tensor groups, Tensor values, int[] dims) -> Tensor rows");
   m.def(

@@ -15,6 +15,7 @@
 
 #include "cpu/common/output_buffers.h"
 #include "cpu/plan/translate_arguments.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -83,14 +84,7 @@ at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::T
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
-      " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes, int "
-      "group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0, Tensor? report=None) -> "
-      "Tensor");
-}
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::schemas::kTranslate); }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("translate", translate); }
 

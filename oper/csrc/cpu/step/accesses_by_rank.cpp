@@ -10,6 +10,7 @@
 #include "cpu/step/batch_arguments.h"
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -83,11 +84,7 @@ at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
-      " int rank, int ranks, int stream=0, Tensor? report=None) -> Tensor");
-}
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::schemas::kAccessesByRank); }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("accesses_by_rank", accesses_by_rank); }
 TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("accesses_by_rank", accesses_by_rank_shape); }

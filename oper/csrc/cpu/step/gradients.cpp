@@ -14,6 +14,7 @@
 #include "cpu/step/batch_arguments.h"
 #include "cpu/step/row_groups.h"
 #include "oper/step/add_gradients.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -374,11 +375,7 @@ void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
-      " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
-      " int stream=0, bool means=True, Tensor? client_grad=None, int own_features=0) -> ()");
+  m.def(oper::schemas::kSumGradients);
   m.def(
       "add_gradients(Tensor grad, Tensor rows, Tensor groups, int bucket, int first_group,"
       " int last_group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"

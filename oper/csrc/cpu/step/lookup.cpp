@@ -15,6 +15,7 @@
 #include "cpu/common/output_buffers.h"
 #include "cpu/step/batch_arguments.h"
 #include "oper/step/pool_bags.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -168,13 +169,8 @@ void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor bases, int rank, SymInt out_elements, ScalarType out_dtype,"
-      " int stream=0, Tensor? report=None) -> Tensor");
-  m.def(
-      "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
-      " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor");
+  m.def(oper::schemas::kPooledRows);
+  m.def(oper::schemas::kWeightGradients);
   m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
   m.def(
       "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, int first_run,"

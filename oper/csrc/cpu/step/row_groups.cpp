@@ -13,6 +13,7 @@
 
 #include "oper/step/gradient_layout.h"
 #include "oper/step/merge_gradients.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -98,10 +99,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def("lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups");
-  m.def(
-      "merge_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] dims, int stream=0)"
-      " -> (Tensor slots, Tensor groups, Tensor values)");
+  m.def(oper::schemas::kLayOutGradients);
+  m.def(oper::schemas::kMergeGradients);
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

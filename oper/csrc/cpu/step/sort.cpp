@@ -18,6 +18,7 @@
 #include "cpu/common/output_buffers.h"
 #include "cpu/step/batch_arguments.h"
 #include "cpu/step/row_keys.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -222,11 +223,7 @@ bool one_per_bag(const at::Tensor& offsets) {
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("one_per_bag(Tensor offsets) -> bool");
   m.set_python_module("oper.runtime.step.sort");  // the shapes, which depend on data
-  m.def(
-      "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
-      " int rank, int ranks, int[] bucket_slots, Tensor? offsets=None, int stream=0,"
-      " Tensor? report=None, bool bad_ids_too=False)"
-      " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
+  m.def(oper::schemas::kSortAccesses);
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

@@ -13,6 +13,7 @@
 #include "oper/common/simd.h"
 #include "oper/step/merge_gradients.h"
 #include "oper/step/update_rows.h"
+#include "schemas.h"
 
 namespace oper {
 
@@ -109,12 +110,7 @@ void update_all(at::TensorList slots, at::TensorList values, at::TensorList grou
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
-      " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings,"
-      " Tensor(c!) updated, int stream=0) -> ()");
-}
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::schemas::kUpdateRows); }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }
 

@@ -70,6 +70,18 @@ struct Piece {
   uint32_t word[kWords];
 };
 
+#if !defined(__CUDACC__)
+// All three loads below, in the emulator.
+template <int kBytes>
+Piece<kBytes> emulated_load(const void* place) {
+  Piece<kBytes> piece;
+  emulator::check_aligned(place, kBytes);
+  piece.word[0] = 0;
+  std::memcpy(piece.word, place, kBytes);
+  return piece;
+}
+#endif
+
 // A piece of a row, which is read past the first cache: other rows come there before it is read
 // again.
 template <int kBytes>
@@ -93,9 +105,7 @@ __device__ __forceinline__ Piece<kBytes> load_row(const uint8_t* place) {
   }
 #elif !defined(__CUDACC__)
   emulator::check_unchanged(place);
-  emulator::check_aligned(place, kBytes);
-  piece.word[0] = 0;
-  std::memcpy(piece.word, place, kBytes);
+  piece = emulated_load<kBytes>(place);
 #endif
   return piece;
 }
@@ -133,9 +143,7 @@ __device__ __forceinline__ Piece<kBytes> load_arrived(const uint8_t* place) {
                  : "memory");
   }
 #elif !defined(__CUDACC__)
-  emulator::check_aligned(place, kBytes);
-  piece.word[0] = 0;
-  std::memcpy(piece.word, place, kBytes);
+  piece = emulated_load<kBytes>(place);
 #endif
   return piece;
 }
@@ -159,9 +167,7 @@ __device__ __forceinline__ Piece<kBytes> load(const void* place) {
     piece.word[0] = *static_cast<const uint16_t*>(place);
   }
 #else
-  emulator::check_aligned(place, kBytes);
-  piece.word[0] = 0;
-  std::memcpy(piece.word, place, kBytes);
+  piece = emulated_load<kBytes>(place);
 #endif
   return piece;
 }

@@ -1,0 +1,88 @@
+// Schemas of the operators that devices have: each is registered for oper, by the processor's file
+// where it has the operator too, and again for oper_emulated, the tests' emulator of devices.
+#pragma once
+
+namespace oper::schemas {
+
+constexpr const char* kTranslate =
+    "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
+    " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes,"
+    " int group_bits, Tensor group_base, Tensor stripe_base, Tensor steps, Tensor flat,"
+    " int stream=0, Tensor? report=None) -> Tensor";
+
+constexpr const char* kSortAccesses =
+    "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features, int rank, int ranks,"
+    " int[] bucket_slots, Tensor? offsets=None, int stream=0, Tensor? report=None,"
+    " bool bad_ids_too=False) -> (Tensor positions, Tensor run_start, Tensor run_slot,"
+    " Tensor run_count)";
+
+constexpr const char* kAccessesByRank =
+    "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
+    " int rank, int ranks, int stream=0, Tensor? report=None) -> Tensor";
+
+constexpr const char* kPooledRows =
+    "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features, Tensor bases,"
+    " int rank, SymInt out_elements, ScalarType out_dtype, int stream=0, Tensor? report=None)"
+    " -> Tensor";
+
+constexpr const char* kPooledRowsByGets =
+    "pooled_rows_by_gets(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+    " Tensor bases, Tensor symmetric, Tensor far, Tensor stage, int rank, int out_elements,"
+    " ScalarType out_dtype, int stream=0, Tensor? report=None) -> Tensor";
+
+constexpr const char* kFetchRows =
+    "fetch_rows(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor slots,"
+    " Tensor run_count, Tensor bases, Tensor symmetric, int[] widths, int[] row_bytes,"
+    " Tensor row_bytes_there, Tensor(b!) buffer, int rank, int stream, Tensor? report) -> ()";
+
+constexpr const char* kWeightGradients =
+    "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
+    " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor";
+
+constexpr const char* kCheckBags =
+    "check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()";
+
+constexpr const char* kSumGradients =
+    "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
+    " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
+    " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
+    " int stream=0, bool means=True, Tensor? client_grad=None, int own_features=0) -> ()";
+
+constexpr const char* kUpdateRuns =
+    "update_runs(Tensor grad, Tensor positions, Tensor run_start, Tensor run_slot, Tensor before,"
+    " int group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"
+    " float scale, bool by_bag, Tensor(a!) rows, Tensor(b!) state, int dim, int dtype,"
+    " str optimizer, float[] settings, Tensor(c!) updated, int stream=0, bool means=True) -> ()";
+
+constexpr const char* kLayOutGradients =
+    "lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups";
+
+constexpr const char* kMergeGradients =
+    "merge_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] dims, int stream=0)"
+    " -> (Tensor slots, Tensor groups, Tensor values)";
+
+constexpr const char* kUpdateRows =
+    "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
+    " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings, Tensor(c!) updated,"
+    " int stream=0) -> ()";
+
+constexpr const char* kMarkReplicas =
+    "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"
+    " Tensor(a!) bitmap, int stream=0) -> ()";
+
+constexpr const char* kUniteReplicas =
+    "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims, int most_rows,"
+    " int stream=0) -> (Tensor slots, Tensor groups)";
+
+constexpr const char* kAggregateRows =
+    "aggregate_rows(Tensor slots, Tensor groups, Tensor values, int[] group, int[] counts,"
+    " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out, int stream=0) -> ()";
+
+constexpr const char* kSumSlice =
+    "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
+    " Tensor(b!) read, int stream=0) -> ()";
+
+constexpr const char* kGatherSlices =
+    "gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()";
+
+}  // namespace oper::schemas

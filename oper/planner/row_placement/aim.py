@@ -1,0 +1,31 @@
+"""What swaps make small: the largest T of a rank, or the slowest link where links are to be even.
+
+In: `ClassProblem`, holder sets, a `Cost`. Out: the seconds that are evened out, and how a row of
+each class adds to them.
+"""
+
+from oper.base.arrays import Floats
+from oper.cost.holder_sets import HolderSets
+from oper.cost.objective import Cost
+from oper.cost.read_charges import Charges
+from oper.cost.traffic import Direction
+from oper.planner.problem.problem import ClassProblem
+
+
+def aimed_at(problem: ClassProblem, cost: Cost) -> Floats:
+    """T of the ranks, [M], or C of the ordered pairs of ranks, [M·M]."""
+    return cost.link_seconds.ravel() if problem.asked.balance == "link" else cost.rank_seconds
+
+
+def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
+    """The largest of them."""
+    return float(aimed_at(problem, cost).max())
+
+
+def aimed_directions(problem: ClassProblem, sets: HolderSets) -> tuple[Direction, ...]:
+    """How a row of each class in each of `sets` adds to them."""
+    classes, topology = problem.classes, problem.topology
+    if problem.asked.balance == "link":
+        per_byte = Charges.of(topology).set_link_seconds(sets)
+        return (Direction(classes.S * classes.R, per_byte),)
+    return classes.traffic(topology, problem.workload).directions(sets)

@@ -1,0 +1,48 @@
+"""The programme that knows what moves cost: free ones reach what a new plan does, dear ones are not
+made."""
+
+import pytest
+
+from oper.cost.workload import Workload
+from oper.plan.row_locator import RowLocator
+from oper.plan.settings import PlanSettings
+from oper.planner.assemble_plan import assemble
+from oper.planner.make_placement import make_placement
+from oper.planner.price_plan import price_counts
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.problem import make_problem
+from oper.planner.replan.migration.flows import net_flows
+from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.replan.programme_with_moves import LAST_GAIN, FreeMoves, counts_by_programme
+from tests.planner.replan.test_replan import drifted, random_links
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("balance", ["time", "link"])
+def test_free_moves_gain_all_and_dear_ones_are_not_made(mode, balance) -> None:
+    first, second = drifted(rows=(3000, 400, 1))
+    topology, workload = random_links(), Workload(mode, "raw", 512)
+    asked = PlanSettings(0.02, balance=balance)
+    plan = assemble(make_placement(first, topology, workload, asked))
+    problem = make_problem(second, topology, workload, asked, plan.limits)
+    free = FreeMoves.of(problem)
+    locator = RowLocator(plan, free.placement.holder_sets)
+    sets = locator.holder_sets
+    now = locator.by_holder_set(locator.count(ClassFinder(second, problem.classes)))
+    moving = MigrationCost.of(sets, sets, topology)
+
+    dear = counts_by_programme(problem, sets, now, moving.seconds * 1e6, free)
+    flows = net_flows(now, dear.counts, moving)
+    assert not moving.seconds[flows.before, flows.after].any()  # copies may be given up
+
+    wanted = counts_by_programme(problem, sets, now, moving.seconds * 1e-9, free)
+    assert (wanted.counts.sum(axis=1) == now.sum(axis=1)).all()
+    assert wanted.times_price >= 1
+    if balance == "time":
+        before, after = (
+            price_counts(problem, sets, counts).objective_seconds for counts in (now, wanted.counts)
+        )
+        least = free.placement.seconds
+        assert before > 1.005 * least
+        # Rows are whole, and buckets are averages.
+        assert after - least <= (LAST_GAIN + 0.05) * (before - least)
