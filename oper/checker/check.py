@@ -152,16 +152,17 @@ def _figures(plan: Plan) -> list[Finding]:
     # The slower of the owner's host link and the link between the ranks; its own rows pass the
     # first alone.
     costs = {DEVICE: link_cost}
-    if plan.vector_ratio is not None:
-        costs[DEVICE] = _link_cost_of_sums(plan)
     if plan.host is not None:
         host = 1 / np.array(plan.topology.host_bandwidth)[None]
         own = np.eye(plan.ranks, dtype=bool)
         costs[HOST] = np.where(own, host, np.maximum(host, link_cost))
     unequal, below = [], None
     for memory in plan.memories:
+        link_seconds = memory.cost.link_bytes * costs[memory.name]
+        if plan.vector_ratio is not None:
+            link_seconds = _link_seconds_of_sums(plan, memory.cost.link_bytes)
         wrong, memory_below = _inconsistent(
-            memory.cost, memory.certificate, costs[memory.name], one_memory
+            memory.cost, memory.certificate, link_seconds, one_memory
         )
         unequal += [f"{memory.name}: {figure}" for figure in wrong]
         below = below or memory_below
@@ -176,33 +177,34 @@ def _figures(plan: Plan) -> list[Finding]:
     ]
 
 
-def _link_cost_of_sums(plan: Plan) -> NDArray[np.float64]:
-    """What a byte takes that one rank sends to another, where those between nodes are sums of rows,
-    and as many come back in training: that byte on its link, and the rows of which it is a sum on
-    the links in the node, the mean over the node's ranks."""
-    topology, node_of = plan.topology, np.array(plan.topology.node_of)
-    cost = topology.link_cost.copy()
+def _link_seconds_of_sums(plan: Plan, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the bytes `sent` [reader, source] take of each link, where those between nodes are sums
+    of rows, and as many come back in training: these, and the rows of which they are sums, which
+    the reader's proxy, at its position in the source's node, reads there."""
+    node_of, cost = np.array(plan.topology.node_of), plan.topology.link_cost
     assert plan.vector_ratio is not None
-    ways = 2 if plan.workload.training else 1
-    for owner in range(plan.ranks):
-        mates = np.flatnonzero(node_of == node_of[owner])
-        each = [topology.link_cost[mate, owner] for mate in mates if mate != owner]
-        if topology.memory[node_of[owner]] == "shared":
-            each.append(topology.link_cost[owner, owner])
-        others = node_of != node_of[owner]
-        cost[others, owner] *= ways
-        cost[others, owner] += sum(each) / len(mates) / plan.vector_ratio
-    return cost
+    ratio = np.array(plan.vector_ratio)
+    members = [np.flatnonzero(node_of == node) for node in range(len(ratio))]
+    seconds = sent * cost
+    for reader, node in enumerate(node_of):
+        position = int((node_of[:reader] == node).sum())
+        for other, ranks in enumerate(members):
+            if other != node:
+                seconds[reader, ranks] *= 2 if plan.workload.training else 1
+                proxy = ranks[position % len(ranks)]
+                read = sent[reader, ranks] / ratio[other] if ratio[other] else 0.0
+                seconds[proxy, ranks] += np.where(ranks == proxy, 0.0, read * cost[proxy, ranks])
+    return seconds
 
 
 def _inconsistent(
     stated: Cost,
     certificate: Certificate | None,
-    link_cost: NDArray[np.float64] | None,
+    link_seconds: NDArray[np.float64] | None,
     one_memory: bool,
 ) -> tuple[list[str], str | None]:
-    """The figures that do not follow from others, and the objective where it is below its bound;
-    `link_cost` is None where links have several."""
+    """The figures that do not follow from others, and the objective where it is below its bound.
+    `link_seconds` follow from the bytes; None where links have several costs."""
     ranks = len(stated.rank_seconds)
     away = ~np.eye(ranks, dtype=bool)
     traffic = stated.communication_bytes
@@ -219,8 +221,8 @@ def _inconsistent(
         "rank_seconds": (stated.rank_seconds, rank_seconds),
         "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
     }
-    if link_cost is not None:
-        equal["link_seconds"] = (stated.link_seconds, stated.link_bytes * link_cost)
+    if link_seconds is not None:
+        equal["link_seconds"] = (stated.link_seconds, link_seconds)
     served = stated.lookups if one_memory else stated.lookup_seconds
     balances = _balance(memory_share), _balance(served), link_balance
     for name, found in zip(("memory", "lookups", "link_cost"), balances, strict=True):

@@ -290,7 +290,8 @@ def _sent_share(topology: Topology) -> Floats:
     """The bytes that pass each link for a byte that is read by it, [M, M]: of pooled rows of other
     nodes, vectors."""
     if isinstance(topology, PooledTopology):
-        return np.where(topology.masks()["other_node"], topology.vector_ratio, 1.0)
+        ratios = topology.vector_ratio[np.array(topology.node_of)]
+        return np.where(topology.masks()["other_node"], ratios, 1.0)
     return np.ones((topology.ranks, topology.ranks))
 
 

@@ -10,6 +10,9 @@ Ranks of a node with shared memory read each other's rows through a pointer, whi
 the owner has no part in it: such a read does not use its memory. Gradients of rows with one owner
 pass through both everywhere, as their sender collects them and the owner adds them to the row.
 
+Rows of pooled tables in another node are read by the reader's proxy there, whose link to j they
+pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j.
+
 Reads are therefore sparse entries (reader, source, payer, seconds per byte): 2M² - M of them for M
 ranks at most, and no array of [M, M, M]. Bytes through one resource are added up before they are
 priced. What replicas cost beside their reads is in allreduce.py. Everything that prices reads or
@@ -51,11 +54,12 @@ class Charges:
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
         """The charges of reads on a topology; the same object while few topologies are in use."""
-        unserved = topology.shared_pairs
-        if isinstance(topology, PooledTopology):  # proxies read rows of shared memory themselves
-            shared = [topology.memory[node] == SHARED for node in topology.node_of]
-            unserved = unserved | topology.masks()["other_node"] & np.array(shared)
-        return Charges._made(topology.link_cost, ~unserved)
+        if not isinstance(topology, PooledTopology):
+            return Charges._made(topology.link_cost, ~topology.shared_pairs)
+        # Proxies read rows of shared memory themselves.
+        shared = np.array([topology.memory[node] == SHARED for node in topology.node_of])
+        unserved = shared & (topology.proxy != np.arange(topology.ranks))
+        return Charges._made(topology.vector_link_cost, ~unserved, topology.proxy)
 
     @staticmethod
     @lru_cache(maxsize=4)
@@ -64,25 +68,31 @@ class Charges:
         of i from j; those of reads themselves where no ranks share memory."""
         everywhere = np.ones((topology.ranks, topology.ranks), dtype=bool)
         if isinstance(topology, PooledTopology):
-            return Charges._made(topology.gradient_link_cost, everywhere)
+            in_node = np.where(topology.masks()["other_node"], 0.0, topology.own_link_cost)
+            return Charges._made(in_node, everywhere, topology.proxy)
         if not topology.shares_memory:
             return Charges.of(topology)
         return Charges._made(topology.link_cost, everywhere)
 
     @staticmethod
-    def _made(link_cost: Floats, served: NDArray[np.bool_]) -> "Charges":
-        """The charges by link costs, where the source has its part in what is `served`; both
-        [reader, source]."""
+    def _made(link_cost: Floats, served: NDArray[np.bool_], proxy: Ints | None = None) -> "Charges":
+        """The charges by link costs, where the source has its part in what is `served`, and the
+        link of the reader's `proxy` its part in what that reads for it; all [reader, source]."""
         M = len(link_cost)
         reader, source = (axis.ravel() for axis in np.indices((M, M)))
         memory, link = source * M + source, reader * M + source
         used = np.stack([served.ravel(), reader != source], axis=1)
+        resources = [memory, link]
+        if proxy is not None:
+            by = proxy.ravel()
+            used = np.column_stack([used, (by != reader) & (by != source)])
+            resources.append(by * M + source)
         entries = used.sum(axis=1)
         return Charges(
             ranks=M,
             reader=np.repeat(reader, entries),
             source=np.repeat(source, entries),
-            resource=np.stack([memory, link], axis=1)[used],
+            resource=np.stack(resources, axis=1)[used],
             payer=reader,  # of a link its reader, of a memory its rank
             seconds=link_cost.ravel(),
         )

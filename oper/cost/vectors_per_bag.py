@@ -123,20 +123,24 @@ def vector_ratios(
 ) -> VectorRatios:
     """The ratios of tables of which the nodes' ranks have `local_shares` [T] of the accesses on
     replicas, all other rows lying on one of `nodes` nodes each."""
-    of_bags, bags = VectorsPerBag(lengths), lengths.bags_of_tables
-    shares = (1 - local_shares)[:, None] / nodes
-    vector_bytes = np.array([4.0 * table.dim for table in tables])
-    row_bytes = np.array([table.row_bytes for table in tables], dtype=np.float64)
-    read = row_bytes * lengths.ids_of_tables
-    remote = shares[:, 0]
-    vectors = float((vector_bytes * bags * remote) @ of_bags.chords(shares)[:, 0])
-    rows = float(read @ remote)
+    shares = np.broadcast_to((1 - local_shares)[:, None] / nodes, (lengths.tables, nodes))
+    vectors = vector_bytes(lengths, tables, shares)
+    read = np.array([table.row_bytes for table in tables]) * lengths.ids_of_tables.astype(float)
+    rows = float(read @ shares[:, 0])
     some = read > 0
-    whole = of_bags.chances(np.ones_like(shares))[:, 0]
-    least = (vector_bytes * bags * whole)[some] / read[some]
-    found = vectors / rows if rows > 0 else 1.0
+    whole = vector_bytes(lengths, tables, np.ones((lengths.tables, 1)))[:, 0]
+    least = whole[some] / read[some]
+    found = float(vectors[:, 0].sum()) / rows if rows > 0 else 1.0
     lowest = min(float(least.min(initial=np.inf)), found)
     return VectorRatios(found, lowest)
+
+
+def vector_bytes(lengths: BagLengths, tables: Sequence[Table], shares: Floats) -> Floats:
+    """The expected bytes of vectors, float32, for all bags of the log, of tables of which each node
+    has `shares` of the accesses, [T, N]."""
+    a_bag = np.array([4.0 * table.dim for table in tables])[:, None]
+    found: Floats = a_bag * lengths.bags_of_tables[:, None] * VectorsPerBag(lengths).chances(shares)
+    return found
 
 
 def _of_steps(function: Callable[[int], Floats]) -> Callable[[int], Floats]:

@@ -105,7 +105,8 @@ class Plan(Summarised):
     costs on data that it was not made from, where some were kept for that. simple_plans: what whole
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
-    sums for a byte of the rows that they are sums of, by which the plan is priced. seconds: spent
+    sums that come from each node for a byte of the rows that they are sums of, by which the plan is
+    priced. seconds: spent
     on each step of planning; none of a plan from a folder. companions: each writes what belongs
     into the plan's folder beside it, such as vocabularies and moves.
     """
@@ -127,7 +128,7 @@ class Plan(Summarised):
     held_out: HeldOut | None = None
     simple_plans: tuple[SimplePlan, ...] = ()
     pooled_tables: tuple[str, ...] = ()
-    vector_ratio: float | None = None
+    vector_ratio: tuple[float, ...] | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
@@ -207,8 +208,8 @@ class Plan(Summarised):
         where it is priced by their vectors."""
         if self.vector_ratio is None:
             return self.topology
-        ratio = self.vector_ratio
-        return PooledTopology.of(self.topology, ratio, ratio, self.workload.training)
+        ratio, training = np.array(self.vector_ratio), self.workload.training
+        return PooledTopology.of(self.topology, ratio, float(ratio.min()), training)
 
     @property
     def step_latency(self) -> StepLatency:

@@ -122,7 +122,7 @@ class Stated:
     topology: dict[str, Any]
     tables: list[dict[str, Any]]
     pooled_tables: tuple[str, ...] = ()
-    vector_ratio: float | None = None
+    vector_ratio: tuple[float, ...] | None = None
 
 
 def to_json(value: Any) -> Any:

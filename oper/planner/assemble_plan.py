@@ -55,5 +55,5 @@ def assemble(planned: Planned) -> Plan:
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
         pooled_tables=() if pooled is None else tuple(table.name for table in profile.tables),
-        vector_ratio=None if pooled is None else pooled.vector_ratio,
+        vector_ratio=None if pooled is None else tuple(pooled.vector_ratio.tolist()),
     )

@@ -100,16 +100,18 @@ def place_in_memory(
     workload: Workload,
     asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
+    by_table: bool = False,
 ) -> Planned:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
+    `by_table` as for `make_problem`.
 
     Raises OperError where the ranks cannot hold the tables.
     """
     if not by_devices(topology, asked):
-        return make_placement(profile, topology, workload, asked, report)
+        return make_placement(profile, topology, workload, asked, report, by_table=by_table)
     watch = Watch(report)
     with watch("classes"):
-        problem = make_problem(profile, topology, workload, asked)
+        problem = make_problem(profile, topology, workload, asked, by_table=by_table)
     with watch("memory"):
         limits = DeviceLimits.of(problem)
         shares = shares_up_to(limits.most_extra)

@@ -118,16 +118,17 @@ def make_placement(
     asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
     limits: Limits | None = None,
+    by_table: bool = False,
 ) -> Planned:
     """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
-    name of each step as it begins.
+    name of each step as it begins. `by_table` as for `make_problem`.
 
     Raises CapacityError where the capacities cannot hold the tables, InfeasibleError where no
     placement was found that keeps all limits.
     """
     watch = Watch(report)
     with watch("classes"):
-        problem = make_problem(profile, topology, workload, asked, limits)
+        problem = make_problem(profile, topology, workload, asked, limits, by_table=by_table)
     return place(problem, watch)
 
 

@@ -2,8 +2,8 @@
 
 In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
 or, where that does not decide, to a copy of each row on each rank; they end where more memory is
-not used. The placement that was made is one of them. Those of pooled tables are made in turns, as
-it was (place_pooled.py).
+not used. The placement that was made is one of them. Those of pooled tables are made as it was
+(place_pooled.py).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any
 
 from oper.planner.device_limits import DeviceLimits, round_down
 from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
-from oper.planner.place_pooled import place_in_turns
+from oper.planner.place_pooled import place_pooled
 from oper.planner.problem.problem import Problem, with_limits
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
@@ -65,15 +65,10 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
 
 def _placed(problem: Problem, topology: Topology) -> Planned:
     """A placement within the limits of `problem`, for `topology` as it was given."""
-    watch, limited = Watch(lambda step: None), problem.topology
-    if not isinstance(limited, PooledTopology):
-        return place(problem, watch)
-    return place_in_turns(
-        problem.profile,
-        topology,
-        problem.workload,
-        lambda ranks: place(replace(problem, topology=ranks.on(limited.unpooled)), watch),
-    )
+    if not isinstance(problem.topology, PooledTopology):
+        return place(problem, Watch(lambda step: None))
+    asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
+    return place_pooled(problem.profile, topology, problem.workload, asked)
 
 
 def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:

@@ -2,35 +2,63 @@
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. What a row of another node
 costs depends on how many rows of its bag are there: the more rows are replicated, the fewer are
-left in a bag to be added up, and the more of a vector each of them costs. So the placement and the
-bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are found in turns, from both
+left in a bag to be added up, and the more of a vector each of them costs.
+
+On homogeneous ranks copies are chosen table by table (pooled_copies.py, in training), and all other
+rows of a table lie on its home (homes.py). Elsewhere tables are spread over all nodes: placement
+and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are found in turns, from both
 ends: a bag's rows all elsewhere, and each of them a vector of its own; and the placement with the
-shorter iteration is taken. The certificate is for every placement: it takes each row of a table to
-be on one node, whose vector all of a bag share.
+shorter iteration is taken. All are priced by the shares of each table's accesses that their nodes
+have. The certificate is for every placement: it takes each row of a table to be on one node, whose
+vector all of a bag share.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.cost.vectors_per_bag import vector_ratios
+from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
+from oper.cost.vectors_per_bag import vector_bytes, vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
+from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.homes import Homes, choose_homes
+from oper.planner.class_placement.partitions import partitions
+from oper.planner.class_placement.pooled_copies import (
+    PooledCopies,
+    Supposed,
+    choose_copies,
+    enough_extra_bytes,
+    table_of_class,
+)
 from oper.planner.device_limits import DeviceLimits
-from oper.planner.least_memory import bound_seconds, place_in_memory
-from oper.planner.make_placement import Planned
-from oper.planner.problem.problem import make_problem
+from oper.planner.least_memory import (
+    TOLERANCE,
+    bound_seconds,
+    by_devices,
+    place_in_memory,
+    shares_up_to,
+)
+from oper.planner.make_placement import Planned, Watch, within_limits
+from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
+from oper.planner.row_placement.rows_at_homes import place_at_homes
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
+# The load of the nodes of tables above the mean over nodes, when copies are chosen.
+_LOADS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _TURNS = 4
 _SETTLED = 1e-3  # relative: ratios that differ by less are one
+# With ranks of a node further from even than the first, more rows are listed: that share of all.
+_RESERVES = ((0.0, RESERVE_SHARE), (2e-4, 1 / 8), (1e-3, 1.0))
 
 
 def place_pooled(
@@ -46,43 +74,148 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    best = place_in_turns(
-        profile,
-        topology,
-        workload,
-        lambda ranks: place_in_memory(profile, ranks, workload, asked, report),
-    )
-    if best.certificate.full_memory_bound_seconds is None:
-        return best
-    # With all memory that the devices have, too, the least that any placement can cost.
-    ranks = best.problem.topology
-    assert isinstance(ranks, PooledTopology)
-    bounding = PooledTopology.of(topology, ranks.least_ratio, ranks.least_ratio, ranks.training)
-    limits = DeviceLimits.of(make_problem(profile, bounding, workload, asked))
-    full = bound_seconds(limits, limits.most_extra)
-    return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
-
-
-def place_in_turns(
-    profile: Profile,
-    topology: Topology,
-    workload: Workload,
-    place: Callable[[PooledTopology], Planned],
-) -> Planned:
-    """The placement with the shortest iteration that `place` comes to, priced by the vectors of its
-    own bags: it is given `topology` with the link costs of pooled tables' rows, in turns.
-
-    Raises OperError where the profile does not know the lengths of bags, and what `place` does.
-    """
-    lengths, nodes = profile.bag_lengths, topology.nodes
+    lengths = profile.bag_lengths
     if lengths is None:
         raise OperError(
             "fetch pooled: the profile does not say how long bags are, as older ones do not; "
             "profile the log again"
         )
+    if workload.training and topology.homogeneous and asked.balance == "time":
+        planned = _at_homes(profile, topology, workload, asked, lengths, Watch(report))
+        if planned is not None:
+            return planned
+    return _over_all_nodes(profile, topology, workload, asked, lengths, report)
+
+
+def _at_homes(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    asked: PlanSettings,
+    lengths: BagLengths,
+    watch: Watch,
+) -> Planned | None:
+    """The plan whose tables have homes; None where its limits are not kept."""
+    nowhere = np.zeros(lengths.tables)
+    least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere).least
+    # The most that rows can cost: each row a vector. So limits leave room for enough copies.
+    dearest = PooledTopology.of(topology, max(1.0, least), least, workload.training)
+    with watch("classes"):
+        problem = make_problem(profile, dearest, workload, asked, by_table=True)
+    full = None
+    if by_devices(topology, asked):
+        with watch("memory"):
+            limits = DeviceLimits.of(problem)
+            most = limits.beside_most_replicas(limits.most_extra)
+            full = choose_copies(most, lengths, most.budget_bytes).bound_seconds
+            problem = _in_least_memory(limits, most, lengths)
+    with watch("draft"):
+        copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
+        bound = choose_copies(problem, lengths, problem.budget_bytes).bound_seconds
+        sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
+        placement = _class_placement(problem, sets, copies.everywhere[:, None])
+    for uneven, share in _RESERVES:
+        with watch("rows"):
+            rows = place_at_homes(problem, sets, copies.everywhere[:, None], homes, share)
+        if _unevenness(problem, rows) <= uneven:
+            break
+    if not within_limits(problem, rows.cost):
+        return None
+    with watch("bound"):
+        planned = _priced(problem, placement, rows, least, lengths)
+        certificate = planned.certificate
+        if bound > certificate.lower_bound_seconds:
+            certificate = replace(
+                certificate,
+                lower_bound_seconds=bound,
+                hot_row_share=None,
+                bound_note=None,
+            )
+    certificate = replace(certificate, full_memory_bound_seconds=full)
+    return replace(planned, certificate=certificate, seconds=watch.seconds)
+
+
+def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -> Problem:
+    """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
+    at most, than with that of `most`."""
+    supposed = _supposed(most, lengths)
+    shares = shares_up_to(limits.most_extra)
+
+    def seconds(problem: Problem) -> float:
+        copies, homes = _with_homes(problem, lengths, supposed)
+        return copies.copy_seconds + homes.seconds
+
+    longest = seconds(most) * (1 + TOLERANCE)
+    enough = enough_extra_bytes(most, lengths, most.budget_bytes, TOLERANCE, supposed)
+    used = choose_copies(most, lengths, most.budget_bytes, supposed).everywhere
+    extra = (most.ranks - 1) * float(most.classes.m @ used)
+    total = max(most.classes.total_bytes, 1)
+    low, high = (min(bisect_left(shares, b / total), len(shares) - 1) for b in (enough, extra))
+    least = bisect_left(
+        range(low, high), True, key=lambda i: seconds(limits.within(shares[i])) <= longest
+    )
+    return limits.within(shares[low + least])
+
+
+def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
+    """Where to suppose rows with one owner when copies are chosen, so that T with homes for them is
+    least. Fewer tables than nodes cannot be even on nodes of their own: more of their rows have
+    copies then, or they share nodes."""
+    nodes = problem.topology.nodes
+    spreads = [1]
+    while spreads[-1] < nodes:
+        spreads.append(min(2 * spreads[-1], nodes))
+    tried = [Supposed(spread, load) for spread in spreads for load in _LOADS if load <= nodes]
+
+    def seconds(supposed: Supposed) -> float:
+        copies, homes = _with_homes(problem, lengths, supposed)
+        return copies.copy_seconds + homes.seconds
+
+    return min(tried, key=seconds)
+
+
+def _with_homes(
+    problem: Problem, lengths: BagLengths, supposed: Supposed
+) -> tuple[PooledCopies, Homes]:
+    """Copies, and homes for all other rows."""
+    copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
+    held = float(problem.classes.m @ copies.everywhere)
+    room = float(problem.capacity_bytes.min() - held) * problem.ranks / problem.topology.nodes
+    return copies, choose_homes(problem, lengths, problem.classes.rows - copies.everywhere, room)
+
+
+def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> ClassPlacement:
+    """Copies of rows of each class, [C, G - M], all others left to be placed."""
+    none = np.zeros((len(problem.classes), problem.ranks), dtype=np.int64)
+    return ClassPlacement(
+        step="homes",
+        holder_sets=sets,
+        counts=np.concatenate([none, replicas], axis=1),
+        striped=problem.classes.rows - replicas.sum(axis=1),
+        shares=problem.shares,
+        partitions=partitions(problem.classes, problem.asked.threshold),
+    )
+
+
+def _unevenness(problem: Problem, rows: RowPlacement) -> float:
+    """How far the largest T is above the largest mean of a node's ranks, relative."""
+    seconds, node_of = rows.cost.rank_seconds, np.array(problem.topology.node_of)
+    means = np.bincount(node_of, seconds) / np.bincount(node_of)
+    return float(seconds.max() / means.max() - 1) if means.max() > 0 else 0.0
+
+
+def _over_all_nodes(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    asked: PlanSettings,
+    lengths: BagLengths,
+    report: Callable[[str], None],
+) -> Planned:
+    """The plan whose tables are spread over all nodes."""
 
     def pooled(local_shares: Floats) -> PooledTopology:
-        ratios = vector_ratios(lengths, profile.tables, nodes, local_shares)
+        ratios = vector_ratios(lengths, profile.tables, topology.nodes, local_shares)
         return PooledTopology.of(topology, ratios.even, ratios.least, workload.training)
 
     found: list[Planned] = []
@@ -90,46 +223,85 @@ def place_in_turns(
     for start in (np.zeros(tables), np.ones(tables)):
         ranks = pooled(start)
         for _ in range(_TURNS):
-            planned = place(ranks)
-            settled = ranks.vector_ratio
-            ranks = pooled(local_shares(planned, lengths))
-            if abs(ranks.vector_ratio - settled) <= _SETTLED * settled:
+            planned = place_in_memory(profile, ranks, workload, asked, report, by_table=True)
+            settled = float(ranks.vector_ratio.mean())
+            ranks = pooled(1 - node_shares(planned.problem, planned.row_placement).sum(axis=1))
+            if abs(float(ranks.vector_ratio.mean()) - settled) <= _SETTLED * settled:
                 break
-        found.append(priced(planned, ranks))
-    return min(found, key=lambda each: each.cost.objective_seconds)
+        full = planned.certificate.full_memory_bound_seconds
+        made = _priced(
+            planned.problem,
+            planned.class_placement,
+            planned.row_placement,
+            ranks.least_ratio,
+            lengths,
+        )
+        certificate = replace(made.certificate, full_memory_bound_seconds=full)
+        found.append(replace(made, certificate=certificate, seconds=planned.seconds))
+    best = min(found, key=lambda each: each.cost.objective_seconds)
+    if best.certificate.full_memory_bound_seconds is None:
+        return best
+    # With all memory that the devices have, too, the least that any placement can cost.
+    limits = DeviceLimits.of(
+        make_problem(profile, pooled(np.zeros(tables)).bounding, workload, asked)
+    )
+    full = bound_seconds(limits, limits.most_extra)
+    return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 
-def priced(planned: Planned, ranks: PooledTopology) -> Planned:
+def _priced(
+    problem: Problem,
+    placement: ClassPlacement,
+    rows: RowPlacement,
+    least_ratio: float,
+    lengths: BagLengths,
+) -> Planned:
     """A placement priced by the vectors of its own bags, and certified for these costs."""
-    of_placement = planned.problem.topology
-    assert isinstance(of_placement, PooledTopology)
-    problem = replace(planned.problem, topology=ranks.on(of_placement.unpooled))
-    rows = planned.row_placement
+    given = problem.topology
+    assert isinstance(given, PooledTopology)
+    ratio = _ratio_of_nodes(problem, rows, lengths, least_ratio)
+    least = min(least_ratio, float(ratio.min()))
+    topology = PooledTopology.of(given.unpooled, ratio, least, given.training)
+    problem = replace(problem, topology=topology)
     cost = problem.price(rows.holder_sets, rows.sums)
-    made = replace(rows, cost=cost)
-    full = planned.certificate.full_memory_bound_seconds
     certificate = certify(problem, cost.objective_seconds)
-    return replace(
-        planned,
-        problem=problem,
-        row_placement=made,
-        certificate=replace(certificate, full_memory_bound_seconds=full),
-    )
+    return Planned(problem, placement, replace(rows, cost=cost), certificate)
 
 
-def local_shares(planned: Planned, lengths: BagLengths) -> Floats:
-    """The share of each table's accesses that are to rows with a copy on every rank, or in every
-    node, [T]. Tables share the replicas of a class as they share its rows."""
-    problem, placement = planned.problem, planned.row_placement
-    classes, sets = problem.classes, placement.holder_sets
-    node_of = np.array(problem.topology.node_of)
-    holds = np.stack(
-        [sets.holds[:, node_of == n].any(axis=1) for n in range(problem.topology.nodes)]
-    )
-    near = holds.all(axis=0)
-    replicated = placement.counts[:, near].sum(axis=1) / np.maximum(classes.rows, 1)
-    entry = classes.entry_class
-    accesses = (classes.accesses * replicated)[entry] * classes.entry_rows
-    of_tables = np.bincount(classes.entry_table, accesses, minlength=lengths.tables)
-    shares: Floats = np.clip(of_tables / np.maximum(lengths.ids_of_tables, 1), 0.0, 1.0)
-    return shares
+def _ratio_of_nodes(
+    problem: Problem, rows: RowPlacement, lengths: BagLengths, least_ratio: float
+) -> Floats:
+    """Bytes of vectors for a byte of rows that others read of each node, [N]."""
+    tables, shares = problem.profile.tables, node_shares(problem, rows)
+    a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
+    vectors = vector_bytes(lengths, tables, np.clip(shares, 0.0, 1.0)).sum(axis=0) * a_rank
+    read = rows.sums.read_bytes @ _read_from(problem, rows.holder_sets)
+    ratio = np.full(len(vectors), least_ratio)
+    np.divide(vectors, read, out=ratio, where=(read > 0) & (vectors > 0))
+    return ratio
+
+
+def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
+    """The share of each table's accesses that a rank of another node makes to rows of each node,
+    the mean over those ranks, [T, N]."""
+    classes, profile = problem.classes, problem.profile
+    read_from = _read_from(problem, rows.holder_sets)
+    accesses = (classes.accesses[:, None] * rows.counts) @ read_from
+    table = table_of_class(classes)
+    shares = (rows.scan.striped_accesses @ read_from[: problem.ranks]).astype(np.float64)
+    np.add.at(shares, table, accesses)
+    total = np.bincount(table, classes.rows * classes.accesses, minlength=len(profile.tables))
+    found: Floats = shares / np.maximum(total, 1)[:, None]
+    return found
+
+
+def _read_from(problem: Problem, sets: HolderSets) -> Floats:
+    """The share of the ranks of all other nodes that read each holder set from each node,
+    [G, N]."""
+    node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
+    source = node_of[sets.source]
+    found = np.zeros((len(sets), nodes))
+    for node in range(nodes):
+        others = node_of != node
+        found[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
+    return found

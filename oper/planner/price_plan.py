@@ -40,7 +40,7 @@ def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Proble
         if lengths is not None:
             nowhere = np.zeros(len(profile.tables))
             least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere).least
-        topology = replace(topology, least_ratio=min(least, topology.vector_ratio))
+        topology = replace(topology, least_ratio=min(least, topology.least_ratio))
     return make_problem(profile, topology, plan.workload, plan.asked, plan.limits, as_counted)
 
 

@@ -32,6 +32,7 @@ from oper.report.charts.comparison_charts import beside
 _NOTICED = 5e-5  # a share below it prints as 0.00%
 _EVEN = 1e-3  # ranks or links that differ by less are called even
 _PLACED_BY = {
+    "homes": "pooled tables on their homes: the rest of each table on as few nodes as pays",
     "greedy": "OPER's own procedure: rows of similar frequency together, then rows swapped",
     "programme": "a linear programme, as the ranks differ, and then rows swapped",
     "integer programme": "an integer programme, as the problem is small",

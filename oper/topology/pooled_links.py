@@ -7,21 +7,22 @@ that they are sums of (oper/cost/vectors_per_bag.py) and L the link costs, a byt
 from rank j of another node takes
 
     reads       L[i][j] · r      the vector; in training twice, as its gradient comes back
-                + near[j]        the proxy's read, the mean over the ranks of j's node
-    gradients   near'[j]         from the proxy, which has the gradients of j's rows, to j
+                + L[p][j]        the read of i's proxy p, which the proxy pays (read_charges.py)
+    gradients   L[p][j]          from the proxy, which has the gradients of j's rows, to j
 
-and in a node what it takes there without pooling. near[j] is the mean of L[p][j] over the ranks p
-of j's node, of which j itself has no link to pass; in shared memory its own read is one of the
-proxies' too. A proxy's work is charged to the rank that it works for: where nodes are alike and
-hold equal shares of what is read, as many ranks as each works for work for it.
+and in a node what it takes there without pooling. r is of j's node: how many rows of a bag are
+there depends on where the tables' rows are. In `link_cost`, by which placements are sought, the
+proxy's read is its mean over the ranks of j's node, of which j itself has no link to pass; in
+shared memory j's own read is one of the proxies' too.
 """
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 
@@ -31,33 +32,56 @@ class PooledTopology(Topology):
     """A topology with the link costs of pooled tables' rows.
 
     own_link_cost: those without pooling, s/byte [M, M]. gradient_link_cost: from reader to owner,
-    the same. vector_ratio: bytes of vectors for a byte of rows of other nodes. least_ratio: the
-    same, at the least, wherever rows are. training: whether vectors go both ways.
+    the same. vector_ratio: bytes of vectors for a byte of rows of each node, as others read them,
+    [N]. least_ratio: the same, at the least, wherever rows are. training: whether vectors go both
+    ways.
     """
 
     own_link_cost: Floats = field(kw_only=True)
     gradient_link_cost: Floats = field(kw_only=True)
-    vector_ratio: float = field(kw_only=True)
+    vector_ratio: Floats = field(kw_only=True)
     least_ratio: float = field(kw_only=True)
     training: bool = field(kw_only=True)
 
     @staticmethod
     def of(
-        topology: Topology, ratio: float, least_ratio: float, training: bool
+        topology: Topology, ratio: Floats | float, least_ratio: float, training: bool
     ) -> "PooledTopology":
-        """The topology of pooled tables' rows, with so many bytes of vectors for a byte of them."""
+        """The topology of pooled tables' rows, with so many bytes of vectors for a byte of them, of
+        each node [N] or of all."""
+        ratios = np.broadcast_to(np.asarray(ratio, dtype=np.float64), topology.nodes)
         near, near_gradient = _near(topology)
         own, other = topology.link_cost, topology.masks()["other_node"]
-        far = own * ratio * (2 if training else 1)
+        far = own * ratios[np.array(topology.node_of)] * (2 if training else 1)
         content: dict[str, Any] = vars(topology) | {"link_cost": np.where(other, far + near, own)}
         return PooledTopology(
             **content,
             own_link_cost=own,
             gradient_link_cost=np.where(other, near_gradient, own),
-            vector_ratio=ratio,
+            vector_ratio=ratios,
             least_ratio=least_ratio,
             training=training,
         )
+
+    @property
+    def vector_link_cost(self) -> Floats:
+        """What the vectors for a byte of rows take on each link between nodes, s/byte [M, M]; in a
+        node what the byte itself takes."""
+        ratios = self.vector_ratio[np.array(self.node_of)] * (2 if self.training else 1)
+        return np.where(self.masks()["other_node"], self.own_link_cost * ratios, self.own_link_cost)
+
+    @cached_property
+    def proxy(self) -> Ints:
+        """The rank that reads for each in the source's node, [reader, source]: the one at the same
+        position there, and the reader itself in its own node."""
+        node_of = np.array(self.node_of)
+        ranks = np.argsort(node_of, kind="stable")
+        size = np.bincount(node_of)
+        first = np.cumsum(size) - size
+        position = np.empty(len(node_of), dtype=np.int64)
+        position[ranks] = np.arange(len(node_of)) - first[node_of[ranks]]
+        proxy: Ints = ranks[first[node_of] + position[:, None] % size[node_of]]
+        return proxy
 
     @property
     def unpooled(self) -> Topology:

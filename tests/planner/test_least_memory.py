@@ -37,8 +37,8 @@ from oper.planner.memory_curve import memory_curve
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
-from oper.topology.latency import Latency
 from oper.profiling.profile import Profile
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
 from tests.support.planner.profiles import make_profile

@@ -69,13 +69,27 @@ def bags_with(lengths: BagLengths, table: int, share: float) -> float:
 def cost_written_out(
     profile: Profile, batch: int, owner: list[np.ndarray], training: bool, ranks: Topology
 ) -> float:
-    """The objective of tables whose rows lie on `owner[t]`, M for copies on all ranks: each rank's
-    own reads, those of its proxies, one vector for each bag and node that has any, and what copies
-    cost by the densest AllReduce. Ids of a bag are independent, but for rows that repeat."""
+    """The objective of tables whose rows lie on `owner[t]`, M for copies on all ranks: what reads
+    and gradients take, and copies by the densest AllReduce."""
+    T = seconds_written_out(profile, batch, owner, training, ranks)
+    copied = sum(
+        table.row_bytes * float((of_rows == M).sum())
+        for table, of_rows in zip(profile.tables, owner, strict=True)
+    )
+    if training and copied:
+        T += 2 * (M - 1) / M * copied / ranks.allreduce_bandwidth
+    return float(T.max())
+
+
+def seconds_written_out(
+    profile: Profile, batch: int, owner: list[np.ndarray], training: bool, ranks: Topology
+) -> np.ndarray:
+    """What reads and gradients of rows with one owner take each rank, [M]: its own reads, those of
+    the ranks that it is proxy of, and one vector for each bag and node that has any. Ids of a bag
+    are independent, but for rows that repeat."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None
     T, b = np.zeros(M), batch / M / profile.samples
-    copied = 0.0
     for t, table in enumerate(profile.tables):
         first = int(profile.offsets[t])
         accesses = profile.accesses[first : first + table.rows].astype(float)
@@ -86,7 +100,6 @@ def cost_written_out(
         touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
         sent = np.bincount(owner[t], touched, minlength=M + 1)
         T += inside[M] * b * S * LOCAL
-        copied += S * float((owner[t] == M).sum())
         for node in range(NODES):
             members = range(node * PER_NODE, (node + 1) * PER_NODE)
             share = inside[list(members)].sum() / total
@@ -100,9 +113,54 @@ def cost_written_out(
                     away = members[reader % PER_NODE] != r
                     T[members[reader % PER_NODE]] += NEAR * away * (read + training * gradient)
                     T[r] += LOCAL * (read * (not (shared and away)) + training * gradient)
-    if training and copied:
-        T += 2 * (M - 1) / M * copied / ranks.allreduce_bandwidth
-    return float(T.max())
+    return T
+
+
+def owners(plan: Plan) -> list[np.ndarray]:
+    """The only rank that holds each row, of each table; M where all do."""
+    found = []
+    for t, table in enumerate(plan.tables):
+        at = plan.layout.locate(t, np.arange(table.rows))
+        holds = plan.layout.holds[at.group]
+        listed = np.where(holds.all(axis=1), M, holds.argmax(axis=1))
+        assert ((holds.sum(axis=1) == 1) | holds.all(axis=1))[at.group >= 0].all()
+        found.append(np.where(at.group >= 0, listed, at.owner))
+    return found
+
+
+@pytest.mark.parametrize("memory", ["linked", "shared"])
+@pytest.mark.parametrize("extra", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_states_what_its_rows_cost(
+    tmp_path: Path, seed: int, extra: float, memory: str
+) -> None:
+    """The rows are read from the plan that was saved; batches are not smaller than the log, whose
+    samples then are drawn one by one."""
+    rows, samples = ((900, 70, 400), 60) if seed else ((60, 50, 3, 40), 60)
+    profile, ranks = profiled(tmp_path, seed, rows, samples), topology(memory)
+    settings = PlanSettings(extra_memory=extra)
+    make_plan(profile, ranks, Workload("training", "pooled", 64), settings).save(tmp_path / "q")
+    plan = Plan.load(tmp_path / "q")
+    written = seconds_written_out(profile, 64, owners(plan), True, ranks)
+    stated = plan.cost.rank_seconds - plan.cost.allreduce_seconds
+    np.testing.assert_allclose(stated, written, rtol=1e-6)
+
+
+def test_tables_keep_to_their_homes(tmp_path: Path) -> None:
+    """Where vectors are what takes longest, no table is worth two nodes' vectors."""
+    profile = profiled(tmp_path, 7, (600, 500, 400, 550), 400)
+    plan = make_plan(
+        profile, topology(), Workload("training", "pooled", 512), PlanSettings(extra_memory=0.5)
+    )
+    assert plan.record is not None
+    assert plan.record.step == "homes"
+    assert plan.certificate is not None
+    assert plan.certificate.certified_gap < 0.05
+    node_of = np.append(np.array(plan.topology.node_of), -1)
+    for of_rows, first in zip(owners(plan), profile.offsets, strict=False):
+        accesses = profile.accesses[first : first + len(of_rows)]
+        on = [int(accesses[node_of[of_rows] == node].sum()) for node in range(NODES)]
+        assert min(on) <= 0.25 * sum(on)
 
 
 @pytest.mark.parametrize("memory", ["linked", "shared"])
@@ -165,7 +223,8 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
     assert plan.workload.fetch == "pooled"
     assert said["simple_plans"] == []
     assert plan.vector_ratio is not None
-    assert 0 < plan.vector_ratio < 1
+    assert len(plan.vector_ratio) == NODES
+    assert all(0 < ratio < 1 for ratio in plan.vector_ratio)
     assert type(plan.topology) is Topology
     assert (plan.topology.link_cost == topology().link_cost).all()
     assert "ok    the figures add up" in fine("plan", "check", "q", "log.parquet")

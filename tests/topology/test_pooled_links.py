@@ -64,7 +64,7 @@ def test_what_a_byte_costs_is_what_ranks_and_proxies_do(
     np.testing.assert_allclose(paid(Charges.of_gradients(pooled)), gradients)
     assert np.array_equal(pooled.unpooled.link_cost, topology.link_cost)
     assert type(pooled.unpooled) is Topology
-    assert pooled.bounding.vector_ratio == ratio / 2
+    assert (pooled.bounding.vector_ratio == ratio / 2).all()
     assert (pooled.bounding.link_cost <= pooled.link_cost).all()
 
 

@@ -250,11 +250,16 @@ def fetching_text(plan: "Plan") -> str:
     )
     if plan.vector_ratio is not None:
         text += (
-            f"; {format_digits(plan.vector_ratio, 3)} bytes of sums come from other nodes for a "
-            "byte of the rows that are added up there, with the rows of a bag spread evenly over "
-            "the nodes"
+            f"; {_range_of(plan.vector_ratio)} bytes of sums come from other nodes for a byte of "
+            "the rows that are added up there"
         )
     return text
+
+
+def _range_of(values: tuple[float, ...]) -> str:
+    """Numbers in three digits: the least and the largest, or one where these are equal."""
+    ends = [format_digits(value, 3) for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def simple_plan_text(found: "SimplePlan") -> str:

@@ -145,16 +145,23 @@ def measured_ratios(profile: Profile) -> Floats | None:
     return None if profile.distinct is None else np.stack(distinct_ratios(profile), axis=1)
 
 
-def classify(profile: Profile, workload: Workload, ranks: int, as_counted: bool = False) -> Classes:
-    """The classes of all rows of a profile, in one pass over its counters; `as_counted` as for
-    `group`."""
+def classify(
+    profile: Profile,
+    workload: Workload,
+    ranks: int,
+    as_counted: bool = False,
+    by_table: bool = False,
+) -> Classes:
+    """The classes of all rows of a profile, in one pass over its counters; `as_counted` and
+    `by_table` as for `group`."""
     table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
         profile.samples_with_row,
         profile.offsets,
         profile.samples_with_row_offsets,
     )
-    return group(profile, workload, ranks, table, accesses, samples_with_row, rows, as_counted)
+    entries = table, accesses, samples_with_row, rows
+    return group(profile, workload, ranks, *entries, as_counted, by_table)
 
 
 def group(
@@ -166,11 +173,13 @@ def group(
     samples_with_row: Ints,
     rows: Ints,
     as_counted: bool = False,
+    by_table: bool = False,
 ) -> Classes:
     """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
     `samples_with_row[e]` samples.
 
     What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
+    `by_table`: rows of different tables are of different classes, each of which is then one entry.
     """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
@@ -182,10 +191,10 @@ def group(
     # Rows that were seldom read are told apart by what is expected of them, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
-    order = np.lexsort((entry_ratio, -samples_with_row, -entry_expected, entry_width, -accesses))
-    keys = np.stack([accesses, entry_width, entry_expected, samples_with_row, entry_ratio], axis=1)[
-        order
-    ]
+    kept_apart = table if by_table else np.zeros_like(table)
+    by = (kept_apart, entry_ratio, -samples_with_row, -entry_expected, entry_width, -accesses)
+    order = np.lexsort(by)
+    keys = np.stack(by, axis=1)[order]
     new = np.ones(len(keys), dtype=bool)
     new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     class_of = np.cumsum(new) - 1

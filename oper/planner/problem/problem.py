@@ -91,10 +91,12 @@ def make_problem(
     asked: PlanSettings,
     limits: Limits | None = None,
     as_counted: bool = False,
+    by_table: bool = False,
 ) -> Problem:
     """The classes of the profile and the limits of every plan for it: `limits`, or those that
     follow from what is asked. `as_counted`: plans are priced by what was counted, and not by what
-    further samples are expected to read (classes.py).
+    further samples are expected to read (classes.py). `by_table`: rows of different tables are of
+    different classes.
 
     Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
     cannot hold the tables.
@@ -113,7 +115,7 @@ def make_problem(
         extra = UNKNOWN_DEVICES if asked.extra_memory is None else asked.extra_memory
         limits = Limits(extra, asked.reserve)
     workload = workload.on(topology.nodes)
-    classes = classify(profile, workload, topology.ranks, as_counted)
+    classes = classify(profile, workload, topology.ranks, as_counted, by_table)
     capacity, budget = _bytes(classes, topology, workload, limits)
     return Problem(
         asked=asked,

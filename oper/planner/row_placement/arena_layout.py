@@ -18,7 +18,7 @@ from oper.planner.row_placement.row_placement import RowPlacement
 
 def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
     """Give every row its slot: the listed rows of each class go to holder sets by the placement's
-    counts, those of tables of width w that are striped follow its `stripes[w]`."""
+    counts, those of table t that are striped follow `stripes[pattern_of[t]]`."""
     tables, classes, ranks = problem.profile.tables, problem.classes, problem.ranks
     sets, counts, stripes = placement.holder_sets, placement.counts, placement.stripes
     width_of_table = table_widths(tables, problem.workload.mode).of_table
@@ -50,9 +50,9 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
         holds=holds,
         base=base,
         orders=tuple(s.order for s in stripes),
-        pattern_of=width_of_table,
+        pattern_of=placement.pattern_of,
         rotation=np.array(
-            [stripes[w].rotation[t] for t, w in enumerate(width_of_table)], dtype=np.int64
+            [stripes[p].rotation[t] for t, p in enumerate(placement.pattern_of)], dtype=np.int64
         ),
         stripe_base=stripe_base,
         line_offset=line_offset,

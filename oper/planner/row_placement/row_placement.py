@@ -56,7 +56,8 @@ class RowPlacement:
 
     holder_sets: HolderSets
     counts: Ints  # [C, G] listed rows
-    stripes: list[Stripes]  # one a width
+    stripes: list[Stripes]  # one a pattern
+    pattern_of: Ints  # [T] each table's among `stripes`
     scan: RowScan
     class_of_row: NDArray[np.int32]  # [E] of each listed row, in order of rows
     sums: Sums  # of the rows of each holder set, striped ones too
@@ -81,13 +82,13 @@ def place_rows(
     width_of_table = table_widths(problem.profile.tables, problem.workload.mode).of_table
     replicas = counts[:, ranks:].sum(axis=1)
     cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, reserve_share)
-    counts = _with_listed(counts, cuts.listed, placement.shares, traffic)
+    counts = with_listed(counts, cuts.listed, placement.shares, traffic)
     stripes = _make_stripes(problem, placement, sets, counts, cuts, width_of_table)
     orders = StripeOrders.of(stripes, width_of_table)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
     class_of_row = scan.listed_classes(classes)
-    listed = _rows_of_classes(class_of_row, len(classes))
-    counts = _with_listed(counts, listed, placement.shares, traffic)
+    listed = rows_of_classes(class_of_row, len(classes))
+    counts = with_listed(counts, listed, placement.shares, traffic)
     even_memory(counts, classes, sets, stripes, placement.shares)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
@@ -97,10 +98,12 @@ def place_rows(
     swaps = _swap_rows(problem, sets, counts, before)
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
-    return RowPlacement(sets, counts, stripes, scan, class_of_row, sums, cost, before, swaps)
+    return RowPlacement(
+        sets, counts, stripes, width_of_table, scan, class_of_row, sums, cost, before, swaps
+    )
 
 
-def _rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:
+def rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:
     """How many rows each class has, [C]."""
     rows = np.zeros(classes, dtype=np.int64)
     # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
@@ -224,7 +227,7 @@ def even_memory(
             memory[r] += float(take.sum()) * row_bytes
 
 
-def _with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> Ints:
+def with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> Ints:
     """Counts [C, G] whose rows of each class are `listed[c]`: further ones go to single owners, and
     where there are fewer, single owners lose rows in proportion, and holders of replicas last."""
     ranks = len(shares)

@@ -30,6 +30,7 @@ from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import (
@@ -157,7 +158,7 @@ def random_links(ranks=4, seed=1):
     """One node, whose links take one to four times as long as the fastest."""
     cost = np.random.default_rng(seed).uniform(1, 4, (ranks, ranks)) / 80e9
     np.fill_diagonal(cost, 1 / 1_244e9)
-    return Topology("random", (0,) * ranks, cost, 72e9, 2e-7)
+    return Topology("random", (0,) * ranks, cost, 72e9, Latency.of_hops(2e-7))
 
 
 @pytest.mark.parametrize("balance", ["time", "link"])

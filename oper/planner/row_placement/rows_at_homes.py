@@ -1,0 +1,137 @@
+"""Rows of pooled tables at their homes: from how many rows of each class have copies, and the nodes
+of each table, to a placement of rows.
+
+In: a `Problem` whose classes are of one table each, copies, `Homes`. Out: `RowPlacement`. As in
+row_placement.py rows above a cut of each table are listed and the others striped, by a pattern for
+each home; and the rows with one owner are even over the ranks of a home's nodes. Swaps even out the
+ranks of each node among themselves, as a table's share of a node is what its bags' vectors follow
+from. How even nodes are was decided with the homes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.holder_sets import HolderSets, Sums
+from oper.cost.objective import Cost
+from oper.cost.traffic import Direction
+from oper.planner.class_placement.homes import Homes
+from oper.planner.class_placement.homogeneous import HOT_SHARE
+from oper.planner.class_placement.pooled_copies import table_of_class
+from oper.planner.class_placement.rounding import split_evenly
+from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.capacity_repair import keep_capacity
+from oper.planner.row_placement.list_hot_rows import (
+    StripeOrders,
+    listed_by_table,
+    make_cuts,
+    scan_by_cuts,
+)
+from oper.planner.row_placement.row_placement import (
+    RowPlacement,
+    rows_of_classes,
+    stripe_sums,
+    with_listed,
+)
+from oper.planner.row_placement.striping import make_stripes
+from oper.planner.row_placement.swaps import SwapSearch
+
+
+def place_at_homes(
+    problem: Problem, sets: HolderSets, replicas: Ints, homes: Homes, reserve_share: float
+) -> RowPlacement:
+    """Place every row: `replicas` [C, G - M] of each class in the `sets` after the M single owners,
+    the others on their tables' homes, at least `reserve_share` of them listed."""
+    classes, ranks, tables = problem.classes, problem.ranks, problem.profile.tables
+    traffic, table = classes.traffic_bytes(problem.workload), table_of_class(classes)
+    shares = homes.of_ranks(np.array(problem.topology.node_of))
+    copied = replicas.sum(axis=1)
+    hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
+    wanted = np.where(hot, classes.rows, copied)
+    by_table = replace(
+        classes,
+        width=table,
+        widths=tuple(classes.widths[w] for w in _width_of_tables(problem)),
+    )
+    number = np.arange(len(tables))
+    cuts = make_cuts(by_table, number, wanted, copied, reserve_share)
+    listed = listed_by_table(classes, cuts, np.ones(len(tables), dtype=bool))
+
+    rows = np.array([each.rows for each in tables], dtype=np.int64)
+    patterns, pattern_of = np.unique(shares, axis=0, return_inverse=True)
+    pattern_of = pattern_of.ravel()
+    stripes = [
+        make_stripes(pattern, np.where(pattern_of == p, rows - listed, 0))
+        for p, pattern in enumerate(patterns)
+    ]
+    orders = StripeOrders.of(stripes, pattern_of)
+    scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
+    class_of_row = scan.listed_classes(classes)
+    found = rows_of_classes(class_of_row, len(classes))
+
+    none = np.zeros((len(classes), ranks), dtype=np.int64)
+    counts = np.concatenate([none, replicas], axis=1)
+    equal = np.full(ranks, 1 / ranks)
+    counts = with_listed(counts, np.minimum(found, copied), equal, traffic)
+    single = found - counts.sum(axis=1)
+    counts[:, :ranks] += _split(single, shares[table], traffic, hot)
+    striped_sums = stripe_sums(problem, scan)
+    keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
+    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks))
+
+    before = problem.price(sets, classes.sums(counts) + striped_sums)
+    swaps = _swap_in_nodes(problem, sets, counts, before)
+    sums = classes.sums(counts) + striped_sums
+    cost = problem.price(sets, sums)
+    return RowPlacement(
+        sets, counts, stripes, pattern_of, scan, class_of_row, sums, cost, before, swaps
+    )
+
+
+def _width_of_tables(problem: Problem) -> Ints:
+    """The index of each table's width, [T]."""
+    classes = problem.classes
+    width = np.zeros(len(problem.profile.tables), dtype=np.int64)
+    width[classes.entry_table] = classes.width[classes.entry_class]
+    return width
+
+
+def _split(rows: Ints, shares: Floats, traffic: Floats, hot: NDArray[np.bool_]) -> Ints:
+    """Rows of each class on each rank, [C, M], by `shares` [C, M]: whole rows that are hot go one
+    by one to the rank with least traffic for its share, most first."""
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    load = np.zeros(shares.shape[1])
+    hottest = np.flatnonzero(hot & (rows > 0))
+    for c in hottest[np.argsort(-traffic[hottest], kind="stable")].tolist():
+        mine = np.flatnonzero(shares[c])
+        for _ in range(int(rows[c])):
+            rank = mine[((load[mine] + traffic[c]) / shares[c, mine]).argmin()]
+            counts[c, rank] += 1
+            load[rank] += traffic[c]
+    cold = np.flatnonzero(~hot & (rows > 0))
+    counts[cold] = split_evenly(rows[cold], shares[cold], load, traffic[cold])
+    return counts
+
+
+def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
+    """Swap rows with one owner between the ranks of each node, in place, while that lowers the
+    largest T there; the number of rounds."""
+    classes, topology, ranks = problem.classes, problem.topology, problem.ranks
+    able = sets.take(np.arange(ranks))
+    directions = classes.traffic(topology, problem.workload).directions(able)
+    rounds = 0
+    for node in range(topology.nodes):
+        mine = np.flatnonzero(np.array(topology.node_of) == node)
+        if len(mine) == 1:
+            continue
+        part = np.asfortranarray(counts[:, mine])
+        inside = tuple(
+            Direction(bytes, columns[np.ix_(mine, mine)]) for bytes, columns in directions
+        )
+        search = SwapSearch(part, inside, classes.width, before.rank_seconds[mine].copy())
+        search.run()
+        rounds += search.rounds_made
+        counts[:, mine] = part
+    return rounds

@@ -1,0 +1,122 @@
+"""Homes and copies of pooled tables, against placements of small problems that are tried one by
+one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oper.cost.allreduce import allreduce_cost
+from oper.cost.vectors_per_bag import VectorsPerBag
+from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
+from oper.planner.class_placement.homes import choose_homes
+from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
+from oper.planner.class_placement.pooled_copies import (
+    choose_copies,
+    enough_extra_bytes,
+    table_of_class,
+    vector_seconds,
+    without_vectors,
+)
+from oper.planner.problem.problem import Problem, make_problem
+from oper.profiling.profile import Profile
+from oper.tables.bag_lengths import BagLengths
+from oper.topology.pooled_links import PooledTopology
+from tests.planner.test_place_pooled import M, profiled, topology
+
+_ROWS = (5, 4, 30)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    folder: Path = tmp_path_factory.mktemp("homes")
+    return profiled(folder, 11, _ROWS, 60)
+
+
+def problem_of(profile: Profile, extra_memory: float = 3.0) -> tuple[Problem, BagLengths]:
+    ranks = PooledTopology.of(topology(), 1.0, 0.1, training=True)
+    asked = PlanSettings(extra_memory=extra_memory)
+    workload = Workload("training", "pooled", 64)
+    problem = make_problem(profile, ranks, workload, asked, by_table=True)
+    assert profile.bag_lengths is not None
+    return problem, profile.bag_lengths
+
+
+def mean_seconds(problem: Problem, lengths: BagLengths, copied: np.ndarray) -> float:
+    """The least mean of T over the AllReduce methods with copies of these rows of each class, [C],
+    and every table's others on one node."""
+    classes, single = problem.classes, problem.classes.rows - copied
+    near = single_seconds(classes, without_vectors(problem.topology), problem.workload) @ single
+    accesses = np.bincount(table_of_class(classes), single * classes.accesses)
+    shares = (accesses / np.maximum(lengths.ids_of_tables, 1))[:, None]
+    vectors = vector_seconds(problem, lengths) @ VectorsPerBag(lengths).chances(shares)[:, 0]
+    if not copied.any():
+        return float(near + vectors)
+    own = min(
+        float(
+            everywhere_seconds(classes, problem.topology, problem.workload, method) @ copied
+            + allreduce_cost(problem.topology, method).latency
+        )
+        for method in ("dense", "bitmap", "allgather")
+    )
+    return float(near + vectors) + own
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), extra=st.sampled_from([0.2, 1.0, 3.0]))
+def test_no_copies_are_better_than_the_bound(
+    profile: Profile, data: st.DataObject, extra: float
+) -> None:
+    problem, lengths = problem_of(profile, extra)
+    found = choose_copies(problem, lengths, problem.budget_bytes)
+    classes, each = problem.classes, (M - 1) * problem.classes.m
+    assert each @ found.everywhere <= problem.budget_bytes
+    assert mean_seconds(problem, lengths, found.everywhere) == pytest.approx(found.seconds)
+    assert found.bound_seconds <= found.seconds
+    copied = np.array([data.draw(st.integers(0, int(rows))) for rows in classes.rows])
+    order = data.draw(st.permutations(range(len(classes))))
+    for c in order:  # as many as the budget allows
+        over = each @ copied - problem.budget_bytes
+        copied[c] -= min(copied[c], max(0, int(np.ceil(over / each[c]))))
+    assert mean_seconds(problem, lengths, copied) >= found.bound_seconds * (1 - 1e-12)
+
+
+def test_with_budget_for_all_the_copies_are_as_good_as_the_bound(profile: Profile) -> None:
+    problem, lengths = problem_of(profile)
+    found = choose_copies(problem, lengths, problem.budget_bytes)
+    assert found.seconds == pytest.approx(found.bound_seconds)
+    enough = enough_extra_bytes(problem, lengths, problem.budget_bytes, 0.01)
+    assert 0 <= enough <= problem.budget_bytes
+    fewer = choose_copies(problem, lengths, enough)
+    assert fewer.seconds <= found.seconds * 1.02
+
+
+def test_homes_are_as_good_as_whole_tables_can_be(profile: Profile) -> None:
+    """All ways to put three tables on two nodes are tried."""
+    problem, lengths = problem_of(profile)
+    single = problem.classes.rows
+    found = choose_homes(problem, lengths, single, np.inf)
+    np.testing.assert_allclose(found.shares.sum(axis=1), 1.0)
+    classes, nodes = problem.classes, problem.topology.nodes
+    mates = np.array(problem.topology.node_of) == 0
+    seconds = np.zeros(len(classes))
+    for part in classes.traffic(without_vectors(problem.topology), problem.workload).parts:
+        seconds += part.bytes * part.charges.owner_seconds[0, mates].mean()
+    work = np.bincount(table_of_class(classes), single * seconds)
+    chance = VectorsPerBag(lengths).chances(np.ones((len(_ROWS), 1)))[:, 0]
+    vectors = vector_seconds(problem, lengths) * nodes / (nodes - 1) * chance
+    for number in range(nodes ** len(_ROWS)):
+        home = number // nodes ** np.arange(len(_ROWS)) % nodes
+        of_nodes = [work[home == node].sum() + vectors[home != node].sum() for node in range(nodes)]
+        assert found.seconds <= max(of_nodes) * (1 + 1e-5)
+
+
+def test_homes_keep_to_the_room_of_nodes(profile: Profile) -> None:
+    problem, lengths = problem_of(profile)
+    memory = np.bincount(table_of_class(problem.classes), problem.classes.rows * problem.classes.m)
+    room = float(memory.sum()) / problem.topology.nodes * 1.05
+    found = choose_homes(problem, lengths, problem.classes.rows, room)
+    assert (memory @ found.shares <= room * 1.02).all()
