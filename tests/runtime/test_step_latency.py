@@ -29,16 +29,16 @@ def exchanges(rank: int, group: Any, case: Case, plan: Plan, nodes: tuple[int, .
     """Collectives of a rank's second step, from its prepared batch on."""
     engine = start(case, plan, group, nodes=nodes)
     counted: list[int] = []
-    run = Group.run
+    begin = Group.start
 
-    def counting(self: Group, collective: Any, *arguments: Any, **options: Any) -> None:
+    def counting(self: Group, collective: Any, *arguments: Any, **options: Any) -> Any:
         counted[-1] += collective is dist.all_to_all_single
-        run(self, collective, *arguments, **options)
+        return begin(self, collective, *arguments, **options)
 
     for step in range(2):
         batch = engine.prepare(batch_of(case, step, rank))
         counted.append(0)
-        with mock.patch.object(Group, "run", counting):
+        with mock.patch.object(Group, "start", counting):
             out = engine.lookup(batch)
             if engine.training:
                 out.backward(gradient_of(case, step, rank, out))
