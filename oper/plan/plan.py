@@ -45,6 +45,8 @@ SCHEMA = "oper.plan"
 VERSION = 4
 FORMAT = Format(MARKER, SCHEMA, VERSION, "plan again with this oper", "oper-plan")
 
+# Bytes of a sum for a byte of its rows: float32 of rows in 8 bits or more, one row at the least.
+_MOST_RATIO = 5.0
 _LAYOUT_FILE = "layout.safetensors"
 # Of the layout: as .npy, to be memory-mapped.
 _LARGE = ("bitmap", "codes", "stripe_bitmap", "everywhere_bitmap")
@@ -409,6 +411,23 @@ def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
     for name in ("rows", "arena_slots", "topology", "tables", "pooled_tables"):
         if content.get(name) != again.get(name):
             raise ValueError(f"Expected what follows from the rest of the plan - at `$.{name}`")
+    _check_pooled(plan)
+
+
+def _check_pooled(plan: Plan) -> None:
+    """ValueError where a plan for pooled fetches does not pool its tables, or the bytes of their
+    sums are none of its nodes'."""
+    ratio, names = plan.vector_ratio, tuple(table.name for table in plan.tables)
+    if (plan.workload.fetch == "pooled") != (ratio is not None):
+        raise ValueError(
+            "Expected a ratio for pooled fetches, and none for others - at `$.vector_ratio`"
+        )
+    if ratio is None:
+        return
+    if plan.pooled_tables != names:
+        raise ValueError("Expected all tables, as fetches are pooled - at `$.pooled_tables`")
+    if len(ratio) != plan.topology.nodes or not all(0 < each < _MOST_RATIO for each in ratio):
+        raise ValueError("Expected a positive number for each node - at `$.vector_ratio`")
 
 
 def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
