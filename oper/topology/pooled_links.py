@@ -24,6 +24,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.topology.links import SHARED
+from oper.topology.number_ranges import LINK_COST
 from oper.topology.topology import Topology
 
 
@@ -53,7 +54,9 @@ class PooledTopology(Topology):
         near, near_gradient = _near(topology)
         own, other = topology.link_cost, topology.masks()["other_node"]
         far = own * ratios[np.array(topology.node_of)] * (2 if training else 1)
-        content: dict[str, Any] = vars(topology) | {"link_cost": np.where(other, far + near, own)}
+        # Where ranks are nodes, vectors are all that a link takes; and none costs nothing.
+        between = np.maximum(far + near, LINK_COST.least)
+        content: dict[str, Any] = vars(topology) | {"link_cost": np.where(other, between, own)}
         return PooledTopology(
             **content,
             own_link_cost=own,

@@ -2,6 +2,7 @@
 written out, their figures, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,20 @@ def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(tmp_path: Path, 
     assert mine.objective_seconds == plan.cost.objective_seconds
     report_page = plan_page._curve(plan, profile)
     assert [p.objective_seconds for p in report_page] == [p.objective_seconds for p in points]
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("ranks", ["3x1-h100", "2x2-h100:1", "cpu nodes"])
+def test_ranks_that_are_nodes(tmp_path: Path, ranks: str, mode: str) -> None:
+    profile = profiled(tmp_path, 3, (300, 200), 500)
+    alone = Topology("cpus", (0, 1), topology().link_cost[1:3, 1:3], 1e9, Latency(0.0, 1e-5))
+    on = replace(alone, memory=("shared",) * 2) if ranks == "cpu nodes" else Topology.load(ranks)
+    settings = PlanSettings(extra_memory=0.05)
+    plan = make_plan(profile, on, Workload(mode, "pooled", 64), settings)  # type: ignore[arg-type]
+    plan.save(tmp_path / "q")
+    assert "ok    the figures add up" in fine("plan", "check", tmp_path / "q")
+    assert plan.certificate is not None
+    assert plan.certificate.certified_gap >= 0
 
 
 def test_on_one_node_rows_are_read_by_pointer(tmp_path: Path) -> None:
