@@ -17,6 +17,7 @@ from oper.measure.measure_ranks import RankMeasurement
 from oper.measure.measurement import Measurement
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Cpu
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.cuda.device_engines import device_of
 from tests.support.runtime import mortal_ranks
@@ -49,7 +50,7 @@ def measured(rank: int, group: Any, library: str | None, host: int, cpu: int) ->
 def test_devices_make_a_topology(library: str | None, tmp_path: Path) -> None:
     first, second = mortal_ranks.run(2, measured, library, 0, -1)
     assert first == second
-    measurement = Measurement(**first)
+    measurement = Measurement(**first | {"latency": Latency(**first["latency"])})
     assert "each on a device of its own" in measurement.to_yaml("here")
     path = tmp_path / "here.yaml"
     path.write_text(measurement.to_yaml("here"))

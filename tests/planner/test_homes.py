@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.cost.allreduce import allreduce_cost
@@ -26,6 +26,7 @@ from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
 from oper.topology.pooled_links import PooledTopology
 from tests.planner.test_place_pooled import M, profiled, topology
+from tests.support.examples import examples
 
 _ROWS = (5, 4, 30)
 
@@ -65,7 +66,7 @@ def mean_seconds(problem: Problem, lengths: BagLengths, copied: np.ndarray) -> f
     return float(near + vectors) + own
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data(), extra=st.sampled_from([0.2, 1.0, 3.0]))
 def test_no_copies_are_better_than_the_bound(
     profile: Profile, data: st.DataObject, extra: float

@@ -25,6 +25,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 
 SAMPLES = 6  # of a rank
@@ -170,7 +171,8 @@ def plan_tables(tables: Sequence[Table], ranks: int, mode: Any = "training") -> 
     counts = (random.zipf(1.3, rows) % 4000).astype(np.uint32)
     bagged = (False,) * len(tables)
     profile = Profile(tuple(tables), 10_000, counts, np.zeros(0, np.uint32), bagged)
-    topology = replace(Topology.load(f"cpu:{ranks}"), memory=())
+    latency = Latency.of_hops(2e-6)
+    topology = replace(Topology.load(f"cpu:{ranks}"), memory=(), latency=latency)
     workload = Workload(mode, "raw", 4096 * ranks)
     settings = PlanSettings(extra_memory=0.2, threshold=0.05, dob=0.5)
     plan = assemble(make_placement(profile, topology, workload, settings))
