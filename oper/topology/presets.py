@@ -16,7 +16,7 @@ from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.capacity import MAX_RANKS, Capacity
 from oper.topology.latency import CPU_RANKS, DEVICES, Latency
-from oper.topology.links import LINKED, SHARED, NodeMemory, link_matrix
+from oper.topology.links import LINKED, SHARED, Network, NodeMemory, link_matrix
 from oper.topology.transports import Transport
 
 
@@ -174,7 +174,7 @@ def _devices(
 ) -> Description:
     made = uniform(name, node_of, bandwidth, allreduce_bandwidth, device.memory_bytes)
     cost = {kind: 1 / value for kind, value in bandwidth.items()}
-    made["link_cost"] = link_matrix(node_of, cost, adapters_per_node)
+    made["link_cost"] = link_matrix(node_of, cost, Network(adapters_per_node))
     return with_host(made, device.host_memory_bytes, device.host_bandwidth)
 
 

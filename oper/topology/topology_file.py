@@ -21,6 +21,7 @@ from oper.topology.links import (
     KINDS,
     LINKED,
     SHARED,
+    Network,
     NodeMemory,
     link_matrix,
 )
@@ -32,7 +33,7 @@ _KEYS = (
     "name",
     "node_of",
     "bandwidth",
-    "adapters_per_node",
+    *Network._fields,
     "link_cost",
     "allreduce_bandwidth",
     "latency_seconds",
@@ -109,15 +110,15 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
         for kind in needed:
             if content[key].get(kind) is None:
                 document.fail((key,), f"has no {kind!r}, and the ranks have links of that kind")
-        return link_matrix(
-            node_of, {kind: cost(kind) for kind in needed}, _adapters_per_node(document)
-        )
-    if content.get("adapters_per_node") is not None:
-        document.fail(
-            ("adapters_per_node",),
-            f"is for links of a kind, and every pair's is given: leave it out, or give {key} for "
-            f"{', '.join(KINDS)}",
-        )
+        network = Network(_adapters_per_node(document), _bisection_bandwidth(document))
+        return link_matrix(node_of, {kind: cost(kind) for kind in needed}, network)
+    for shared in Network._fields:
+        if content.get(shared) is not None:
+            document.fail(
+                (shared,),
+                f"is for links of a kind, and every pair's is given: leave it out, or give {key} "
+                f"for {', '.join(KINDS)}",
+            )
     matrix = np.zeros((ranks, ranks))
     _check_length(document, (key,), content[key], ranks, "rows, one for each reading rank")
     for reader in range(ranks):
@@ -133,6 +134,11 @@ def _adapters_per_node(document: Document) -> int | None:
         needed = f"how many network adapters a node has, 1 to {MAX_RANKS:,}, was needed"
         document.fail(("adapters_per_node",), f"is {given!r:.80}, and {needed}")
     return given
+
+
+def _bisection_bandwidth(document: Document) -> float | None:
+    key = "bisection_bandwidth"
+    return None if document.content.get(key) is None else _rate(document, (key,))
 
 
 def _latency(document: Document, memory: tuple[NodeMemory, ...]) -> Latency:

@@ -217,6 +217,12 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
             {"adapters_per_node": 1, "bandwidth": square(1, 0, 1e9)},
             ["adapters_per_node", "every pair's is given", "other_node"],
         ),
+        ({"bisection_bandwidth": "wide"}, ["bisection_bandwidth", "'wide'"]),
+        ({"bisection_bandwidth": 0}, ["bisection_bandwidth", "is 0", "0.001 to 1e+18"]),
+        (
+            {"bisection_bandwidth": 1e9, "bandwidth": square(1, 0, 1e9)},
+            ["bisection_bandwidth", "every pair's is given", "other_node"],
+        ),
         ({"latency_seconds": {"hop": 1e-6}}, ["latency_seconds.hop", "unknown key", "other_node"]),
         ({"latency_seconds": {"kernel": "1s"}}, ["latency_seconds.kernel", "is '1s'"]),
         ({"latency_seconds": {"message": None}}, ["latency_seconds.message", "is missing"]),
@@ -262,6 +268,37 @@ def test_nodes_share_their_adapters(tmp_path: Path) -> None:
     assert 1 / cost[:3, 3] == pytest.approx(19e9 * 2 / 3)
     assert 1 / cost[3, :3] == pytest.approx(19e9)
     assert 1 / cost[0, 1] == pytest.approx(80e9)
+
+
+@pytest.mark.parametrize(
+    ("node_of", "crossing"),
+    [
+        ([0, 1], 1.0),
+        ([0, 0, 1, 1], 2.0),
+        # Each of four nodes has two of its three others across.
+        ([0, 0, 1, 1, 2, 2, 3, 3], 4 * 2 / 3),
+        # Of three nodes two are a half: their ranks have one of two others across, the third both.
+        ([7, 4, 2], 1.0),
+        # Two ranks have one other across, which has both.
+        ([0, 0, 1], 2.0),
+    ],
+)
+def test_halves_of_the_nodes_share_what_joins_them(
+    tmp_path: Path, node_of: list[int], crossing: float
+) -> None:
+    """`crossing`: bytes over it when every rank reads one of other nodes."""
+    bandwidth = {"local": "1000GB/s", "same_node": "80GB/s", "other_node": "19GB/s"}
+    for shared, each in [(1e9, 1e9 / crossing), (1e12, 19e9)]:
+        content = {"node_of": node_of, "bandwidth": bandwidth, "bisection_bandwidth": shared}
+        topology = Topology.load(str(written(tmp_path, **content)))
+        assert 1 / topology.link_cost[topology.masks()["other_node"]] == pytest.approx(each)
+    assert (1 / topology.link_cost[topology.masks()["same_node"]]) == pytest.approx(80e9)
+
+
+def test_a_node_has_no_bisection(tmp_path: Path) -> None:
+    content = {"node_of": [0, 0], "bandwidth": {"local": 2e9, "same_node": 1e9}}
+    topology = Topology.load(str(written(tmp_path, bisection_bandwidth=1e9, **content)))
+    assert 1 / topology.link_cost[0, 1] == pytest.approx(1e9)
 
 
 def test_latencies_that_a_file_leaves_out_are_the_usual_ones(tmp_path: Path) -> None:
