@@ -17,15 +17,17 @@ from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_counts import SELDOM, expected_counts
-from oper.cost.expected_reads import expected_reads
+from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Traffic
 from oper.plan.layout import Located
 from oper.plan.memories import HOST
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_codes import rows_of_tables
 from oper.profiling.profile import Profile, profile_given
+from oper.topology.relays import relayed_sizes
 
 
 class RowReason(StrEnum):
@@ -262,12 +264,23 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
     R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios)
+    sizes = relayed_sizes(topology)
+    of_nodes = node_touches(counts[1], plan.samples, workload, topology.ranks, sizes, *ratios)
     described = plan.tables[table]
     row_bytes = np.array([float(described.row_bytes)])
     memory_bytes = np.array([float(described.memory_bytes(workload.mode))])
-    row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U)
+    as_float = counts[0].astype(np.float64)
+    row = Sums.of_rows(row_bytes, memory_bytes, as_float, R, D, U, of_nodes)
     charges = Charges.of(topology)
-    single = float(row.read_bytes[0]) * charges.mean_owner_seconds
+    traffic = Traffic.of(
+        topology,
+        workload.training,
+        row.read_bytes + row.gradient_bytes if workload.training else row.read_bytes,
+        row.read_bytes,
+        row.gradient_bytes,
+        row.node_bytes,
+    )
+    single = float(traffic.mean_owner_seconds[0])
     reads_copied = charges.read_seconds.min(axis=1)  # of the cheapest copy; in training its own
     if workload.training:
         reads_copied = charges.memory_seconds
@@ -275,7 +288,6 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     if workload.training:
         method = plan.allreduce_method
         methods = METHODS[1:] if method == "none" else [method]
-        single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
     return RowCost(float(R[0]), basis, single, everywhere)

@@ -1,5 +1,8 @@
-"""Expected reads R, touches D and union U of a row per iteration, from a log's counts (§3.2)."""
+"""Expected reads R, touches D and union U of a row per iteration, from a log's counts (§3.2), and
+the touches of the ranks of a node."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,36 @@ def expected_reads(
     touched = np.minimum(touched * rank_ratio, 1.0)
     union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
     return (touched if workload.known_fetch == "distinct" else reads), touched, union
+
+
+def node_touches(
+    samples_with_row: NDArray[Any],
+    samples: int,
+    workload: Workload,
+    ranks: int,
+    sizes: Sequence[int],
+    rank_ratio: Floats | float = 1.0,
+    union_ratio: Floats | float = 1.0,
+) -> Floats:
+    """The chance that any rank of a node touches the row in an iteration, for nodes of each of
+    `sizes` of the `ranks`, [C, sizes].
+
+    As D and U are: 1 - (1 - s)^(bG) for G ranks. Logs are measured for one rank and for all of
+    them; between these the ratio is taken to follow a power of the number of ranks, so that its
+    logarithm is interpolated by theirs.
+    """
+    _, touched, union = expected_reads(
+        samples_with_row, samples_with_row, samples, workload, ranks, rank_ratio, union_ratio
+    )
+    found = np.zeros((*np.shape(samples_with_row), len(sizes)))
+    samples = max(samples, 1)
+    for k, size in enumerate(sizes):
+        drawn = workload.batch_size * size / ranks
+        part = math.log(size) / math.log(ranks)
+        ratio = np.power(rank_ratio, 1 - part) * np.power(union_ratio, part)
+        of_node = _touched(samples_with_row, samples, drawn, workload.batch_size) * ratio
+        found[..., k] = np.clip(of_node, touched, np.minimum(union, touched * size))
+    return found
 
 
 def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:

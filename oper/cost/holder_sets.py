@@ -5,6 +5,7 @@ In training it never does: each rank updates its own replica, and reads it. The 
 of each holder set are all that the cost depends on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -64,11 +65,13 @@ def everywhere_set(ranks: int) -> HolderSets:
 
 def cheapest_holder_sets(holds: NDArray[np.bool_], read_prices: Floats) -> HolderSets:
     """Groups of given holders [G, M], every rank reading from the one with the least of its
-    `read_prices` [reader, source]: in ties from its own copy, else from the lowest rank."""
+    `read_prices` [reader, source], or those of each group, [G, reader, source]: in ties from its
+    own copy, else from the lowest rank."""
     own = np.arange(holds.shape[1])
-    price = np.where(holds[:, None, :], read_prices[None], np.inf)
+    price = np.where(holds[:, None, :], read_prices, np.inf)
     source = price.argmin(axis=2)
-    reads_own = holds & (read_prices.diagonal() <= price.min(axis=2))
+    of_own = read_prices.diagonal(axis1=-2, axis2=-1)
+    reads_own = holds & (of_own <= price.min(axis=2))
     return HolderSets(np.where(reads_own, own, source).astype(np.uint16), holds)
 
 
@@ -93,7 +96,12 @@ def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
 
 @dataclass
 class Sums:
-    """Sums over the rows of each group, shapes [G]: all that cost depends on."""
+    """Sums over the rows of each group, shapes [G]: all that cost depends on.
+
+    Those of nodes, [G, K], are for each of the K sizes of nodes whose ranks read rows of others
+    through a relay (oper/topology/relays.py): D here is the chance that any rank of the node
+    touches the row.
+    """
 
     rows: Floats
     memory_bytes: Floats  # Σ m
@@ -104,6 +112,8 @@ class Sums:
     gradient_bytes: Floats  # Σ S·D
     union_bytes: Floats  # Σ S·U
     gather_bytes: Floats  # Σ (S + 4)·D, what an allgather of (id, row) carries
+    node_rows: Floats  # Σ D of a node, [G, K]
+    node_bytes: Floats  # Σ S·D of a node, [G, K]
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -116,14 +126,34 @@ class Sums:
 
     def total(self, which: NDArray[np.bool_]) -> "Sums":
         """The sums over some of the groups, [G], as one entry without a dimension."""
-        return Sums(*(np.asarray(getattr(self, f.name)[which].sum()) for f in fields(Sums)))
+        return Sums(*(np.asarray(getattr(self, f.name)[which].sum(axis=0)) for f in fields(Sums)))
+
+    def by_row(self, weigh: Callable[[Floats], Floats]) -> "Sums":
+        """Sums of which each, of a node's one size after the other, is what `weigh` makes of one,
+        [G] -> [groups]."""
+        return Sums(
+            *(
+                weigh(values)
+                if values.ndim == 1
+                else np.stack([weigh(of_size) for of_size in values.T], axis=1)
+                if values.shape[1]
+                else np.zeros((len(weigh(self.rows)), 0))
+                for values in (getattr(self, f.name) for f in fields(Sums))
+            )
+        )
 
     @staticmethod
     def of_rows(
-        row_bytes: Floats, memory_bytes: Floats, accesses: Floats, R: Floats, D: Floats, U: Floats
+        row_bytes: Floats,
+        memory_bytes: Floats,
+        accesses: Floats,
+        R: Floats,
+        D: Floats,
+        U: Floats,
+        D_of_node: Floats,
     ) -> "Sums":
         """One entry a row: rows of S = `row_bytes` that are read R times by a rank per iteration
-        and touched with chance D by it and U by any."""
+        and touched with chance D by it, U by any, and `D_of_node` [rows, K] by any of a node."""
         return Sums(
             rows=np.ones(len(row_bytes)),
             memory_bytes=memory_bytes,
@@ -134,8 +164,13 @@ class Sums:
             gradient_bytes=row_bytes * D,
             union_bytes=row_bytes * U,
             gather_bytes=(row_bytes + 4) * D,
+            node_rows=D_of_node,
+            node_bytes=row_bytes[:, None] * D_of_node,
         )
 
     @staticmethod
-    def zeros(groups: int) -> "Sums":
-        return Sums(*(np.zeros(groups) for _ in fields(Sums)))
+    def zeros(groups: int, sizes: int = 0) -> "Sums":
+        """Of no rows, for so many sizes of nodes."""
+        of_nodes = ("node_rows", "node_bytes")
+        shapes = ((groups, sizes) if f.name in of_nodes else groups for f in fields(Sums))
+        return Sums(*map(np.zeros, shapes))

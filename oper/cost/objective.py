@@ -12,6 +12,11 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
               with D_k in the place of R_k
     G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
 
+On several nodes distinct fetches go through relays (oper/topology/relays.py). For row k of rank j
+and another node n, p being j's relay there and D̂_k the chance that any rank of n touches the row,
+p pays L[p][j]·S_k·D̂_k and j L[j][j]·S_k·D̂_k; the ranks i ≠ p of n read it from p, at S_k·D_k each,
+as a row that p owns. Gradients go back the same way: p adds them up and sends one.
+
 r serves row k to the ranks that read it from r, itself among them, but not to others that share
 r's memory: these read it there without r, and pay for C alone. Gradients are added by the owner
 everywhere.
@@ -212,21 +217,26 @@ def evaluate(
     None."""
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
-    reader = np.broadcast_to(np.arange(ranks), sets.source.shape)
     single = sets.copies == 1
-
-    def traffic(values: Floats) -> Floats:
-        matrix = np.zeros((ranks, ranks))
-        np.add.at(
-            matrix, (reader, sets.source), np.broadcast_to(values[:, None], sets.source.shape)
-        )
-        return matrix
-
     charges = Charges.of(topology)
     away = ~np.eye(ranks, dtype=bool)
-    read = traffic(sums.read_bytes)
+
+    def through(charges: Charges, of_rank: Floats, of_nodes: Floats) -> Floats:
+        """The bytes that pass memories and links, [M, M]."""
+        passed = charges.through(charges.traffic(sets, of_rank))
+        for of, values in zip(charges.of_nodes, of_nodes.T, strict=True):
+            passed = passed + of.through(of.traffic(sets, values))
+        return passed
+
+    read = through(charges, sums.read_bytes, sums.node_bytes)
     lookup_seconds, link_seconds = charges.lookup_and_link_seconds(read)
-    link_bytes = np.where(away, read, 0.0) * _sent_share(topology)
+    link_bytes = np.where(away, read, 0.0)
+    if isinstance(topology, PooledTopology):
+        link_bytes = np.where(away, charges.traffic(sets, sums.read_bytes), 0.0)
+        link_bytes = link_bytes * _sent_share(topology)
+    lookups = charges.rows_served(charges.traffic(sets, sums.read_rows))
+    for of, values in zip(charges.of_nodes, sums.node_rows.T, strict=True):
+        lookups = lookups + of.rows_served(of.traffic(sets, values))
 
     gradient_lookup_seconds = np.zeros(ranks)
     gradient_bytes, gradient_link_seconds = np.zeros((2, ranks, ranks))
@@ -234,11 +244,15 @@ def evaluate(
     allreduce_bytes, allreduce_memory = 0.0, 0.0
     chosen = allreduce_cost(topology, "none")
     if workload.training:
-        gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
+        own_rows = np.where(single, sums.gradient_bytes, 0.0)
+        of_nodes = np.where(single[:, None], sums.node_bytes, 0.0)
         gradient_charges = Charges.of_gradients(topology)
+        gradient = through(gradient_charges, own_rows, of_nodes)
         gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
             gradient
         )
+        if isinstance(topology, PooledTopology):
+            gradient = gradient_charges.traffic(sets, own_rows)
         gradient_bytes = _gradient_bytes(topology, np.where(away, gradient, 0.0), link_bytes)
         replicas = sums.total(~single)
         if replicas.rows:
@@ -258,7 +272,6 @@ def evaluate(
     )
     memory_bytes = sets.holds.T.astype(np.float64) @ sums.memory_bytes
     capacity = np.asarray(capacity_bytes, dtype=np.float64)
-    lookups = traffic(sums.read_rows).sum(axis=0)
     return Cost(
         memory_bytes=whole_bytes(memory_bytes),
         capacity_bytes=whole_bytes(capacity),
@@ -286,13 +299,11 @@ def evaluate(
     )
 
 
-def _sent_share(topology: Topology) -> Floats:
+def _sent_share(topology: PooledTopology) -> Floats:
     """The bytes that pass each link for a byte that is read by it, [M, M]: of pooled rows of other
     nodes, vectors."""
-    if isinstance(topology, PooledTopology):
-        ratios = topology.vector_ratio[np.array(topology.node_of)]
-        return np.where(topology.masks()["other_node"], ratios, 1.0)
-    return np.ones((topology.ranks, topology.ranks))
+    ratios = topology.vector_ratio[np.array(topology.node_of)]
+    return np.where(topology.masks()["other_node"], ratios, 1.0)
 
 
 def _gradient_bytes(topology: Topology, gradient: Floats, sent: Floats) -> Floats:

@@ -10,11 +10,22 @@ Ranks of a node with shared memory read each other's rows through a pointer, whi
 the owner has no part in it: such a read does not use its memory. Gradients of rows with one owner
 pass through both everywhere, as their sender collects them and the owner adds them to the row.
 
+With relays (oper/topology/relays.py) a row of another node crosses to the reader's node once. So
+reads and gradients are of two kinds, with weights of their own: a rank's, where D is the chance
+that it touches the row, and a node's, where any of its ranks does. With j the owner in another
+node, p its relay in the node of rank i ≠ p,
+
+    memory of rank p, link from p to i    used by what i reads through p     rank's    paid by p, i
+    memory of rank j, link from j to p    used by what p reads for its node  node's    paid by j, p
+
+and the relay's own reads are among its node's. Where i and p share memory, i reads there itself;
+gradients pass through both.
+
 Rows of pooled tables in another node are read by the reader's proxy there, whose link to j they
 pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j.
 
-Reads are therefore sparse entries (reader, source, payer, seconds per byte): 2M² - M of them for M
-ranks at most, and no array of [M, M, M]. Bytes through one resource are added up before they are
+Reads are therefore sparse entries (reader, source, payer, seconds per byte), some 2M² of them for M
+ranks, and no array of [M, M, M]. Bytes through one resource are added up before they are
 priced. What replicas cost beside their reads is in allreduce.py. Everything that prices reads or
 gradients takes it from here (traffic.py puts the two together), so that a rule with other payers (a
 rank's outgoing link, a node's adapter) is other entries and other resources, made in `Charges.of`.
@@ -31,6 +42,7 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.topology.links import SHARED
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import RelayedTopology, relayed_sizes
 from oper.topology.topology import Topology
 
 
@@ -41,6 +53,9 @@ class Charges:
     Entry n: a byte that `reader[n]` reads from `source[n]` is a byte of `resource[n]`. Entries come
     by reader, then source. A byte of resource k takes `seconds[k]` of the time of rank `payer[k]`.
     Resource i·M + j is the link by which rank i reads from j, and j·M + j the memory of rank j.
+    With relays these are the bytes that ranks read for themselves, and `of_nodes` the charges of
+    those that relays read for their nodes, of each size of node: their readers are relays, and
+    `asker[i, j]` is the one that reads from j for rank i.
     """
 
     ranks: int
@@ -49,11 +64,16 @@ class Charges:
     resource: Ints  # [N]
     payer: Ints  # [K]
     seconds: Floats  # [K]
+    of_nodes: tuple["Charges", ...] = ()
+    asker: Ints | None = None  # [reader, source]
+    node_of: tuple[int, ...] | None = None  # with relays
 
     @staticmethod
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
         """The charges of reads on a topology; the same object while few topologies are in use."""
+        if isinstance(topology, RelayedTopology):
+            return Charges._relayed(topology, ~topology.shared_pairs)
         if not isinstance(topology, PooledTopology):
             return Charges._made(topology.link_cost, ~topology.shared_pairs)
         # Proxies read rows of shared memory themselves.
@@ -72,6 +92,8 @@ class Charges:
             return Charges._made(in_node, everywhere, topology.proxy)
         if not topology.shares_memory:
             return Charges.of(topology)
+        if isinstance(topology, RelayedTopology):
+            return Charges._relayed(topology, everywhere)
         return Charges._made(topology.link_cost, everywhere)
 
     @staticmethod
@@ -95,6 +117,55 @@ class Charges:
             resource=np.stack(resources, axis=1)[used],
             payer=reader,  # of a link its reader, of a memory its rank
             seconds=link_cost.ravel(),
+        )
+
+    @staticmethod
+    def _relayed(topology: RelayedTopology, served: NDArray[np.bool_]) -> "Charges":
+        """The charges with relays, where the source has its part in what is `served`, [reader,
+        source]."""
+        M, relay = topology.ranks, topology.relay
+        reader, source = np.indices((M, M))
+        through = topology.masks()["other_node"] & (topology.sizes > 1)[:, None]
+        of_nodes = tuple(
+            Charges._from(
+                topology,
+                reader,
+                source,
+                served,
+                through & (reader == relay) & (topology.sizes == size)[:, None],
+                asker=relay,
+            )
+            for size in relayed_sizes(topology)
+        )
+        read_from = np.where(through, relay, source)
+        some = ~through | (reader != relay)
+        return Charges._from(topology, reader, read_from, served, some, of_nodes)
+
+    @staticmethod
+    def _from(
+        topology: RelayedTopology,
+        reader: Ints,
+        read_from: Ints,
+        served: NDArray[np.bool_],
+        some: NDArray[np.bool_],
+        of_nodes: tuple["Charges", ...] = (),
+        asker: Ints | None = None,
+    ) -> "Charges":
+        """The charges of `some` reads [reader, source], which are from the rank `read_from`."""
+        M, source = topology.ranks, np.indices(reader.shape)[1]
+        used = np.stack([served[reader, read_from], reader != read_from], axis=2) & some[..., None]
+        resources = np.stack([read_from * M + read_from, reader * M + read_from], axis=2)
+        entries = used.sum(axis=2).ravel()
+        return Charges(
+            ranks=M,
+            reader=np.repeat(reader.ravel(), entries),
+            source=np.repeat(source.ravel(), entries),
+            resource=resources[used],
+            payer=reader.ravel(),
+            seconds=topology.link_cost.ravel(),
+            of_nodes=of_nodes,
+            asker=asker,
+            node_of=topology.node_of,
         )
 
     # Seconds per byte, of reads between any two ranks.
@@ -125,17 +196,23 @@ class Charges:
     @cached_property
     def cheaper_than_own(self) -> NDArray[np.bool_]:
         """Where a read costs its reader less than one of its own rows, [reader, source]: from other
-        ranks a holder has no reason to read, as that takes their time and saves none of its own."""
-        return self.reader_seconds < self.reader_seconds.diagonal()[:, None]
+        ranks a holder has no reason to read, as that takes their time and saves none of its own.
+        With relays a holder reads in its node."""
+        cheaper = self.reader_seconds < self.reader_seconds.diagonal()[:, None]
+        return cheaper & self._may_choose
 
     @cached_property
     def read_seconds(self) -> Floats:
-        """What a byte that a rank reads from any takes all ranks together, [reader, source]."""
-        return self.read_prices(np.ones(self.ranks))
+        """What a byte that a rank reads from any takes all ranks together, [reader, source]: ranks
+        read from the holder of which it is the least. With relays as `ReadPrices.order` has it, of
+        a row that all ranks touch."""
+        prices = ReadPrices.of(self, np.ones(self.ranks))
+        return prices.order(np.ones(len(self.of_nodes)))
 
     def read_prices(self, rank_prices: Floats, link_prices: Floats | None = None) -> Floats:
         """The price of a byte that rank i reads from rank j, [M, M], where a second of each rank's
-        time has a price, [M], and one of each pair's link another on top, [M, M]."""
+        time has a price, [M], and one of each pair's link another on top, [M, M]. With relays only
+        of these charges' weight (`ReadPrices`)."""
         price = rank_prices[self.payer]
         if link_prices is not None:
             price = price + np.where(np.eye(self.ranks, dtype=bool), 0.0, link_prices).ravel()
@@ -144,13 +221,33 @@ class Charges:
 
     # Seconds of traffic.
 
-    def lookup_and_link_seconds(self, traffic_bytes: Floats) -> tuple[Floats, Floats]:
-        """E [M] and C [M, M] of the bytes that ranks read from each other, [reader, source]."""
-        through = _added_at(self.resource, traffic_bytes.ravel()[self._pair], len(self.seconds))
-        seconds = self._by_pair(through * self.seconds)
+    def traffic(self, sets: HolderSets, values: Floats) -> Floats:
+        """The sums of `values` [G] over the holder sets that each rank reads from each other,
+        [reader, source]; of a node's weight by the relays that read them."""
+        matrix, reads = np.zeros((self.ranks, self.ranks)), self._reads(sets)
+        np.add.at(matrix.ravel(), reads.pair, values[reads.holder_set])
+        return matrix
+
+    def through(self, traffic: Floats) -> Floats:
+        """What passes each memory, on the diagonal, and each link, [reader, source], of `traffic`
+        between ranks."""
+        return self._by_pair(
+            _added_at(self.resource, traffic.ravel()[self._pair], len(self.seconds))
+        )
+
+    def lookup_and_link_seconds(self, through: Floats) -> tuple[Floats, Floats]:
+        """E [M] and C [M, M] of the bytes that pass memories and links."""
+        seconds = through * self._by_pair(self.seconds)
         lookups = seconds.diagonal().copy()
         np.fill_diagonal(seconds, 0.0)
         return lookups, seconds
+
+    def rows_served(self, traffic: Floats) -> Floats:
+        """How many rows each rank looks up of `traffic` in rows, [M], for itself and for others,
+        those that share its memory among them."""
+        some = np.flatnonzero(np.diff(self._first))  # all reads of a pair are from one rank
+        read_from = self.resource[self._first[some]] % self.ranks
+        return _added_at(read_from, traffic.ravel()[some], self.ranks)
 
     def paid_for_memory(self, lookup_seconds: Floats) -> Floats:
         """E [M] by the ranks that pay it."""
@@ -177,11 +274,7 @@ class Charges:
         return self._set_seconds(sets, read_by_read)
 
     def _set_seconds(self, sets: HolderSets, read_by_read: bool = False) -> Floats:
-        pair = (np.arange(self.ranks) * self.ranks + sets.source).ravel()
-        first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
-        before = np.cumsum(entries) - entries
-        entry = np.repeat(first - before, entries) + np.arange(int(entries.sum()))
-        holder_set = np.repeat(np.repeat(np.arange(len(sets)), self.ranks), entries)
+        holder_set, entry = self._entries(sets)
         resources = len(self.seconds)
         used, at, reads = np.unique(
             holder_set * resources + self.resource[entry], return_inverse=True, return_counts=True
@@ -196,12 +289,11 @@ class Charges:
     def set_link_seconds(self, sets: HolderSets) -> Floats:
         """What the link of each ordered pair takes for a byte of weight in each holder set,
         [G, M·M], the reader first."""
-        ranks = np.arange(self.ranks)
-        taken = np.zeros((len(sets), self.ranks, self.ranks))
-        taken[np.arange(len(sets))[:, None], ranks, sets.source] = self.link_seconds[
-            ranks, sets.source
-        ]
-        return taken.reshape(len(sets), -1)
+        holder_set, entry = self._entries(sets)
+        resource = self.resource[entry]
+        taken = np.zeros((len(sets), self.ranks**2))
+        np.add.at(taken, (holder_set, resource), self.link_seconds.ravel()[resource])
+        return taken
 
     @cached_property
     def owner_seconds(self) -> Floats:
@@ -211,17 +303,61 @@ class Charges:
     def least_largest_seconds(self, readers: Ints) -> Floats:
         """What some rank pays at least for a byte of a row of which some holder serves that many
         readers: that holder for all that use its memory, the dearest of the readers for its own
-        read, and every rank for its cheapest. Of the shape of `readers`."""
-        dearest = np.sort(self.reader_seconds, axis=0).min(axis=1)  # [k - 1]: of k readers of one
-        memories = np.arange(self.ranks) * (self.ranks + 1)
-        uses = np.bincount(self.resource, minlength=len(self.seconds))[memories]
-        free = self.ranks - uses  # readers of each rank that do not use its memory
+        read, and every rank for its cheapest. Of the shape of `readers`. With relays those of other
+        nodes are readers, and the ranks that read by them are not."""
+        near, paid = self._may_choose, self.reader_seconds
+        reads = np.ones_like(near)
+        if self.of_nodes:
+            for of in self.of_nodes:
+                paid = paid + of.reader_seconds
+            asks = np.any([of.reader_seconds > 0 for of in self.of_nodes], axis=0)
+            reads = near | asks | (near.sum(axis=1) == 1)[:, None]
+        # [k - 1]: of k readers of one
+        dearest = np.sort(np.where(reads, paid, np.inf), axis=0).min(axis=1)
+        of_memory = self.resource == self.source * (self.ranks + 1)
+        of_memory &= near[self.reader, self.source]
+        uses = np.bincount(self.source[of_memory], minlength=self.ranks)
+        free = near.sum(axis=0) - uses  # readers of each rank that do not use its memory
         served = np.inf
         for past in np.unique(free):
             least_memory = self.memory_seconds[free == past].min()
             served = np.minimum(served, np.maximum(readers - past, 0) * least_memory)
         least = np.maximum(served, dearest[readers - 1])
-        return np.maximum(least, self.reader_seconds.min(axis=1).max())
+        return np.maximum(least, paid.min(axis=1).max())
+
+    def _reads(self, sets: HolderSets) -> "_Reads":
+        """The reads of one row in each holder set: of a node's weight, one of each relay that any
+        rank of the node reads by."""
+        pair = np.arange(self.ranks) * self.ranks + sets.source
+        holder_set = np.repeat(np.arange(len(sets)), self.ranks)
+        if self.asker is None:
+            return _Reads(holder_set, pair.ravel())
+        first = np.ones(pair.shape, dtype=bool)
+        node_of = np.array(self.node_of)
+        for node in range(int(node_of.max()) + 1):
+            members = np.flatnonzero(node_of == node)
+            for n, member in enumerate(members[1:], 1):
+                again = sets.source[:, members[:n]] == sets.source[:, member, None]
+                first[:, member] = ~again.any(axis=1)
+        source = sets.source.astype(np.int64)
+        by = self.asker[np.arange(self.ranks), source] * self.ranks + source
+        return _Reads(holder_set[first.ravel()], by[first])
+
+    def _entries(self, sets: HolderSets) -> tuple[Ints, Ints]:
+        """The holder set and the number of each entry of its reads."""
+        holder_set, pair = self._reads(sets)
+        first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
+        before = np.cumsum(entries) - entries
+        entry = np.repeat(first - before, entries) + np.arange(int(entries.sum()))
+        return np.repeat(holder_set, entries), entry
+
+    @cached_property
+    def _may_choose(self) -> NDArray[np.bool_]:
+        """Where a rank may read from, [reader, source], if it is in a node with a copy: with relays
+        from that node alone."""
+        if self.node_of is None:
+            return np.ones((self.ranks, self.ranks), dtype=bool)
+        return np.equal.outer(self.node_of, self.node_of)
 
     # Means.
 
@@ -260,6 +396,60 @@ class Charges:
 
     def _by_pair(self, values: Floats) -> Floats:
         return values.reshape(self.ranks, self.ranks)
+
+
+class _Reads(NamedTuple):
+    """Reads of rows in holder sets: pair reader·M + source."""
+
+    holder_set: Ints
+    pair: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPrices:
+    """The prices of bytes that ranks read from each other, [reader, source]: for rows of which a
+    rank touches a byte, and its node `ratios` [K] times as much by the K sizes of nodes, the sum
+    `of_rank` [M, M] + `ratios` · `of_nodes` [K, M, M].
+
+    With relays all ranks of a node read from the same rank of another, whose price is divided
+    evenly among them; and `near` [M, M] are the sources that come first: a rank reads from a holder
+    in its node where there is one.
+    """
+
+    of_rank: Floats
+    of_nodes: Floats
+    near: NDArray[np.bool_] | None = None
+
+    @staticmethod
+    def of(
+        charges: Charges, rank_prices: Floats, link_prices: Floats | None = None
+    ) -> "ReadPrices":
+        """The prices where a second of each rank's time has a price, [M], and one of each pair's
+        link another on top, [M, M]."""
+        of_rank = charges.read_prices(rank_prices, link_prices)
+        if charges.node_of is None:
+            return ReadPrices(of_rank, np.zeros((0, *of_rank.shape)))
+        near, node_of = charges._may_choose, np.array(charges.node_of)
+
+        def divided(prices: Floats) -> Floats:
+            members = [prices[node_of == node].mean(axis=0) for node in range(node_of.max() + 1)]
+            return np.where(near, prices, np.array(members)[node_of])
+
+        of_nodes = [divided(of.read_prices(rank_prices, link_prices)) for of in charges.of_nodes]
+        return ReadPrices(divided(of_rank), np.array(of_nodes), near)
+
+    def at(self, ratios: Floats) -> Floats:
+        """The prices for rows with such ratios, [..., K] -> [..., M, M]."""
+        found: Floats = self.of_rank + np.tensordot(ratios, self.of_nodes, axes=1)
+        return found
+
+    def order(self, ratios: Floats) -> Floats:
+        """Numbers of which the least is that of the holder that a rank reads from, of the shape of
+        `at`: the prices, but that no rank of another node comes before one of the reader's."""
+        prices = self.at(ratios)
+        if self.near is None:
+            return prices
+        return np.where(self.near, prices, prices + 2 * float(self.of_rank[self.near].max()))
 
 
 class PairSeconds(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from oper.cost.allreduce import exchange_seconds
 from oper.cost.workload import Workload
+from oper.topology.relays import RelayedTopology, relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import COLLECTIVE, NVSHMEM
 
@@ -54,6 +55,9 @@ def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLat
         if over_nodes:
             exchanges += 1 if workload.known_fetch == "pooled" else 4 * widths
     peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
+    relays = relayed(topology, workload.known_fetch == "distinct")
+    if isinstance(relays, RelayedTopology):
+        peers = relays.most_peers
     seconds = kernels * latency.kernel + waits * latency.same_node
     seconds += exchanges * (exchange_seconds(topology, peers) if peers else 0.0)
     return StepLatency(kernels, waits, exchanges, peers, seconds)

@@ -3,7 +3,9 @@
 In: the bytes that one rank moves for a row of each class, S·R for its reads and in training S·D
 more for its gradient. Out: seconds of ranks. Reads and gradients are charged by rules of their own
 (read_charges.py). Where no ranks share memory the two rules are one, and a row has one weight,
-S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts.
+S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts. With relays
+there is another part for each size of node, what a relay moves for its node: S·D of the node, and
+in training as much for the gradient.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ from oper.topology.topology import Topology
 
 
 class Part(NamedTuple):
-    """Bytes of one row of each class, [C], that every rank moves, and who pays for them."""
+    """Bytes of one row of each class, [C], that every rank moves, or a relay for its node, and who
+    pays for them."""
 
     bytes: Floats
     charges: Charges
@@ -45,13 +48,21 @@ class Traffic:
         all_bytes: Floats,
         read_bytes: Floats,
         gradient_bytes: Floats,
+        node_bytes: Floats,
     ) -> "Traffic":
         """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes` are together
-        `all_bytes`."""
+        `all_bytes`, with the `node_bytes` [C, K] of each size of node whose ranks have relays."""
         reads, gradients = Charges.of(topology), Charges.of_gradients(topology)
+        # Relays of other nodes are charged for gradients as for reads.
+        times = 2 if training else 1
+        of_nodes = tuple(
+            Part(times * bytes, charges)
+            for bytes, charges in zip(node_bytes.T, reads.of_nodes, strict=True)
+        )
         if not training or gradients is reads:
-            return Traffic(all_bytes, (Part(all_bytes, reads),))
-        return Traffic(all_bytes, (Part(read_bytes, reads), Part(gradient_bytes, gradients)))
+            return Traffic(all_bytes, (Part(all_bytes, reads), *of_nodes))
+        parts = Part(read_bytes, reads), Part(gradient_bytes, gradients), *of_nodes
+        return Traffic(all_bytes, parts)
 
     def set_seconds(self, c: Any, sets: HolderSets, g: Any, read_by_read: bool = False) -> Floats:
         """What each rank pays for one row of class `c` in holder set `g`, in the last axis; `c` and

@@ -38,6 +38,7 @@ from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint, index_of
 from oper.topology.host_tier import host_to_dict
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
@@ -206,10 +207,10 @@ class Plan(Summarised):
 
     @property
     def cost_topology(self) -> Topology:
-        """The topology with the link costs that the plan is priced by: of pooled tables' rows,
-        where it is priced by their vectors."""
+        """The topology as the plan is priced: of pooled tables' rows, where it is priced by their
+        vectors, and with relays between nodes."""
         if self.vector_ratio is None:
-            return self.topology
+            return relayed(self.topology, self.workload.fetch == "distinct")
         ratio, training = np.array(self.vector_ratio), self.workload.training
         return PooledTopology.of(self.topology, ratio, float(ratio.min()), training)
 

@@ -11,6 +11,7 @@ from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import without_relays
 
 
 def assemble(planned: Planned) -> Plan:
@@ -40,7 +41,7 @@ def assemble(planned: Planned) -> Plan:
     )
     return Plan(
         tables=profile.tables,
-        topology=given if pooled is None else pooled.unpooled,
+        topology=without_relays(given) if pooled is None else pooled.unpooled,
         workload=problem.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),

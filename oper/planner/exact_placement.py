@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import (
     HolderSets,
     cheapest_holder_sets,
@@ -25,6 +25,8 @@ from oper.planner.class_placement.integer_programme import WholeRows, place_whol
 from oper.planner.class_placement.partitions import partitions
 from oper.planner.lp.pricing import everywhere_seconds, pricing_items
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.relays import RelayedTopology
+from oper.topology.topology import Topology
 
 # Classes times holder sets, and nodes of branch and bound. On 72 rows and six topologies of 3 to 8
 # ranks of benchmarks/planning/random_topologies.py 188 to 423 columns took 0.03 to 2.9 s of CPU. Up
@@ -127,7 +129,9 @@ def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
         return single, True
     if problem.workload.training:
         return single + everywhere_set(ranks), True
-    every = _every_way(charges.cheaper_than_own) if ranks <= MOST_RANKS else single
+    every = single
+    if ranks <= MOST_RANKS:
+        every = _every_way(charges.cheaper_than_own, _node_of(problem.topology))
     if ranks <= MOST_RANKS and len(every) * len(classes) <= MOST_COLUMNS:
         return single + every.take(every.copies > 1), True
     if len(classes) << ranks > MOST_COLUMNS:
@@ -138,13 +142,25 @@ def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
     return single + cheapest_holder_sets(several, charges.read_seconds), False
 
 
-def _every_way(cheaper_than_own: NDArray[np.bool_]) -> HolderSets:
+def _node_of(topology: Topology) -> Ints | None:
+    """The node of each rank, [M], where relays read for nodes."""
+    return np.array(topology.node_of) if isinstance(topology, RelayedTopology) else None
+
+
+def _every_way(cheaper_than_own: NDArray[np.bool_], node_of: Ints | None) -> HolderSets:
     """All ways of reading a row from holders, those of them left out that save nobody anything: a
     copy that no rank reads, and a holder that reads another's copy unless that is
-    `cheaper_than_own` [reader, source]."""
+    `cheaper_than_own` [reader, source]. With relays, where `node_of` [M] is given, those in which
+    ranks of a node read in it, or else all from one rank."""
     ranks = np.arange(len(cheaper_than_own))
     source = np.array(list(product(ranks, repeat=len(ranks))), dtype=np.uint16)
     holds = (source[:, :, None] == ranks).any(axis=1)
     sensible = ~holds | (source == ranks) | cheaper_than_own[ranks, source]
     kept = sensible.all(axis=1)
+    if node_of is not None:
+        for node in range(int(node_of.max()) + 1):
+            of_node = source[:, node_of == node]
+            inside = (node_of[of_node] == node).all(axis=1)
+            from_one = (of_node == of_node[:, :1]).all(axis=1)
+            kept &= inside | (from_one & ~holds[:, node_of == node].any(axis=1))
     return HolderSets(source[kept], holds[kept])

@@ -17,6 +17,7 @@ from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
 from oper.planner.place_pooled import place_pooled
 from oper.planner.problem.problem import Problem, with_limits
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import RelayedTopology, relayed
 from oper.topology.topology import Topology
 
 _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)  # then doubled from 1 on
@@ -42,7 +43,11 @@ class CurvePoint:
 def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     """The curve through a placement, for `topology` as it was given."""
     pooled = planned.problem.topology
-    links = pooled.on(topology) if isinstance(pooled, PooledTopology) else topology
+    links = topology
+    if isinstance(pooled, PooledTopology):
+        links = pooled.on(topology)
+    elif isinstance(pooled, RelayedTopology):
+        links = relayed(topology, distinct=True)
     problem = replace(planned.problem, topology=links)
     within, most = _limits(problem)
     mine = planned.problem.limits.extra_memory

@@ -30,6 +30,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.capacity import CapacityError
 from oper.topology.host_tier import tier_topology
+from oper.topology.relays import without_relays
 from oper.topology.topology import Topology
 
 
@@ -74,7 +75,7 @@ def plan_with_tier(
     main = devices or tier
     limits = main.problem.limits
     if devices is not None:
-        topology = devices.problem.topology
+        topology = without_relays(devices.problem.topology)
     elif by_devices(topology, asked):
         limits, device_bytes = _empty_devices(topology, asked, tier)
     # So that a plan that is made from this one has the same limits, on whatever machine.

@@ -5,11 +5,13 @@ AllReduce (§3.2), which only replicas need: so it is the sum of what the rows o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.cost.holder_sets import Sums
 from oper.cost.objective import evaluate
@@ -77,12 +79,12 @@ def _times(plan: Plan, profile: Profile) -> Floats:
     )
     times = []
     for kind in kinds:
-        of_kind = Sums(*(np.where(kind, getattr(sums, f.name), 0.0) for f in fields(Sums)))
+        of_kind = sums.by_row(partial(_masked, kind))
         cost = evaluate(
             problem.topology,
             problem.workload,
             sets,
-            Sums(*(_by_holder_set(getattr(of_kind, f.name), ranks) for f in fields(Sums))),
+            of_kind.by_row(lambda values: _by_holder_set(values, ranks)),
             problem.capacity_bytes,
             plan.allreduce_method if of_kind.rows[ranks : len(sets)].any() else None,
         )
@@ -90,14 +92,20 @@ def _times(plan: Plan, profile: Profile) -> Floats:
     return np.array(times)
 
 
+def _masked(kind: NDArray[np.bool_], values: Floats) -> Floats:
+    return np.where(kind, values, 0.0)
+
+
 def _sums_by_column(locator: RowLocator, finder: ClassFinder, row_sums: Sums) -> Sums:
     """Sums over the rows of each count column, [K + M] each, of classes with `row_sums` [C]."""
     columns = len(locator.holder_sets) + locator.ranks
-    found = Sums.zeros(columns)
+    found = Sums.zeros(columns, row_sums.node_bytes.shape[1])
     for chunk_class, column in _classes_and_columns(locator, finder):
-        for field in fields(Sums):
-            weights = getattr(row_sums, field.name)[chunk_class]
-            getattr(found, field.name)[:] += np.bincount(column, weights, minlength=columns)
+
+        def summed(values: Floats, of: Ints = chunk_class, column: Ints = column) -> Floats:
+            return np.bincount(column, values[of], minlength=columns).astype(np.float64)
+
+        found = found + row_sums.by_row(summed)
     return found
 
 

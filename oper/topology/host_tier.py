@@ -12,7 +12,7 @@ Who pays is as for rows on devices (oper/cost/read_charges.py): the owner for ev
 leaves its host's memory, at h[j], and the reader for the link; in shared memory the reader alone.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,13 @@ from oper.base.errors import OperError
 from oper.topology.topology import Topology
 
 
-def tier_topology(topology: Topology) -> Topology:
+@dataclass(frozen=True, eq=False)
+class TierTopology(Topology):
+    """A topology with the link costs of rows in the hosts' memory. Each rank caches such rows, and
+    fetches them for itself: no relay reads them (relays.py)."""
+
+
+def tier_topology(topology: Topology) -> TierTopology:
     """The ranks with the tier's link costs, each with its share of the host's memory as capacity.
 
     Where that is a part of this machine's the capacity is the paper's heap, as for the ranks' own
@@ -48,7 +54,7 @@ def tier_topology(topology: Topology) -> Topology:
     host = 1 / np.array(topology.host_bandwidth, dtype=np.float64)
     link_cost = np.maximum(topology.link_cost, host)
     np.fill_diagonal(link_cost, host)
-    return replace(
+    hosts = replace(
         topology,
         link_cost=link_cost,
         capacity=None if topology.shares_host_memory else topology.host_memory_bytes,
@@ -57,6 +63,7 @@ def tier_topology(topology: Topology) -> Topology:
         host_memory_bytes=None,
         host_bandwidth=None,
     )
+    return TierTopology(**vars(hosts))
 
 
 def host_to_dict(topology: Topology) -> dict[str, Any]:

@@ -17,12 +17,11 @@ shared memory j's own read is one of the proxies' too.
 """
 
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Floats, Ints
+from oper.base.arrays import Floats
 from oper.topology.links import SHARED
 from oper.topology.number_ranges import LINK_COST
 from oper.topology.topology import Topology
@@ -72,19 +71,6 @@ class PooledTopology(Topology):
         node what the byte itself takes."""
         ratios = self.vector_ratio[np.array(self.node_of)] * (2 if self.training else 1)
         return np.where(self.masks()["other_node"], self.own_link_cost * ratios, self.own_link_cost)
-
-    @cached_property
-    def proxy(self) -> Ints:
-        """The rank that reads for each in the source's node, [reader, source]: the one at the same
-        position there, and the reader itself in its own node."""
-        node_of = np.array(self.node_of)
-        ranks = np.argsort(node_of, kind="stable")
-        size = np.bincount(node_of)
-        first = np.cumsum(size) - size
-        position = np.empty(len(node_of), dtype=np.int64)
-        position[ranks] = np.arange(len(node_of)) - first[node_of[ranks]]
-        proxy: Ints = ranks[first[node_of] + position[:, None] % size[node_of]]
-        return proxy
 
     @property
     def unpooled(self) -> Topology:

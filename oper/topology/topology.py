@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.arrays import Ints
 from oper.base.errors import OperError, check_type
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
@@ -263,6 +264,19 @@ class Topology:
         own = np.eye(self.ranks, dtype=bool)
         same = node_of[:, None] == node_of[None]
         return {"local": own, "same_node": same & ~own, "other_node": ~same}
+
+    @property
+    def proxy(self) -> Ints:
+        """The rank of the source's node at the reader's position there, [reader, source]: its
+        position modulo the node's size; in its own node the reader itself."""
+        node_of = np.array(self.node_of)
+        ranks = np.argsort(node_of, kind="stable")
+        size = np.bincount(node_of)
+        first = np.cumsum(size) - size
+        position = np.empty(len(node_of), dtype=np.int64)
+        position[ranks] = np.arange(len(node_of)) - first[node_of[ranks]]
+        proxy: Ints = ranks[first[node_of] + position[:, None] % size[node_of]]
+        return proxy
 
     def _cost_by_kind(self) -> dict[str, float] | None:
         """The cost of each kind of link that exists; None where links of a kind differ."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from oper.analysis.row_facts import explain
 from oper.base.arrays import Floats, Ints
@@ -48,6 +49,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.latency import Latency
 from oper.topology.links import link_matrix
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 from tests.support.examples import examples
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
@@ -75,7 +77,7 @@ def allreduce_latency(topology: Topology, method: Method) -> float:
     rounds = int(np.ceil(np.log2(N))) * (2 * exchange(1) + takes.kernel)
     at_once = 2 * exchange(N - 1) + takes.kernel
     even = len(set(np.bincount(topology.node_of))) == 1
-    return seconds + exchanges * exchange(N - 1) + sums * min(at_once, *[rounds] * even)
+    return seconds + exchanges * exchange(N - 1) + sums * min([at_once, *[rounds] * even])
 
 
 def allreduce_seconds(
@@ -99,27 +101,67 @@ def written_out(problem: ClassProblem, sets: HolderSets, counts: Ints, method: M
     """T [M] of `counts[c, g]` rows of class c in holder set g, without the AllReduce's latency."""
     topology, classes = problem.topology, problem.classes
     M, L, training = topology.ranks, topology.link_cost, problem.workload.training
+    node_of, relays = topology.node_of, isinstance(topology, RelayedTopology)
+    members = {n: [r for r in range(M) if node_of[r] == n] for n in node_of}
     E, T = np.zeros(M), np.zeros(M)
     C, written = np.zeros((M, M)), np.zeros(M)
+
+    def mapped(r: int, source: int) -> bool:
+        return node_of[r] == node_of[source] and topology.memory[node_of[r]] == "shared"
+
+    def move(r: int, source: int, read: float, gradient: float) -> None:
+        if source == r or not mapped(r, source):
+            E[source] += L[source, source] * read
+        E[source] += L[source, source] * gradient
+        if source != r:
+            C[r, source] += L[r, source] * (read + gradient)
+
     for c, g in np.argwhere(counts > 0).tolist():
         n, S = counts[c, g], classes.S[c]
         single = sets.holds[g].sum() == 1
         read = n * S * classes.R[c]
         gradient = n * S * classes.D[c] if training and single else 0.0
+        asked = set()
         for r in range(M):
             source = int(sets.source[g, r])
-            node = topology.node_of[source]
-            mapped = topology.memory[node] == "shared" and topology.node_of[r] == node
-            if source == r or not mapped:
-                E[source] += L[source, source] * read
-            E[source] += L[source, source] * gradient
-            if source != r:
-                C[r, source] += L[r, source] * (read + gradient)
+            mine = members[node_of[r]]
             if training and not single:
                 written[r] += L[r, r] * n * S * classes.U[c]
+            if not relays or node_of[source] == node_of[r]:
+                move(r, source, read, gradient)
+                continue
+            relay = mine[members[node_of[source]].index(source) % len(mine)]
+            if relay != r:
+                move(r, relay, read, gradient)
+            if (relay, source) not in asked:
+                asked.add((relay, source))
+                of_node = n * S * chance_of_node(problem, c, len(mine))
+                move(relay, source, of_node, of_node if gradient else 0.0)
     replicas = counts[:, sets.holds.sum(axis=1) > 1].sum(axis=1)
     T += E + C.sum(axis=1) + written
     return T + (allreduce_seconds(topology, method, classes, replicas)[1] if training else 0.0)
+
+
+def chance_of_node(problem: ClassProblem, c: int, ranks: int) -> float:
+    """The chance that any of so many ranks touches a row of class c."""
+    if ranks == 1:
+        return float(problem.classes.D[c])
+    sizes = sorted(set(np.bincount(problem.topology.node_of).tolist()) - {1})
+    return float(problem.classes.D_of_node[c, sizes.index(ranks)])
+
+
+def as_relays_read(
+    topology: Topology, source: Ints, holds: NDArray[np.bool_], random: np.random.Generator
+) -> Ints:
+    """The sources [G, M], but that ranks of a node read in it where it has a copy, and else all
+    from one rank."""
+    node_of = np.array(topology.node_of)
+    for g, node in product(range(len(source)), range(topology.nodes)):
+        mine = np.flatnonzero(node_of == node)
+        inside = mine[holds[g, mine]]
+        one = random.choice(np.flatnonzero(holds[g]))
+        source[g, mine] = random.choice(inside, len(mine)) if len(inside) else one
+    return source
 
 
 @st.composite
@@ -131,14 +173,17 @@ def placements(draw: st.DrawFn) -> tuple[ClassProblem, HolderSets, Ints, Method]
     accesses = random.integers(0, 900, 4).tolist()
     classes = make_classes(accesses, [1, 2, 3, 4], workload, M, 1000, widths, [0, 1, 0, 1])
     problem = make_problem(classes, topology, workload, extra_memory=2.0 * M)
+    topology, classes = problem.topology, problem.classes
     sets = single_owner_sets(M)
     method: Method = "none"
     if not workload.training:
         holds = random.random((5, M)) < 0.5
         holds[np.arange(5), random.integers(0, M, 5)] = True
         source = [[random.choice(np.flatnonzero(held)) for _ in range(M)] for held in holds]
-        any_source = np.array(source).reshape(-1, M).astype(np.uint16)
-        sets = sets + HolderSets(any_source, holds)
+        any_source = np.array(source).reshape(-1, M)
+        if isinstance(topology, RelayedTopology):
+            any_source = as_relays_read(topology, any_source, holds, random)
+        sets = sets + HolderSets(any_source.astype(np.uint16), holds)
     elif draw(st.booleans()):
         sets, method = sets + everywhere_set(M), draw(st.sampled_from(METHODS[1:]))
     counts = np.stack(
@@ -202,9 +247,11 @@ def test_exchanges_and_changes_of_replicas(
     # The aim "link": C of each ordered pair for a byte of S·R.
     M = problem.topology.ranks
     link = charges.set_link_seconds(sets).reshape(-1, M, M)
+    relays = isinstance(problem.topology, RelayedTopology)
     for g, r, j in np.ndindex(*link.shape):
         read = r != j and sets.source[g, r] == j
-        assert link[g, r, j] == (problem.topology.link_cost[r, j] if read else 0.0)
+        if not relays:
+            assert link[g, r, j] == (problem.topology.link_cost[r, j] if read else 0.0)
 
 
 @given(placements(), seeds)
@@ -222,14 +269,15 @@ def test_programme_and_prices(
 
     random = np.random.default_rng(seed)
     prices = DualPrices(random.random(M), np.zeros(M), 0.0)
-    K = prices.read_prices(topology)
+    K = prices.read_prices(topology).at(rows.ratios)
     each = one_row_seconds(problem, sets, method)
     if rows.training:
         owners = (each @ prices.rank)[:, sets.copies == 1]
         close(owner_price(rows, topology, prices), owners.min(axis=1))
     else:
-        per_byte = [sum(K[r, sets.source[g, r]] for r in range(M)) for g in range(len(sets))]
-        close(rows.weight_bytes[:, None] * np.array(per_byte), each @ prices.rank)
+        readers = np.arange(M)
+        per_byte = [K[:, readers, sets.source[g]].sum(axis=1) for g in range(len(sets))]
+        close(rows.weight_bytes[:, None] * np.array(per_byte).T, each @ prices.rank)
     if method != "none":
         close(everywhere_price(rows, topology, prices), (each @ prices.rank)[:, -1])
         close(everywhere_seconds(rows, topology), each[:, -1])
@@ -237,7 +285,8 @@ def test_programme_and_prices(
     pair = random.random((M, M))
     links = DualPrices(prices.rank, prices.capacity, 0.0, pair).read_prices(topology)
     on_top = np.where(np.eye(M, dtype=bool), 0.0, pair * topology.link_cost)
-    close(links, K + on_top)
+    if not isinstance(topology, RelayedTopology):
+        close(links.of_rank, K[0] + on_top)
 
 
 @given(placements())
@@ -320,6 +369,7 @@ def test_any_ranks_may_pay(drawn: tuple[ClassProblem, HolderSets, Ints, Method],
     """With payers of its own for each memory and link, T is what those ranks pay."""
     problem, sets, counts, _ = drawn
     topology, M = problem.topology, problem.topology.ranks
+    assume(not isinstance(topology, RelayedTopology))
     usual = Charges.of(topology)
     charges = replace(usual, payer=np.random.default_rng(seed).integers(0, M, M * M))
     sums = problem.classes.sums(counts)

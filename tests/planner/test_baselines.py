@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.cost.expected_reads import expected_reads
+from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.workload import Workload
 from oper.planner.baselines import oper_atc24_paper as p
@@ -28,6 +28,7 @@ from oper.planner.class_placement.partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.latency import Latency
+from oper.topology.relays import relayed_sizes
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile, profile_problem
 
@@ -46,10 +47,14 @@ def sums_by_row(problem: Problem, profile: Profile, owner: np.ndarray) -> Sums:
             part = profile.samples_with_row[first : first + profile.tables[t].rows]
             samples_with_row[profile.offsets[t] : profile.offsets[t + 1]] = part
     R, D, U = expected_reads(accesses, samples_with_row, profile.samples, problem.workload, ranks)
+    sizes = relayed_sizes(problem.topology)
+    of_nodes = node_touches(samples_with_row, profile.samples, problem.workload, ranks, sizes)
     values = [np.ones(len(S)), m, S, accesses, R, S * R, S * D, S * U, (S + 4) * D]
-    return Sums(
-        *(np.bincount(owner, value, minlength=ranks).astype(np.float64) for value in values)
-    )
+    values += [of_nodes, S[:, None] * of_nodes]
+    sums = [np.zeros((ranks, *value.shape[1:])) for value in values]
+    for total, value in zip(sums, values, strict=True):
+        np.add.at(total, owner, value)
+    return Sums(*sums)
 
 
 def assert_same_sums(found: Sums, wanted: Sums) -> None:

@@ -4,7 +4,7 @@ In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
 
@@ -44,7 +44,7 @@ class Cells:
             totals = self.rows * per_row[self.class_of]
             return np.bincount(self.group, totals, minlength=sets).astype(np.float64)
 
-        return Sums(*(total(getattr(one, f.name)) for f in fields(Sums)))
+        return one.by_row(total)
 
 
 @dataclass(frozen=True)

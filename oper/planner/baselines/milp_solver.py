@@ -10,6 +10,9 @@ For partitions p of any size, down to single rows, with read weight w_p and memo
                  (the last sum without ranks k that share memory with i, but for i itself)
     minimise T
 
+With relays (oper/topology/relays.py) the ranks of a node read in it where it has a copy, and else
+from one rank, and the terms of y are those of `Charges`.
+
 x[p, j] is "rank j holds p", and y[p, j, j] is the same variable where no other rank's copy is
 cheaper to read for j. Where the budget allows no second copy, and in training, all ranks read from
 one owner, and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies
@@ -39,6 +42,7 @@ from oper.planner.lp.pricing import (
     everywhere_seconds,
     pricing_items_of,
 )
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 Status = Literal["optimal", "time_limit", "infeasible"]
@@ -151,6 +155,7 @@ class _Model:
         self.second = charges.mean_seconds * float(rows.weight_bytes.sum()) or 1.0
         byte = rows.total_bytes / M
         weight, memory = rows.weight_bytes / self.second, rows.memory_bytes / byte
+        node_weight = rows.node_bytes / self.second
         traffic = rows.traffic(topology)
         owned = [traffic.owner_seconds(p) / self.second for p in self._in_time(P)]
         spare = budget_bytes if rows.replicas else 0.0
@@ -195,6 +200,8 @@ class _Model:
                         reader, source = charges.reader[n], charges.source[n]
                         term = weight[p] * seconds[n] * y[reader][source]
                         (served if source == i else fetched).append(term)
+                    for of, of_node in zip(charges.of_nodes, node_weight.T, strict=True):
+                        fetched += self._by_relay(of, of_node[p], i, y)
                 if p in self.everywhere:
                     served.append(on_all[p, i] * self.everywhere[p])
                     held.append(memory[p] * self.everywhere[p])
@@ -210,6 +217,14 @@ class _Model:
         if topology.is_homogeneous(capacity_bytes):
             self._order(load)
 
+    @staticmethod
+    def _by_relay(of: Charges, weight: float, rank: int, y: list[list[Any]]) -> list[Any]:
+        """What a rank pays for reads of a node's `weight`, of which each is a relay's own read."""
+        entries = np.flatnonzero(of.payer[of.resource] == rank)
+        seconds = of.seconds[of.resource[entries]]
+        pairs = zip(of.reader[entries].tolist(), of.source[entries].tolist(), strict=True)
+        return [weight * s * y[i][j] for s, (i, j) in zip(seconds.tolist(), pairs, strict=True)]
+
     def _add_reads(self, p: int) -> None:
         """y[p]: each rank reads from one holder."""
         M, x = self.topology.ranks, self.holds[p]
@@ -224,7 +239,22 @@ class _Model:
             for j in range(M):
                 if y[i][j] is not x[j]:
                     self.problem += y[i][j] <= x[j]
+        if isinstance(self.topology, RelayedTopology):
+            self._read_as_one(x, y)
         self.reads[p] = y
+
+    def _read_as_one(self, x: list[Any], y: list[list[Any]]) -> None:
+        """With relays: the ranks of a node read in it where it has a copy, and else all from one
+        rank."""
+        node_of = np.asarray(self.topology.node_of)
+        for i, node in enumerate(node_of):
+            members = np.flatnonzero(node_of == node).tolist()
+            inside = pulp.lpSum(y[i][k] for k in members)
+            for j in range(len(x)):
+                if j in members:
+                    self.problem += inside >= x[j]
+                elif i != members[0]:
+                    self.problem += y[i][j] == y[members[0]][j]
 
     def _in_time(self, items: Iterable[int]) -> Iterator[int]:
         """The items, as long as there is time to build."""
@@ -240,7 +270,9 @@ class _Model:
         """Homogeneous ranks by descending load inside each node, and nodes by theirs."""
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
-        for members in nodes:
+        # With relays a rank's place in its node counts too: only that of all nodes can be changed.
+        free = nodes[:1] if isinstance(self.topology, RelayedTopology) else nodes
+        for members in free:
             for first, second in pairwise(self._in_time(members)):
                 self.problem += load[first] >= load[second]
         sums = [pulp.lpSum(load[r] for r in members) for members in nodes]

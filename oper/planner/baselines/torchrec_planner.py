@@ -54,7 +54,7 @@ from oper.topology.topology import Topology
 READY = "ready"  # what torchrec_process.py writes first; importing that would import torchrec
 _START_SECONDS = 300.0  # importing torchrec takes from 3 to 30
 # A shard serves all of a row's accesses, whatever its columns.
-COUNTED_WHOLE = ("accesses", "read_rows")
+COUNTED_WHOLE = ("accesses", "read_rows", "node_rows")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def whole_row_sums(problem: Problem, shards: list[Shard]) -> Sums:
         before = np.concatenate([[0.0], np.cumsum(values)])
         return np.asarray(before[end] - before[begin])
 
-    return Sums(*(covered(getattr(of_piece, term.name)) for term in fields(Sums)))
+    return of_piece.by_row(covered)
 
 
 def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
@@ -265,8 +265,10 @@ def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
         if term == "memory_bytes":  # a row-wise optimizer keeps its state in every column shard
             values = rows.rows * [part.memory_bytes(mode) for part in parts]
         elif term not in COUNTED_WHOLE:
-            values = values * share
-        return np.bincount(group, values, minlength=ranks + 1).astype(np.float64)
+            values = (values.T * share).T
+        sums = np.zeros((ranks + 1, *values.shape[1:]))
+        np.add.at(sums, group, values)
+        return sums
 
     return Sums(*(total(term.name) for term in fields(Sums)))
 

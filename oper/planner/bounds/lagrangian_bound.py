@@ -35,10 +35,14 @@ from oper.planner.lp.pricing import (
     everywhere_price,
     homogeneous_lines,
     pricing_items,
+    relayed_copies,
+    relayed_prices,
 )
 from oper.planner.problem.classes import Classes
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
+_BISECTIONS = 100
 SAFETY = 1e-9  # of a bound's terms, such as the Lagrangian's: beyond the rounding of their sums
 
 
@@ -125,6 +129,9 @@ def homogeneous_prices(
     """
     M = topology.ranks
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
+    if rows.any_holders and isinstance(topology, RelayedTopology):
+        byte = _price_of_copies(rows, topology, even, capacity_bytes, budget_bytes)
+        return _for_copies(even, byte, rows, capacity_bytes, budget_bytes)
     if rows.any_holders:
         slope, _ = homogeneous_lines(topology, even)
         copies = Envelope.of(slope, np.arange(M, dtype=np.float64))
@@ -145,9 +152,48 @@ def homogeneous_prices(
     room = float(np.sum(capacity_bytes)) - rows.total_bytes
     left_out = np.searchsorted(np.cumsum(size[order]), min(budget_bytes, room), side="right")
     byte = max(float(per_byte[order[left_out]]), 0.0) if left_out < len(order) else 0.0
-    if budget_bytes <= room:
+    return _for_copies(even, byte, rows, capacity_bytes, budget_bytes)
+
+
+def _for_copies(
+    even: DualPrices,
+    byte: float,
+    rows: PricingItems,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> DualPrices:
+    """The prices with that of a byte of copies on what limits them: the budget, or what the
+    capacities leave."""
+    if budget_bytes <= float(np.sum(capacity_bytes)) - rows.total_bytes:
         return DualPrices(even.rank, even.capacity, byte)
-    return DualPrices(even.rank, np.full(M, byte), 0.0)
+    return DualPrices(even.rank, np.full(len(even.rank), byte), 0.0)
+
+
+def _price_of_copies(
+    rows: PricingItems,
+    topology: RelayedTopology,
+    even: DualPrices,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> float:
+    """The least price of a byte of copies, nearly, at which those that pay fit, with relays: rows
+    differ in what further nodes and further ranks save, so that it is found by bisection."""
+    copies, *_ = relayed_copies(topology, even)
+    seconds = relayed_prices(rows, topology, even)
+    extra = np.outer(rows.memory_bytes, copies - 1)
+    room = min(budget_bytes, float(np.sum(capacity_bytes)) - rows.total_bytes)
+
+    def spent(byte: float) -> float:
+        chosen = (seconds + byte * extra).argmin(axis=1)
+        return float(rows.rows @ np.take_along_axis(extra, chosen[:, None], axis=1)[:, 0])
+
+    if spent(0.0) <= room:
+        return 0.0
+    low, high = 0.0, float((seconds[:, 0] / rows.memory_bytes).max())
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > room else (low, middle)
+    return high
 
 
 def hot_row(
@@ -157,15 +203,20 @@ def hot_row(
 
     A row with one owner j: all that j serves, M local reads where it serves every rank, or the
     dearest link to it. In inference with h copies at most: some holder has M/h readers, rounded up,
-    the farthest of which pays for its link, and each reads at its least cost. In training with
-    copies everywhere: a local read of all and the AllReduce of the row, where the budget allows it.
+    the farthest of which pays for its link, and each reads at its least cost. With relays other
+    nodes are one reader each, so that there are fewer: as many as when all copies are in one node.
+    In training with copies everywhere: a local read of all and the AllReduce of the row, where the
+    budget allows it.
     """
     M, charges = topology.ranks, Charges.of(topology)
     rows = pricing_items(classes, topology, workload, "none")
     least = rows.traffic(topology).least_largest_seconds()
     if not workload.training:
         copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
-        readers = np.ceil(M / copies).astype(np.int64)
+        reading = M
+        if isinstance(topology, RelayedTopology):
+            reading = int(topology.sizes.min()) + topology.nodes - 1
+        readers = np.ceil(reading / copies).astype(np.int64)
         served = charges.least_largest_seconds(readers)
         least = np.where(copies > 1, np.minimum(least, served * rows.weight_bytes), least)
     for method in usable_methods(workload, M, budget_bytes):

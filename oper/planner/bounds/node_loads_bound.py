@@ -33,6 +33,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.planner.lp.pricing import PricingItems
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 HOT_ROWS = 4096  # kept whole, at most; the others count as if they could be split
@@ -65,8 +66,9 @@ def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
 
 
 def _owner_seconds(rows: PricingItems, topology: Topology) -> _OwnerSeconds | None:
-    """The costs of a homogeneous topology; None where ranks can be told apart."""
-    if not topology.homogeneous:
+    """The costs of a homogeneous topology; None where ranks can be told apart, and with relays,
+    which read most at the owner's position in their nodes."""
+    if not topology.homogeneous or isinstance(topology, RelayedTopology):
         return None
     parts = []
     for part in rows.traffic(topology).parts:

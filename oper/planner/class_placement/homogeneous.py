@@ -7,7 +7,9 @@ the rank that it chose, all others are split over the ranks class by class, whic
 On many nodes the hottest rows share nodes, and the others go where least work is. Rows are cheaper
 to read near by, so a rank whose hot row takes it long gets faster if its node serves more of
 everything (`bounds/node_loads_bound.py`). One such rank a node would need that of every node: so
-the M hottest rows fill one node after the other, a row on each rank.
+the M hottest rows fill one node after the other, a row on each rank. With relays a row is read, in
+all other nodes, by the rank at its owner's position: there the ranks of a position share what they
+read between nodes, and hot rows are spread over positions.
 """
 
 import heapq
@@ -20,6 +22,7 @@ from oper.planner.class_placement.greedy import place_greedily
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 # A row above this share of a rank's mean work stays where greedy placement put it.
@@ -45,7 +48,10 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
     counts = np.where(hot[:, None], placed, 0)
-    if problem.topology.nodes > 1 and ranks > MANY_RANKS:
+    if isinstance(problem.topology, RelayedTopology):
+        node_bytes = classes.row_sums.node_bytes[:, 0]
+        counts[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
+    elif problem.topology.nodes > 1 and ranks > MANY_RANKS:
         counts[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
     load = traffic @ counts
     counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
@@ -58,6 +64,24 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
         partitions=greedy.partitions,
         greedy=greedy,
     )
+
+
+def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
+    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each: hottest
+    first, to the position in the nodes whose ranks have least, and there to the rank with least."""
+    nodes = topology.nodes
+    by_position = np.argsort(topology.node_of, kind="stable").reshape(nodes, -1).T
+    counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
+    positions = [(0.0, q) for q in range(len(by_position))]
+    least = [[(0.0, rank) for rank in ranks] for ranks in by_position.tolist()]
+    order = np.argsort(-traffic, kind="stable")
+    for c in np.repeat(order, rows[order]).tolist():
+        total, q = positions[0]
+        load, rank = least[q][0]
+        counts[c, rank] += 1
+        heapq.heapreplace(positions, (total + traffic[c], q))
+        heapq.heapreplace(least[q], (load + traffic[c], rank))
+    return counts
 
 
 def place_by_node(rows: Ints, traffic: Floats, topology: Topology) -> Ints:

@@ -5,6 +5,8 @@ homogeneous ranks, a row's part of T depends only on how many copies it has:
 
 * inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
   w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
+  with relays (oper/topology/relays.py) reads between nodes have a weight of their own, and gains
+  are those of `relayed_copies` (oper/planner/lp/pricing.py);
 * training: a copy on every rank replaces (R + D)·S over the links and at the owner by the
   AllReduce and the step: `gain` below, positive only where replication pays (the printed rule
   compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
@@ -30,8 +32,10 @@ from oper.cost.holder_sets import (
 from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
 from oper.planner.class_placement.rounding import split_evenly
+from oper.planner.lp.pricing import DualPrices, relayed_copies
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 _BISECTIONS = 60
@@ -61,7 +65,7 @@ def _levels(problem: ClassProblem) -> Levels:
     if not workload.training:
         if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
-        return inference_levels(classes, topology, workload, time_ratio(topology), budget)
+        return inference_levels(classes, saved_by_copies(classes, topology), topology, budget)
     single = single_seconds(classes, topology, workload)
 
     def mean_seconds(method: Method, levels: Levels) -> float:
@@ -151,18 +155,50 @@ def training_levels(
     return Levels(none, taken)
 
 
+@dataclass(frozen=True)
+class SavedByCopies:
+    """What copies save per byte, [C], of any unit: those in the other nodes, and then those on all
+    ranks."""
+
+    nodes: Floats
+    ranks: Floats
+
+
+def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
+    """What copies save of T, in inference."""
+    if not isinstance(topology, RelayedTopology):
+        return by_weight(classes, time_ratio(topology))
+    even = DualPrices(np.full(topology.ranks, 1 / topology.ranks), np.zeros(topology.ranks), 0.0)
+    _, of_rank, of_node = relayed_copies(topology, even)
+    each = classes.row_sums
+    once, a_node, everywhere = (
+        each.read_bytes * of_rank[n] + each.node_bytes[:, 0] * of_node[n] for n in range(3)
+    )
+    nodes = (once - a_node) / (topology.nodes - 1) / classes.m
+    ranks = (a_node - everywhere) / (topology.ranks - topology.nodes) / classes.m
+    # Where the later ones save more per byte, both are made together or not at all.
+    both = (once - everywhere) / (topology.ranks - 1) / classes.m
+    later = ranks > nodes
+    return SavedByCopies(np.where(later, both, nodes), np.where(later, both, ranks))
+
+
+def by_weight(classes: Classes, ratio: float) -> SavedByCopies:
+    """What copies save where that is in proportion to a row's weight: on all ranks `ratio` (0 to 1)
+    of what they save in the other nodes."""
+    density = classes.S * classes.R / classes.m
+    return SavedByCopies(density, density * ratio)
+
+
 def inference_levels(
-    classes: Classes, topology: Topology, workload: Workload, ratio: float, budget_bytes: float
+    classes: Classes, saved: SavedByCopies, topology: Topology, budget_bytes: float
 ) -> Levels:
-    """Fill the budget with copies in order of density w/m: a class comes once for its copies in
-    the other nodes, and once, at `ratio` (0 to 1) of its density, for those on all ranks."""
+    """Fill the budget with copies in order of what they save per byte: a class comes once for its
+    copies in the other nodes, and once for those on all ranks."""
     ranks, nodes = topology.ranks, topology.nodes
-    weight = classes.traffic_bytes(workload)
-    density = weight / classes.m
     copies_node, copies_all = nodes - 1, ranks - nodes
     index = np.concatenate([np.arange(len(classes))] * 2)
     step = np.repeat([0, 1], len(classes))
-    key = np.where(step == 0, density[index], density[index] * ratio)
+    key = np.concatenate([saved.nodes, saved.ranks])
     price = np.where(step == 0, copies_node, copies_all) * classes.m[index]
     # A stable sort keeps a class's first step before its second at equal keys.
     order = np.argsort(-key, kind="stable")
@@ -196,21 +232,26 @@ def link_levels(
     With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
     once a node take bytes from the pairs across and give them to the pairs inside, copies on all
     ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
-    copies once a node alone make them as cheap as the budget can.
+    copies once a node alone make them as cheap as the budget can. With relays the pairs across are
+    those that relays read by, and the pairs inside pass the rows of all nodes.
     """
     intra, inter, _ = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
-        return inference_levels(classes, topology, workload, 1.0, budget_bytes)
-    weight = classes.traffic_bytes(workload)
+        return inference_levels(classes, by_weight(classes, 1.0), topology, budget_bytes)
+    weight = across = classes.traffic_bytes(workload)
+    nodes_inside = 1  # whose rows a pair inside passes
+    if isinstance(topology, RelayedTopology):
+        across, nodes_inside = classes.row_sums.node_bytes[:, 0], topology.nodes
 
     def across_over_inside(levels: Levels) -> float:
-        single = float(weight @ (classes.rows - levels.node - levels.everywhere))
-        node = float(weight @ levels.node)
-        return inter * single / ranks - intra * (single / ranks + node / per_node)
+        once = classes.rows - levels.node - levels.everywhere
+        single, node = float(weight @ once), float(weight @ levels.node)
+        inside = nodes_inside * single / ranks + node / per_node
+        return inter * float(across @ once) / ranks - intra * inside
 
     def at(ratio: float) -> Levels:
-        return inference_levels(classes, topology, workload, ratio, budget_bytes)
+        return inference_levels(classes, by_weight(classes, ratio), topology, budget_bytes)
 
     low, high = 0.0, 1.0
     if across_over_inside(at(low)) >= 0:
@@ -224,7 +265,7 @@ def link_levels(
     inside_more = -across_over_inside(levels)
     heaviest = np.argsort(-weight, kind="stable")
     relief = intra * weight / per_node
-    per_cold_byte = inter / ranks - intra / ranks + intra / per_node
+    per_cold_byte = inter / ranks - nodes_inside * intra / ranks + intra / per_node
     shift = 0.0
     for _ in range(_PASSES):
         promoted, demoted = np.zeros((2, len(classes)), dtype=np.int64)
@@ -236,6 +277,7 @@ def link_levels(
         before = np.cumsum(left * freed) - left * freed
         demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
         shift = per_cold_byte * float(weight @ demoted)
+        shift += inter / ranks * float((across - weight) @ demoted)
     # Where too few rows are left to pay for that, the lightest of those promoted are not.
     more = np.full(len(classes), float(ranks - topology.nodes)) * classes.m
     once = (topology.nodes - 1) * classes.m

@@ -17,25 +17,33 @@ In training there is one owner or a copy everywhere, M lines and one cost of its
 Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
 Where ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients
 has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
+
+With relays (oper/topology/relays.py) a row has a weight w and one for each size of node, w·τ, and a
+price that is linear in both: K is that of w and of τ together (`ReadPrices`). The least over holder
+sets is concave in (w, w·τ): between two ratios τ it is at least the line between its values there.
+So in inference it is found at some ratios, each by an envelope, and bounded from below between.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
 from oper.cost.holder_sets import Sums
-from oper.cost.read_charges import Charges
+from oper.cost.read_charges import Charges, ReadPrices
 from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.planner.lp.lower_envelope import Envelope
 from oper.planner.problem.classes import Classes
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
+_ROUNDING = 1e-12  # relative, of ratios
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class PricingItems:
     gradient_bytes: Floats  # S·D, in training
     everywhere_bytes: Floats
     allreduce_seconds: Floats
+    node_bytes: Floats  # [C, K] S·D of a node, by the size of nodes that have relays
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,29 +89,43 @@ class PricingItems:
     def traffic(self, topology: Topology) -> Traffic:
         """The bytes of `weight_bytes` with who pays for them."""
         return Traffic.of(
-            topology, self.training, self.weight_bytes, self.fetch_bytes, self.gradient_bytes
+            topology,
+            self.training,
+            self.weight_bytes,
+            self.fetch_bytes,
+            self.gradient_bytes,
+            self.node_bytes,
         )
+
+    @cached_property
+    def ratios(self) -> Floats:
+        """What a relay moves for its node over what a rank moves, τ [C, K]."""
+        weight = self.fetch_bytes[:, None]
+        found = np.ones_like(self.node_bytes)
+        np.divide(self.node_bytes, weight, out=found, where=weight > 0)
+        return found
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
         """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
         rows = np.bincount(bucket, self.rows).astype(np.float64)
-        sums = [np.bincount(bucket, self.rows * vector) for vector in self._vectors[1:]]
-        return self._replace(rows, *(total / rows for total in sums))
 
-    @property
-    def _vectors(self) -> tuple[Floats, ...]:
-        return (
-            self.rows,
-            self.memory_bytes,
-            self.weight_bytes,
-            self.fetch_bytes,
-            self.gradient_bytes,
-            self.everywhere_bytes,
-            self.allreduce_seconds,
-        )
+        def mean(vector: Floats) -> Floats:
+            return np.bincount(bucket, self.rows * vector) / rows
 
-    def _replace(self, *vectors: Floats) -> "PricingItems":
-        return PricingItems(self.training, self.method, self.latency, *vectors)
+        vectors: dict[str, Any] = {name: mean(getattr(self, name)) for name in _OF_ROWS}
+        of_nodes = [mean(of_size) for of_size in self.node_bytes.T]
+        node_bytes = np.array(of_nodes).reshape(-1, len(rows)).T
+        return replace(self, rows=rows, **vectors, node_bytes=node_bytes)
+
+
+_OF_ROWS = (
+    "memory_bytes",
+    "weight_bytes",
+    "fetch_bytes",
+    "gradient_bytes",
+    "everywhere_bytes",
+    "allreduce_seconds",
+)
 
 
 def pricing_items(
@@ -129,6 +152,7 @@ def pricing_items_of(
         gradient_bytes=each.gradient_bytes,
         everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
         allreduce_seconds=reduce.row_seconds(each),
+        node_bytes=each.node_bytes,
     )
 
 
@@ -141,9 +165,9 @@ class DualPrices:
     budget: float
     pair: Floats | None = None
 
-    def read_prices(self, topology: Topology) -> Floats:
-        """K [M, M]: the price of a byte that rank i (row) reads from rank j (column)."""
-        return Charges.of(topology).read_prices(self.rank, self.pair)
+    def read_prices(self, topology: Topology) -> ReadPrices:
+        """K: the price of a byte that rank i (row) reads from rank j (column)."""
+        return ReadPrices.of(Charges.of(topology), self.rank, self.pair)
 
 
 def owner_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
@@ -166,7 +190,8 @@ def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> F
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks.
+    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks without
+    relays.
 
     What k copies on q of the N nodes of G ranks cost depends on how many of these nodes have one
     copy alone: as few as can be, as holders in the others may also read from each other. Where
@@ -174,7 +199,7 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
-    price = prices.read_prices(topology)
+    price = prices.read_prices(topology).of_rank
     kinds = [price[mask] for mask in topology.masks().values()]
     own, mate, far = (float(of_kind[0]) if len(of_kind) else np.inf for of_kind in kinds)
     k, q = np.arange(1, M + 1), np.arange(1, N + 1)[:, None]
@@ -188,24 +213,57 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
     return slope, prices.capacity * k + prices.budget * (k - 1)
 
 
+def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats, Floats]:
+    """With relays, at equal prices on homogeneous ranks: numbers of copies, among which is the
+    cheapest for every row, and their prices for a byte of a rank's weight and of a node's, [kinds]
+    each. The first are one copy, one a node, and one a rank.
+
+    As in `homogeneous_lines`, but that ranks of nodes with copies read there. So what k copies on q
+    nodes cost is linear in both but for a bend at k = 2q, and cheapest at a corner.
+    """
+    M, N = topology.ranks, topology.nodes
+    G = M // N
+    found = prices.read_prices(topology)
+    masks = topology.masks()
+    own, mate = (float(found.of_rank[masks[kind]][0]) for kind in ("local", "same_node"))
+    far, of_node = (float(p[masks["other_node"]][0]) for p in (found.of_rank, found.of_nodes[0]))
+    k = np.array([1, N, M, 2, G, 2 * N])
+    q = np.array([1, N, N, 1, 1, N])
+    alone = np.clip(2 * q - k, 0, q)
+    near = alone * own + (k - alone) * min(own, mate) + (G * q - k) * mate
+    return k, near + G * (N - q) * far, G * (N - q) * of_node
+
+
 def _times(ranks: NDArray[np.int64], price: Floats | float) -> Floats:
     """What so many ranks pay; nothing where there are none, whose price may be infinite."""
     return np.where(ranks > 0, ranks * np.where(ranks > 0, price, 0.0), 0.0)
 
 
-def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
+def subset_lines(
+    read_prices: Floats, prices: DualPrices, near: NDArray[np.bool_] | None = None
+) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
+    `near` [reader, source] are sources that come before all others.
 
     Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
     ranks = len(read_prices)
-    slope = np.zeros(1 << ranks)
-    for reader in range(ranks):
+
+    def cheapest_of(prices: Floats) -> Floats:
         nearest = np.full(1 << ranks, np.inf)
         for k in range(ranks):
             half = 1 << k
-            np.minimum(nearest[:half], read_prices[reader, k], out=nearest[half : 2 * half])
-        slope += nearest
+            np.minimum(nearest[:half], prices[k], out=nearest[half : 2 * half])
+        return nearest
+
+    slope = np.zeros(1 << ranks)
+    for reader, of_reader in enumerate(read_prices):
+        if near is None:
+            slope += cheapest_of(of_reader)
+            continue
+        first = cheapest_of(np.where(near[reader], of_reader, np.inf))
+        others = cheapest_of(np.where(near[reader], np.inf, of_reader))
+        slope += np.where(np.isfinite(first), first, others)
     intercept = np.full(1 << ranks, -prices.budget)
     for k in range(ranks):
         half = 1 << k
@@ -213,20 +271,71 @@ def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Float
     return slope[1:], intercept[1:]
 
 
+class _Found(NamedTuple):
+    """The cheapest of all holder sets of each class by number, as `subset_lines` numbers them, [C],
+    and a bound on its price per row from below."""
+
+    line: Ints
+    price: Floats
+
+
+def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
+    """The cheapest holder sets of all; with relays the price is a bound, and the set the cheapest
+    for rows with nearly the ratio."""
+    if found.near is None:
+        envelope = Envelope.of(*subset_lines(found.of_rank, prices))
+        line = envelope.line[envelope.find(rows.density)]
+        return _Found(line, rows.memory_bytes * envelope.value(rows.density))
+    ratios = ratios_between(rows.ratios, 16 if len(prices.rank) <= 12 else 6)
+    # The last of those that no ratio of the class is below, and how far it is from the next one.
+    at_least = (ratios[None] <= rows.ratios[:, None] * (1 + _ROUNDING)).all(axis=2)
+    below = np.maximum(at_least.sum(axis=1) - 1, 0)
+    above = np.minimum(below + 1, len(ratios) - 1)
+    step = ratios[above] - ratios[below]
+    part = np.ones_like(step)
+    np.divide(rows.ratios - ratios[below], step, out=part, where=step > 0)
+    share = np.where(above > below, np.clip(part.min(axis=1), 0.0, 1.0), 0.0)
+    line = np.zeros(len(rows), dtype=np.int64)
+    price = np.zeros(len(rows))
+    for n, ratio in enumerate(ratios):
+        envelope = Envelope.of(*subset_lines(found.at(ratio), prices, found.near))
+        nearest = np.where(share < 0.5, below, above) == n
+        line[nearest] = envelope.line[envelope.find(rows.density[nearest])]
+        weight = np.where(below == n, 1 - share, 0.0) + np.where(above == n, share, 0.0)
+        some = weight > 0
+        price[some] += weight[some] * envelope.value(rows.density[some])
+    return _Found(line, rows.memory_bytes * price)
+
+
+def ratios_between(ratios: Floats, most: int) -> Floats:
+    """At most so many ratios [T, K], ascending, that span those given, [C, K], or are all of them:
+    spread by the logarithm of the first, the others where as many rows have less."""
+    ascending = np.sort(ratios, axis=0)
+    steps = np.geomspace(ascending[0, 0], ascending[-1, 0], most)
+    at = np.unique(np.searchsorted(ascending[:, 0], steps * (1 - _ROUNDING)))
+    spread = ascending[np.minimum(at, len(ratios) - 1)]
+    spread[0], spread[-1] = ascending[0], ascending[-1]
+    different = np.unique(ratios, axis=0)
+    all_of_them = len(different) <= most and ratios.shape[1] == 1
+    return different if all_of_them else np.unique(spread, axis=0)
+
+
 def cheapest_holders(
     rows: PricingItems, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
     """A cheap holder set for each class in inference, [C, M], and its price per row, [C].
 
-    The cheapest of all up to `ENUMERABLE_RANKS` ranks; beyond, what adding the best rank to the
-    best owner, again and again, comes to.
+    The cheapest of all up to `ENUMERABLE_RANKS` ranks, or nearly so with relays, and then a bound
+    on the price; beyond, what adding the best rank to the best owner, again and again, comes to.
     """
-    price = prices.read_prices(topology)
+    found = prices.read_prices(topology)
     if topology.ranks <= ENUMERABLE_RANKS:
-        envelope = Envelope.of(*subset_lines(price, prices))
-        line = envelope.line[envelope.find(rows.density)]
+        line, least = _of_all_subsets(rows, found, prices)
         holds = (line[:, None] + 1) >> np.arange(topology.ranks) & 1 == 1
-        return holds, rows.memory_bytes * envelope.value(rows.density)
+        return holds, least
+    if found.near is not None:
+        return _added_one_by_one(rows, found, topology, prices)
+    price = found.of_rank
     byte, density = prices.capacity + prices.budget, rows.density[:, None]
     cost = density * price.sum(axis=0) + prices.capacity  # [C, M], of each next holder
     nearest = np.full((len(rows), topology.ranks), np.inf)
@@ -243,6 +352,51 @@ def cheapest_holders(
         saved = np.maximum(nearest[:, :, None] - price[None], 0.0).sum(axis=1)
         cost = least[:, None] - density * saved + byte
         cost[holds] = np.inf
+    return holds, rows.memory_bytes * least
+
+
+_CELLS = 1 << 22  # classes times pairs of ranks that are looked at at a time
+
+
+def _added_one_by_one(
+    rows: PricingItems, found: ReadPrices, topology: Topology, prices: DualPrices
+) -> tuple[NDArray[np.bool_], Floats]:
+    """The holder sets that adding the best rank again and again comes to, with relays: a node's
+    first copy is read by all its ranks."""
+    assert found.near is not None
+    M, byte = topology.ranks, prices.capacity + prices.budget
+    holds, least = np.zeros((len(rows), M), dtype=bool), np.full(len(rows), np.inf)
+    at_a_time = max(_CELLS // M**2, 1)
+    for begin in range(0, len(rows), at_a_time):
+        part = slice(begin, begin + at_a_time)
+        price, density = found.at(rows.ratios[part]), rows.density[part, None]
+        cost = density * price.sum(axis=1) + prices.capacity
+        nearest = np.full(cost.shape, np.inf)
+        held, best_so_far = holds[part], least[part]
+        for _ in range(M):
+            best, number = cost.argmin(axis=1), np.arange(len(cost))
+            better = np.flatnonzero(cost[number, best] < best_so_far)
+            if not len(better):
+                break
+            best_so_far[better] = cost[better, best[better]]
+            served = held @ found.near > 0  # [part, M]: of nodes with copies
+            held[better, best[better]] = True
+            of_best = price[number, :, best]
+            near = found.near[best]
+            switched = np.where(near & ~served, of_best, np.minimum(nearest, of_best))
+            switched = np.where(~near & served, nearest, switched)
+            nearest[better] = switched[better]
+            served = held @ found.near > 0
+            # Of each next holder: what its own node reads then, and what others do.
+            each, first = nearest[:, :, None], ~served[:, :, None]
+            after = np.where(
+                found.near[None] & first,
+                price,
+                np.where(found.near[None] | first, np.minimum(each, price), each),
+            )
+            saved = (each - after).sum(axis=1)
+            cost = best_so_far[:, None] - density * saved + byte
+            cost[held] = np.inf
     return holds, rows.memory_bytes * least
 
 
@@ -269,13 +423,23 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
         if rows.replicas and topology.ranks > 1:
             least = np.minimum(least, everywhere_price(rows, topology, prices))
         return least
-    if topology.is_homogeneous(prices.capacity) and np.ptp(prices.rank) == 0:
+    alike = topology.is_homogeneous(prices.capacity) and np.ptp(prices.rank) == 0
+    if alike and isinstance(topology, RelayedTopology):
+        return np.asarray(relayed_prices(rows, topology, prices).min(axis=1))
+    if alike:
         lines = homogeneous_lines(topology, prices)
-    elif topology.ranks <= ENUMERABLE_RANKS:
-        lines = subset_lines(prices.read_prices(topology), prices)
-    else:
-        return _relaxed(rows, topology, prices)
-    return np.asarray(rows.memory_bytes * Envelope.of(*lines).value(rows.density))
+        return np.asarray(rows.memory_bytes * Envelope.of(*lines).value(rows.density))
+    if topology.ranks <= ENUMERABLE_RANKS:
+        return _of_all_subsets(rows, prices.read_prices(topology), prices).price
+    return _relaxed(rows, topology, prices)
+
+
+def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
+    """The price of one row of each class for each kind of `relayed_copies`, [C, kinds]."""
+    copies, of_rank, of_node = relayed_copies(topology, prices)
+    seconds = np.outer(rows.weight_bytes, of_rank) + np.outer(rows.node_bytes[:, 0], of_node)
+    byte = float(prices.capacity[0]) * copies + prices.budget * (copies - 1)
+    return np.asarray(seconds + np.outer(rows.memory_bytes, byte))
 
 
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
@@ -286,8 +450,11 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
     and nodes separate, up to there being at least two copies: a table over nodes of the least
     price with none, one, or more copies so far.
     """
-    price = prices.read_prices(topology)
-    single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
+    found = prices.read_prices(topology)
+    price, relays = found.of_rank, found.near is not None
+    single = owner_price(rows, topology, prices) / rows.memory_bytes
+    if not relays:
+        single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
     node_of = np.asarray(topology.node_of)
     density = rows.density
     none, one = np.zeros(len(rows)), np.full(len(rows), np.inf)
@@ -298,7 +465,13 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
         block = price[np.ix_(members, members)]
         near = np.where(np.eye(len(members), dtype=bool), np.inf, block).min(axis=1)
         uncovered = np.full(len(rows), np.inf)
-        if not inside.all():
+        if relays:  # ranks read in their node where it has a copy, and else from one rank
+            near = np.where(np.isfinite(near), near, block.diagonal())
+            one_rank = price[members[0], ~inside, None]
+            of_nodes = found.of_nodes[:, members[0]][:, ~inside]
+            far = (one_rank + of_nodes.T @ rows.ratios.T).min(axis=0)
+            uncovered = len(members) * far * density
+        elif not inside.all():
             far = price[np.ix_(members, ~inside)].min(axis=1)
             near = np.minimum(near, far)
             uncovered = far.sum() * density

@@ -157,8 +157,10 @@ class ScaledLimits:
             rows.memory_bytes[b, None] * (sets.copies[g, None] - 1) / self.byte,
         ]
         if self.links_first:
-            pair = self.charges.set_link_seconds(sets)
-            uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
+            fetched = rows.fetch_bytes[b, None] * self.charges.set_link_seconds(sets)[g]
+            for of, node_bytes in zip(self.charges.of_nodes, rows.node_bytes.T, strict=True):
+                fetched = fetched + node_bytes[b, None] * of.set_link_seconds(sets)[g]
+            uses.append(fetched[:, self.away] / self.pair)
         return np.asarray(np.concatenate(uses, axis=1))
 
 
@@ -271,7 +273,8 @@ class RestrictedMaster:
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
         """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
-        found = cheapest_holder_sets(holds, prices.read_prices(self.topology))
+        read_prices = prices.read_prices(self.topology)
+        found = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
         for b, key in enumerate(set_keys(found)):

@@ -24,6 +24,7 @@ class TableEntries:
     accesses: Ints  # [E]
     samples_with_row: Ints  # [E]
     D: Floats  # [E]
+    D_of_node: Floats  # [E, K]
     weight: Floats  # [E] expected accesses of a row over its accesses; of one without any, of it
     class_index: Ints  # [E]
 
@@ -40,6 +41,7 @@ class TableEntries:
             classes.accesses[class_index],
             samples_with_row[order],
             classes.D[class_index],
+            classes.D_of_node[class_index],
             classes.expected[class_index] / np.maximum(classes.accesses[class_index], 1),
             class_index,
         )

@@ -5,6 +5,7 @@ set g, whatever the number of rows: 33.8 million rows of Criteo-Kaggle sizes are
 classes. The sums of §3.2 (equations 1-3) are exact on classes; nothing is bucketed here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.expected_counts import as_many, expected_counts
-from oper.cost.expected_reads import expected_reads
+from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.holder_sets import Sums
 from oper.cost.step_memory import SLOT_BYTES
 from oper.cost.traffic import Traffic
@@ -65,6 +66,8 @@ class Classes:
     D: Floats  # chance that one rank touches the row
     U: Floats  # chance that any rank does
     samples: int
+    # Chance that any rank of a node does, [C, K], by the size of nodes that have relays
+    D_of_node: Floats
     # Entry e: table `entry_table[e]` has `entry_rows[e]` rows of class `entry_class[e]`.
     entry_table: Ints
     entry_class: Ints
@@ -100,7 +103,7 @@ class Classes:
     def row_sums(self) -> Sums:
         """The sums of one row of each class, [C]."""
         accesses = self.accesses.astype(np.float64)
-        return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U)
+        return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U, self.D_of_node)
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
@@ -121,6 +124,7 @@ class Classes:
             self.traffic_bytes(workload),
             self.S * self.R,
             self.S * self.D,
+            self.row_sums.node_bytes,
         )
 
 
@@ -151,9 +155,10 @@ def classify(
     ranks: int,
     as_counted: bool = False,
     by_table: bool = False,
+    node_sizes: Sequence[int] = (),
 ) -> Classes:
-    """The classes of all rows of a profile, in one pass over its counters; `as_counted` and
-    `by_table` as for `group`."""
+    """The classes of all rows of a profile, in one pass over its counters; `as_counted`,
+    `by_table` and `node_sizes` as for `group`."""
     table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
         profile.samples_with_row,
@@ -161,7 +166,7 @@ def classify(
         profile.samples_with_row_offsets,
     )
     entries = table, accesses, samples_with_row, rows
-    return group(profile, workload, ranks, *entries, as_counted, by_table)
+    return group(profile, workload, ranks, *entries, as_counted, by_table, node_sizes)
 
 
 def group(
@@ -174,12 +179,14 @@ def group(
     rows: Ints,
     as_counted: bool = False,
     by_table: bool = False,
+    node_sizes: Sequence[int] = (),
 ) -> Classes:
     """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
     `samples_with_row[e]` samples.
 
     What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
     `by_table`: rows of different tables are of different classes, each of which is then one entry.
+    `node_sizes`: those of the nodes whose ranks read rows of others through relays.
     """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
@@ -212,6 +219,15 @@ def group(
         ratios.of_rank[class_table],
         ratios.of_all_ranks[class_table],
     )
+    D_of_node = node_touches(
+        expected.samples_with_row[first],
+        profile.samples,
+        workload,
+        ranks,
+        node_sizes,
+        ratios.of_rank[class_table],
+        ratios.of_all_ranks[class_table],
+    )
     values = np.array([t.dim for t in profile.tables], dtype=np.float64)[table[order]]
     return Classes(
         widths=widths,
@@ -226,6 +242,7 @@ def group(
         D=D,
         U=U,
         samples=profile.samples,
+        D_of_node=D_of_node,
         entry_table=table[order],
         entry_class=class_of,
         entry_rows=rows[order],

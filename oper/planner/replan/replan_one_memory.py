@@ -190,7 +190,7 @@ def replan_one_memory(
     # Of a plan made from these very counts no row moves: planning has found what there is.
     same_counts = plan.profile == profile.digest
     free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
-    locator = RowLocator(plan, candidate_sets(topology, plan.workload.training, free))
+    locator = RowLocator(plan, candidate_sets(problem.topology, plan.workload.training, free))
     finder = ClassFinder(profile, problem.classes)
     counted = locator.count(finder)
     migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)

@@ -26,6 +26,8 @@ def aimed_directions(problem: ClassProblem, sets: HolderSets) -> tuple[Direction
     """How a row of each class in each of `sets` adds to them."""
     classes, topology = problem.classes, problem.topology
     if problem.asked.balance == "link":
-        per_byte = Charges.of(topology).set_link_seconds(sets)
-        return (Direction(classes.S * classes.R, per_byte),)
+        charges = Charges.of(topology)
+        fetched = Direction(classes.S * classes.R, charges.set_link_seconds(sets))
+        of_nodes = zip(classes.row_sums.node_bytes.T, charges.of_nodes, strict=True)
+        return fetched, *(Direction(bytes, of.set_link_seconds(sets)) for bytes, of in of_nodes)
     return classes.traffic(topology, problem.workload).directions(sets)

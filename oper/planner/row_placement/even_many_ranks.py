@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.row_placement.swaps import SwapSearch
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 _PASSES = 6
@@ -37,7 +38,7 @@ class Targets(NamedTuple):
 def even_many_ranks(search: SwapSearch, topology: Topology) -> None:
     """Swap rows between single owners until T follows the targets, or a pass gains little."""
     ranks = topology.ranks
-    if not topology.homogeneous or ranks <= MANY_RANKS:
+    if not topology.homogeneous or ranks <= MANY_RANKS or isinstance(topology, RelayedTopology):
         return
     own, mate, far = (_cost(search.columns[:ranks], mask) for mask in topology.masks().values())
     if own <= mate:

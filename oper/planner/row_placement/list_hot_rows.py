@@ -10,6 +10,7 @@ same for rows that are already marked.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +125,7 @@ class RowScan:
     striped_accesses: Ints  # [T, M]
     striped_expected: Floats  # [T, M] Σ accesses expected in as many further samples
     striped_touched: Floats  # [T, M] Σ D
+    striped_of_nodes: Floats  # [K, T, M] Σ D of a node, by the size of nodes
 
     def listed_classes(self, classes: Classes) -> NDArray[np.int32]:
         """The class of each listed row, int32 [E]."""
@@ -164,8 +166,9 @@ def scan_marked(
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])
-    accesses, samples_with_row, striped_rows, striped_accesses, expected, striped_touched = (
-        native.ops().listed_and_striped_counts(
+
+    def scanned(touched: Floats) -> Any:
+        return native.ops().listed_and_striped_counts(
             as_tensor(profile.accesses),
             samples_with_row_tensor(profile.samples_with_row, profile.accesses),
             as_int64(profile.offsets),
@@ -179,10 +182,15 @@ def scan_marked(
             stripes.ranks,
             as_int64(entries.first),
             as_int64(entries.samples_with_row),
-            as_tensor(entries.D),
+            as_tensor(touched),
             as_tensor(entries.weight),
         )
+
+    accesses, samples_with_row, striped_rows, striped_accesses, expected, striped_touched = scanned(
+        entries.D
     )
+    # A pass more for each size of nodes that have relays, of which most topologies have one.
+    of_nodes = [scanned(of_size)[-1].numpy() for of_size in entries.D_of_node.T]
     listed: Counts = accesses.numpy()
     return RowScan(
         bitmap=bitmap,
@@ -194,4 +202,5 @@ def scan_marked(
         striped_accesses=striped_accesses.numpy(),
         striped_expected=expected.numpy(),
         striped_touched=striped_touched.numpy(),
+        striped_of_nodes=np.array(of_nodes).reshape(-1, *striped_touched.shape),
     )

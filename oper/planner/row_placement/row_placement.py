@@ -92,7 +92,7 @@ def place_rows(
     even_memory(counts, classes, sets, stripes, placement.shares)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
-    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks))
+    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks, classes.D_of_node.shape[1]))
 
     before = problem.price(sets, classes.sums(counts) + striped_sums)
     swaps = _swap_rows(problem, sets, counts, before)
@@ -162,7 +162,7 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """The sums of the striped rows on each rank, [M], from what the scan found.
 
     R is linear in the accesses that are expected when fetches are raw, and is D otherwise, so both
-    follow from Σ expected accesses and Σ D per table and rank.
+    follow from Σ expected accesses and Σ D per table and rank; what nodes touch from Σ D of a node.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -178,6 +178,7 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     )
     reads = touched if problem.workload.fetch == "distinct" else raw
     none = np.zeros(ranks)
+    of_nodes = scan.striped_of_nodes
     return Sums(
         rows=rows.sum(axis=0),
         memory_bytes=(m * rows).sum(axis=0),
@@ -188,6 +189,8 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
         gradient_bytes=(S * touched).sum(axis=0),
         union_bytes=none,  # of replicas alone, which are never striped
         gather_bytes=none,
+        node_rows=of_nodes.sum(axis=1).T,
+        node_bytes=(S * of_nodes).sum(axis=1).T,
     )
 
 

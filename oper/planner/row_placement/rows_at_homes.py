@@ -79,7 +79,7 @@ def place_at_homes(
     counts[:, :ranks] += _split(single, shares[table], traffic, hot)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
-    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks))
+    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks, classes.D_of_node.shape[1]))
 
     before = problem.price(sets, classes.sums(counts) + striped_sums)
     swaps = _swap_in_nodes(problem, sets, counts, before)

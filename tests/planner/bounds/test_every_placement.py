@@ -25,6 +25,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.latency import Latency
 from oper.topology.links import LINKED, SHARED, link_matrix
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_counts
 
@@ -48,6 +49,8 @@ def case(seed: int) -> Case:
     rows = int(random.integers(1, {2: 5, 3: 4, 4: 3}[ranks]))
     nodes = 2 if ranks % 2 == 0 and random.random() < 0.5 else 1
     node_of = tuple(r * nodes // ranks for r in range(ranks))
+    if ranks == 3 and seed % 2:  # nodes of unlike sizes
+        node_of, nodes = (0, 0, 1), 2
     same = np.equal.outer(node_of, node_of)
     inside = 10 ** random.uniform(-1, 1)  # below 1: dearer between nodes
     cost = np.where(same, inside, 1.0) / 20e9
@@ -86,12 +89,28 @@ def case(seed: int) -> Case:
 
 def every_way(problem: ClassProblem) -> HolderSets:
     """All holder sets of a row, with all ways of reading from the holders. A copy that nobody reads
-    only takes memory, so that holders are the ranks that are read from."""
+    only takes memory, so that holders are the ranks that are read from. With relays the ranks of a
+    node read in it where it has a copy, and else all from one rank."""
     ranks = problem.topology.ranks
     if problem.workload.training:
         return single_owner_sets(ranks) + everywhere_set(ranks)
     source = np.array(list(product(range(ranks), repeat=ranks)), dtype=np.uint16)
-    return HolderSets(source, (source[:, :, None] == np.arange(ranks)).any(axis=1))
+    sets = HolderSets(source, (source[:, :, None] == np.arange(ranks)).any(axis=1))
+    if not isinstance(problem.topology, RelayedTopology):
+        return sets
+    node_of = problem.topology.node_of
+    members = [[r for r in range(ranks) if node_of[r] == node] for node in set(node_of)]
+    kept = [
+        g
+        for g, (read, holds) in enumerate(zip(source.tolist(), sets.holds, strict=True))
+        if all(
+            {node_of[read[r]] for r in mine} == {node_of[mine[0]]}
+            if holds[mine].any()
+            else len({read[r] for r in mine}) == 1
+            for mine in members
+        )
+    ]
+    return sets.take(kept)
 
 
 def optimum(problem: ClassProblem, sets: HolderSets) -> float:
@@ -172,7 +191,7 @@ def check(seed: int) -> float | None:
     each = np.repeat(np.eye(len(problem.classes)), problem.classes.rows, axis=1)
     limits = (problem.capacity_bytes, problem.budget_bytes)
     exact = milp_solver.solve(
-        problem.classes.sums(each), made.topology, made.workload, *limits, 20, 1e-9
+        problem.classes.sums(each), problem.topology, problem.workload, *limits, 20, 1e-9
     )
     if best == np.inf:
         assert exact.status == "infeasible"

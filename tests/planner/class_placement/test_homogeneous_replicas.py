@@ -15,7 +15,7 @@ from oper.cost.workload import Workload
 from oper.planner.class_placement.homogeneous_replicas import (
     inference_levels,
     link_levels,
-    time_ratio,
+    saved_by_copies,
     training_levels,
 )
 from oper.planner.problem.problem import ClassProblem
@@ -64,7 +64,10 @@ def test_inference_levels_are_within_one_row_of_the_best(
     classes = make_classes(accesses, [2] * len(accesses), workload, 8)
     problem = make_problem(classes, topology, workload, extra)
     levels = inference_levels(
-        classes, topology, workload, time_ratio(topology), problem.budget_bytes
+        problem.classes,
+        saved_by_copies(problem.classes, problem.topology),
+        problem.topology,
+        problem.budget_bytes,
     )
     spent = levels.node @ classes.m * (topology.nodes - 1) + levels.everywhere @ classes.m * 7
     assert spent <= problem.budget_bytes + 1e-6

@@ -20,6 +20,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
 from oper.topology.latency import Latency
 from oper.topology.links import NodeMemory
+from oper.topology.relays import relayed_sizes
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_counts
 
@@ -182,7 +183,9 @@ def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     ).astype(np.int64)
     ones = np.ones(len(tables), dtype=np.int64)
     counts = tables, accesses, samples_with_row, ones
-    classes = group(profile, plan.workload, plan.ranks, *counts, as_counted)
+    topology = plan.cost_topology
+    sizes = relayed_sizes(topology)
+    classes = group(profile, plan.workload, plan.ranks, *counts, as_counted, node_sizes=sizes)
     # The classes' entries are the rows, in another order: of equal rows it does not matter which.
     estimated = not (as_counted or plan.workload.training)
     expected = (expected_counts if estimated else as_many)(*counts)
@@ -191,8 +194,10 @@ def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     order = np.lexsort((-samples_with_row, -foreseen, width, -accesses))
     c = classes.entry_class
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
-    f = classes.accesses[c].astype(float)
-    sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
+    f, of_node = classes.accesses[c].astype(float), classes.D_of_node[c]
+    sums = Sums(
+        np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D, of_node, S[:, None] * of_node
+    )
     sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
     capacity = plan.cost.capacity_bytes.tolist()
-    return evaluate(plan.topology, plan.workload, sets, sums, capacity)
+    return evaluate(topology, plan.workload, sets, sums, capacity)

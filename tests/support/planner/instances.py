@@ -1,17 +1,19 @@
 """Small problems for tests: classes of rows made directly, without a profile."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from oper.cost.expected_reads import expected_reads
+from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, Width
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.latency import Latency
 from oper.topology.links import NodeMemory
+from oper.topology.relays import relayed, relayed_sizes
 from oper.topology.topology import Topology
 
 
@@ -51,6 +53,7 @@ def make_classes(
         D,
         U,
         samples,
+        np.zeros((len(counts), 0)),
         w.copy(),
         index,
         counts.copy(),
@@ -64,7 +67,16 @@ def make_problem(
     extra_memory: float = 0.05,
     **settings: Any,
 ) -> ClassProblem:
-    """A problem with the paper's capacities."""
+    """A problem with the paper's capacities, and with relays where the workload has them."""
+    topology = relayed(topology, workload.fetch == "distinct")
+    of_nodes = node_touches(
+        classes.samples_with_row,
+        classes.samples,
+        workload,
+        topology.ranks,
+        relayed_sizes(topology),
+    )
+    classes = replace(classes, D_of_node=of_nodes)
     total = classes.total_bytes
     capacity = topology.capacities(total, extra_memory, classes.width_memory).astype(np.float64)
     budget = max(min(extra_memory * total, float(capacity.sum()) - total), 0.0)
@@ -104,10 +116,15 @@ workloads = st.builds(
 
 @st.composite
 def topologies(draw: st.DrawFn, most_ranks: int = 4, homogeneous: bool = False) -> Topology:
-    """Ranks on one or two nodes, of linked or shared memory; links of equal or of any cost."""
+    """Ranks on one node or several, of linked or shared memory; links of equal or of any cost, and
+    nodes of unlike sizes where ranks need not be alike."""
     ranks = draw(st.integers(2, most_ranks))
     nodes = 2 if ranks % 2 == 0 and draw(st.booleans()) else 1
     node_of = tuple(r * nodes // ranks for r in range(ranks))
+    if not homogeneous and draw(st.booleans()):
+        of_ranks = draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))
+        node_of = tuple(sorted(set(of_ranks)).index(node) for node in of_ranks)
+        nodes = len(set(node_of))
     same = np.equal.outer(node_of, node_of)
     cost = np.where(same, 1 / 240e9, 1 / 19e9)
     np.fill_diagonal(cost, 1 / 1244e9)
