@@ -104,6 +104,15 @@ class Sums:
     gradient_bytes: Floats  # Σ S·D
     union_bytes: Floats  # Σ S·U
     gather_bytes: Floats  # Σ (S + 4)·D, what an allgather of (id, row) carries
+    # Of read_bytes and of gradient_bytes, those of rows of pooled tables.
+    pooled_read_bytes: Floats
+    pooled_gradient_bytes: Floats
+
+    @property
+    def memory_read_bytes(self) -> Floats:
+        """Bytes that a rank takes of its own memory where the rows are there: of pooled ones each
+        row once, as a cache has the repeats."""
+        return np.asarray(self.read_bytes - self.pooled_read_bytes + self.pooled_gradient_bytes)
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -120,10 +129,16 @@ class Sums:
 
     @staticmethod
     def of_rows(
-        row_bytes: Floats, memory_bytes: Floats, accesses: Floats, R: Floats, D: Floats, U: Floats
+        row_bytes: Floats,
+        memory_bytes: Floats,
+        accesses: Floats,
+        R: Floats,
+        D: Floats,
+        U: Floats,
+        pooled: NDArray[np.bool_] | bool = False,
     ) -> "Sums":
         """One entry a row: rows of S = `row_bytes` that are read R times by a rank per iteration
-        and touched with chance D by it and U by any."""
+        and touched with chance D by it and U by any; `pooled` says which are of pooled tables."""
         return Sums(
             rows=np.ones(len(row_bytes)),
             memory_bytes=memory_bytes,
@@ -134,6 +149,8 @@ class Sums:
             gradient_bytes=row_bytes * D,
             union_bytes=row_bytes * U,
             gather_bytes=(row_bytes + 4) * D,
+            pooled_read_bytes=row_bytes * R * pooled,
+            pooled_gradient_bytes=row_bytes * D * pooled,
         )
 
     @staticmethod

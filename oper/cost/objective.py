@@ -25,7 +25,7 @@ two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -222,11 +222,12 @@ def evaluate(
         )
         return matrix
 
-    charges = Charges.of(topology)
+    unpooled = topology.unpooled if isinstance(topology, PooledTopology) else topology
+    charges = Charges.of(unpooled)
     away = ~np.eye(ranks, dtype=bool)
-    read = traffic(sums.read_bytes)
+    read = traffic(sums.read_bytes - sums.pooled_read_bytes)
     lookup_seconds, link_seconds = charges.lookup_and_link_seconds(read)
-    link_bytes = np.where(away, read, 0.0) * _sent_share(topology)
+    link_bytes = np.where(away, read, 0.0)
 
     gradient_lookup_seconds = np.zeros(ranks)
     gradient_bytes, gradient_link_seconds = np.zeros((2, ranks, ranks))
@@ -234,12 +235,13 @@ def evaluate(
     allreduce_bytes, allreduce_memory = 0.0, 0.0
     chosen = allreduce_cost(topology, "none")
     if workload.training:
-        gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
-        gradient_charges = Charges.of_gradients(topology)
+        own_gradient_bytes = sums.gradient_bytes - sums.pooled_gradient_bytes
+        gradient = traffic(np.where(single, own_gradient_bytes, 0.0))
+        gradient_charges = Charges.of_gradients(unpooled)
         gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
             gradient
         )
-        gradient_bytes = _gradient_bytes(topology, np.where(away, gradient, 0.0), link_bytes)
+        gradient_bytes = np.where(away, gradient, 0.0)
         replicas = sums.total(~single)
         if replicas.rows:
             chosen = cheapest_allreduce(topology, replicas, method)
@@ -248,6 +250,18 @@ def evaluate(
             allreduce_memory = step.allreduce_bytes(chosen, replicas)
             moving_seconds = chosen.row_seconds(replicas).item()
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
+    if isinstance(topology, PooledTopology):
+        owned = np.where(single, sums.pooled_gradient_bytes, 0.0)
+        pooled = _Pooled.of(
+            topology, *map(traffic, (sums.pooled_read_bytes, sums.pooled_gradient_bytes, owned))
+        )
+        lookup_seconds = lookup_seconds + pooled.lookup_seconds
+        link_seconds = link_seconds + pooled.link_seconds
+        link_bytes = link_bytes + pooled.link_bytes
+        if workload.training:
+            gradient_lookup_seconds = gradient_lookup_seconds + pooled.gradient_lookup_seconds
+            gradient_link_seconds = gradient_link_seconds + pooled.gradient_link_seconds
+            gradient_bytes = gradient_bytes + pooled.gradient_bytes
 
     rank_seconds = (
         charges.paid_for_memory(lookup_seconds)
@@ -286,21 +300,30 @@ def evaluate(
     )
 
 
-def _sent_share(topology: Topology) -> Floats:
-    """The bytes that pass each link for a byte that is read by it, [M, M]: of pooled rows of other
-    nodes, vectors."""
-    if isinstance(topology, PooledTopology):
+class _Pooled(NamedTuple):
+    """What rows of pooled tables add to the terms of a `Cost` of those names; gradient_bytes: those
+    that pass each link, [M, M]."""
+
+    lookup_seconds: Floats
+    link_seconds: Floats
+    link_bytes: Floats
+    gradient_lookup_seconds: Floats
+    gradient_link_seconds: Floats
+    gradient_bytes: Floats
+
+    @staticmethod
+    def of(topology: PooledTopology, read: Floats, touched: Floats, owned: Floats) -> "_Pooled":
+        """Of the bytes that ranks read of each other, of the rows that they touch there, and of those
+        with one owner, [reader, source] each."""
+        away, other = ~np.eye(topology.ranks, dtype=bool), topology.masks()["other_node"]
+        lookup_seconds, _ = Charges.of_memory(topology).lookup_and_link_seconds(touched)
+        _, link_seconds = Charges.of(topology).lookup_and_link_seconds(read)
+        gradients = Charges.of_gradients(topology).lookup_and_link_seconds(owned)
+        # Between nodes as many vectors go back as came.
         ratios = topology.vector_ratio[np.array(topology.node_of)]
-        return np.where(topology.masks()["other_node"], ratios, 1.0)
-    return np.ones((topology.ranks, topology.ranks))
-
-
-def _gradient_bytes(topology: Topology, gradient: Floats, sent: Floats) -> Floats:
-    """The bytes of gradients that pass each link, [M, M]: of pooled rows of other nodes as many as
-    came."""
-    if isinstance(topology, PooledTopology):
-        return np.where(topology.masks()["other_node"], sent, gradient)
-    return gradient
+        sent = np.where(away, read, 0.0) * np.where(other, ratios, 1.0)
+        back = np.where(other, sent, np.where(away, owned, 0.0))
+        return _Pooled(lookup_seconds, link_seconds, sent, *gradients, back)
 
 
 def cheapest_allreduce(

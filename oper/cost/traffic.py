@@ -3,7 +3,8 @@
 In: the bytes that one rank moves for a row of each class, S·R for its reads and in training S·D
 more for its gradient. Out: seconds of ranks. Reads and gradients are charged by rules of their own
 (read_charges.py). Where no ranks share memory the two rules are one, and a row has one weight,
-S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts.
+S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts. Rows of pooled
+tables have parts of their own: links by reads, memories and gradients by the rows touched.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 
@@ -45,9 +47,29 @@ class Traffic:
         all_bytes: Floats,
         read_bytes: Floats,
         gradient_bytes: Floats,
+        pooled_read_bytes: Floats,
+        pooled_gradient_bytes: Floats,
     ) -> "Traffic":
-        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes` are together
-        `all_bytes`."""
+        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes`, those of the rows
+        that a rank touches, are together `all_bytes`. Of these the pooled ones are of pooled
+        tables."""
+        if isinstance(topology, PooledTopology):
+            pooled = (
+                Part(pooled_read_bytes, Charges.of(topology)),
+                Part(pooled_gradient_bytes, Charges.of_memory(topology)),
+            )
+            if training:
+                pooled += (Part(pooled_gradient_bytes, Charges.of_gradients(topology)),)
+            own_reads = read_bytes - pooled_read_bytes
+            own_gradients = gradient_bytes - pooled_gradient_bytes
+            if not own_reads.any():
+                return Traffic(all_bytes, pooled)
+            own = own_reads + own_gradients if training else own_reads
+            none = np.zeros_like(own)
+            others = Traffic.of(
+                topology.unpooled, training, own, own_reads, own_gradients, none, none
+            )
+            return Traffic(all_bytes, others.parts + pooled)
         reads, gradients = Charges.of(topology), Charges.of_gradients(topology)
         if not training or gradients is reads:
             return Traffic(all_bytes, (Part(all_bytes, reads),))

@@ -100,7 +100,7 @@ def seconds_written_out(
         s = samples_with_row / profile.samples
         touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
         sent = np.bincount(owner[t], touched, minlength=M + 1)
-        T += inside[M] * b * S * LOCAL
+        T += sent[M] * S * LOCAL
         for node in range(NODES):
             members = range(node * PER_NODE, (node + 1) * PER_NODE)
             share = inside[list(members)].sum() / total
@@ -113,7 +113,8 @@ def seconds_written_out(
                 for reader in range(M):
                     away = members[reader % PER_NODE] != r
                     T[members[reader % PER_NODE]] += NEAR * away * (read + training * gradient)
-                    T[r] += LOCAL * (read * (not (shared and away)) + training * gradient)
+                    # Of a memory each row once: a cache has what a rank reads again.
+                    T[r] += LOCAL * gradient * ((not (shared and away)) + training)
     return T
 
 

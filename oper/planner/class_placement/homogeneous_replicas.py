@@ -127,7 +127,7 @@ def everywhere_seconds(
 ) -> Floats:
     """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
     each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
-    seconds = own * each.read_bytes
+    seconds = own * each.memory_read_bytes
     if workload.training:
         seconds = seconds + own * each.union_bytes
         seconds = seconds + allreduce_cost(topology, method).row_seconds(each)

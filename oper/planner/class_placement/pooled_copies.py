@@ -113,7 +113,7 @@ def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
 def without_vectors(topology: Topology) -> PooledTopology:
     """What reads and gradients of pooled rows cost beside vectors."""
     assert isinstance(topology, PooledTopology)
-    return PooledTopology.of(topology.unpooled, 0.0, 0.0, topology.training)
+    return topology.with_ratio(0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ class PricingItems:
     gradient_bytes: Floats  # S·D, in training
     everywhere_bytes: Floats
     allreduce_seconds: Floats
+    # Of fetch_bytes and of gradient_bytes, those of pooled tables.
+    pooled_fetch_bytes: Floats
+    pooled_gradient_bytes: Floats
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,7 +83,13 @@ class PricingItems:
     def traffic(self, topology: Topology) -> Traffic:
         """The bytes of `weight_bytes` with who pays for them."""
         return Traffic.of(
-            topology, self.training, self.weight_bytes, self.fetch_bytes, self.gradient_bytes
+            topology,
+            self.training,
+            self.weight_bytes,
+            self.fetch_bytes,
+            self.gradient_bytes,
+            self.pooled_fetch_bytes,
+            self.pooled_gradient_bytes,
         )
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
@@ -99,6 +108,8 @@ class PricingItems:
             self.gradient_bytes,
             self.everywhere_bytes,
             self.allreduce_seconds,
+            self.pooled_fetch_bytes,
+            self.pooled_gradient_bytes,
         )
 
     def _replace(self, *vectors: Floats) -> "PricingItems":
@@ -127,8 +138,10 @@ def pricing_items_of(
         weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
         fetch_bytes=each.read_bytes,
         gradient_bytes=each.gradient_bytes,
-        everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
+        everywhere_bytes=each.memory_read_bytes + (each.union_bytes if workload.training else 0.0),
         allreduce_seconds=reduce.row_seconds(each),
+        pooled_fetch_bytes=each.pooled_read_bytes,
+        pooled_gradient_bytes=each.pooled_gradient_bytes,
     )
 
 

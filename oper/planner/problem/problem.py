@@ -18,6 +18,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
+from oper.topology.pooled_links import pooled_of
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
 
@@ -115,7 +116,8 @@ def make_problem(
         extra = UNKNOWN_DEVICES if asked.extra_memory is None else asked.extra_memory
         limits = Limits(extra, asked.reserve)
     workload = workload.on(topology.nodes)
-    classes = classify(profile, workload, topology.ranks, as_counted, by_table)
+    pooled = pooled_of(topology, profile.tables)
+    classes = classify(profile, workload, topology.ranks, as_counted, by_table, pooled)
     capacity, budget = _bytes(classes, topology, workload, limits)
     return Problem(
         asked=asked,

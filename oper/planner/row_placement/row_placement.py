@@ -45,6 +45,7 @@ from oper.planner.row_placement.list_hot_rows import (
 )
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
+from oper.topology.pooled_links import pooled_of
 
 _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
@@ -161,8 +162,8 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """The sums of the striped rows on each rank, [M], from what the scan found.
 
-    R is linear in the accesses that are expected when fetches are raw, and is D otherwise, so both
-    follow from Σ expected accesses and Σ D per table and rank.
+    R is linear in the accesses that are expected when fetches are raw or pooled, and is D
+    otherwise, so both follow from Σ expected accesses and Σ D per table and rank.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -176,7 +177,9 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     raw, _, _ = expected_reads(
         expected, np.zeros_like(expected), profile.samples, problem.workload, ranks
     )
-    reads = touched if problem.workload.fetch == "distinct" else raw
+    pooled = pooled_of(problem.topology, profile.tables)[:, None]
+    once = (problem.workload.fetch == "distinct") & ~pooled
+    reads = np.where(once, touched, raw)
     none = np.zeros(ranks)
     return Sums(
         rows=rows.sum(axis=0),
@@ -188,6 +191,8 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
         gradient_bytes=(S * touched).sum(axis=0),
         union_bytes=none,  # of replicas alone, which are never striped
         gather_bytes=none,
+        pooled_read_bytes=(S * reads * pooled).sum(axis=0),
+        pooled_gradient_bytes=(S * touched * pooled).sum(axis=0),
     )
 
 
