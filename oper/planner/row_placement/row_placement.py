@@ -17,7 +17,7 @@ training a rank may own too few rows whose gradients are alike, such as those to
 batch, and serve several times as many reads as another, or a fraction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,8 +174,9 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     accesses = scan.striped_accesses.astype(np.float64)
     touched = scan.striped_touched
     expected = scan.striped_expected
+    workload = replace(problem.workload, fetch="raw")
     raw, _, _ = expected_reads(
-        expected, np.zeros_like(expected), profile.samples, problem.workload, ranks
+        expected, np.zeros_like(expected), profile.samples, workload, ranks
     )
     pooled = pooled_of(problem.topology, profile.tables)[:, None]
     once = (problem.workload.fetch == "distinct") & ~pooled
