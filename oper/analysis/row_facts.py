@@ -20,6 +20,7 @@ from oper.cost.expected_counts import SELDOM, expected_counts
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Traffic
 from oper.plan.layout import Located
 from oper.plan.memories import HOST
 from oper.plan.plan import Plan, plan_given
@@ -252,7 +253,9 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     """The row's part of the iteration with one owner, and with copies everywhere; None where there
     is nothing to compare, as it is not read, or by one rank."""
     accesses, samples_with_row = counted.expected or (counted.at_least, counted.samples_with_row)
-    topology, workload = plan.cost_topology, plan.workload
+    workload = plan.workload
+    pooled = plan.vector_ratio is not None and plan.tables[table].name in plan.pooled_tables
+    topology = plan.cost_topology if pooled else plan.topology
     if topology.ranks == 1 or not accesses:
         return None
     basis = CountBasis.PLANNED if counted.exact is not None else CountBasis.AT_LEAST
@@ -261,21 +264,24 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
         basis = CountBasis.COUNTED
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
-    R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios)
+    R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios, pooled)
     described = plan.tables[table]
     row_bytes = np.array([float(described.row_bytes)])
     memory_bytes = np.array([float(described.memory_bytes(workload.mode))])
-    row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U)
+    row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U, pooled)
     charges = Charges.of(topology)
-    single = float(row.read_bytes[0]) * charges.mean_owner_seconds
+    read, touched = row.read_bytes, row.gradient_bytes
+    moved = read + touched if workload.training else read
+    of_pooled = row.pooled_read_bytes, row.pooled_gradient_bytes
+    traffic = Traffic.of(topology, workload.training, moved, read, touched, *of_pooled)
+    single = float(traffic.mean_owner_seconds[0])
     reads_copied = charges.read_seconds.min(axis=1)  # of the cheapest copy; in training its own
-    if workload.training:
+    if workload.training or pooled:
         reads_copied = charges.memory_seconds
-    everywhere = float(row.read_bytes[0]) * float(reads_copied.mean())
+    everywhere = float(row.memory_read_bytes[0]) * float(reads_copied.mean())
     if workload.training:
         method = plan.allreduce_method
         methods = METHODS[1:] if method == "none" else [method]
-        single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
     return RowCost(float(R[0]), basis, single, everywhere)

@@ -20,6 +20,7 @@ from oper.base.arrays import Floats
 from oper.cost.step_latency import step_latency
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
+from oper.planner.bounds.pooled_bound import MeanOfCopies
 from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.device_limits import DeviceLimits
@@ -61,7 +62,7 @@ def place_by_table(
 
 def by_mean(topology: Topology, workload: Workload, asked: PlanSettings) -> bool:
     """Whether some tables may be pooled and others not: where copies are chosen table by table."""
-    return workload.training and topology.homogeneous and asked.balance == "time"
+    return topology.homogeneous and asked.balance == "time"
 
 
 def predicted_seconds(planned: Planned) -> float:
@@ -105,4 +106,8 @@ def table_seconds(
         problem = limits.beside_most_replicas(limits.most_extra)
     lengths = profile.bag_lengths
     assert lengths is not None
-    return choose_copies(problem, lengths, problem.budget_bytes).table_seconds
+    if usual.training:
+        return choose_copies(problem, lengths, problem.budget_bytes).table_seconds
+    # Pooled tables are spread over all nodes in inference.
+    copies = MeanOfCopies.of(problem, lengths, topology.nodes)
+    return copies.table_seconds(problem.budget_bytes)

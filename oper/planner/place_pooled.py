@@ -26,6 +26,7 @@ from oper.cost.vectors_per_bag import vector_bytes, vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
+from oper.planner.bounds.pooled_bound import pooled_bound
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homes import Homes, choose_homes
 from oper.planner.class_placement.partitions import partitions
@@ -125,7 +126,6 @@ def _at_homes(
             problem = _in_least_memory(limits, most, lengths)
     with watch("draft"):
         copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
-        bound = choose_copies(problem, lengths, problem.budget_bytes).bound_seconds
         sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
         placement = _class_placement(problem, sets, copies.everywhere[:, None])
     for uneven, share in _RESERVES:
@@ -137,15 +137,7 @@ def _at_homes(
         return None
     with watch("bound"):
         planned = _priced(problem, placement, rows, ranks.least_ratio, lengths)
-        certificate = planned.certificate
-        if bound > certificate.lower_bound_seconds:
-            certificate = replace(
-                certificate,
-                lower_bound_seconds=bound,
-                hot_row_share=None,
-                bound_note=None,
-            )
-    certificate = replace(certificate, full_memory_bound_seconds=full)
+    certificate = replace(planned.certificate, full_memory_bound_seconds=full)
     return replace(planned, certificate=certificate, seconds=watch.seconds)
 
 
@@ -262,7 +254,7 @@ def _over_all_nodes(
     limits = DeviceLimits.of(
         make_problem(profile, pooled(nowhere).bounding, workload, asked, by_table=True)
     )
-    full = bound_seconds(limits, limits.most_extra)
+    full = max(bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra)))
     return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 

@@ -32,6 +32,7 @@ from oper.cost.workload import Workload
 from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 _BISECTIONS = 60
@@ -61,7 +62,8 @@ def _levels(problem: ClassProblem) -> Levels:
     if not workload.training:
         if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
-        return inference_levels(classes, topology, workload, time_ratio(topology), budget)
+        worth = _worth_of_copies(classes, topology, workload)
+        return inference_levels(classes, topology, *worth, budget)
     single = single_seconds(classes, topology, workload)
 
     def mean_seconds(method: Method, levels: Levels) -> float:
@@ -152,17 +154,21 @@ def training_levels(
 
 
 def inference_levels(
-    classes: Classes, topology: Topology, workload: Workload, ratio: float, budget_bytes: float
+    classes: Classes,
+    topology: Topology,
+    weight: Floats,
+    ratio: Floats | float,
+    budget_bytes: float,
 ) -> Levels:
-    """Fill the budget with copies in order of density w/m: a class comes once for its copies in
-    the other nodes, and once, at `ratio` (0 to 1) of its density, for those on all ranks."""
+    """Fill the budget with copies in order of density w/m, of `weight` [C]: a class comes once for
+    its copies in the other nodes, and once, at `ratio` (0 to 1, of each class or all) of its
+    density, for those on all ranks."""
     ranks, nodes = topology.ranks, topology.nodes
-    weight = classes.traffic_bytes(workload)
     density = weight / classes.m
     copies_node, copies_all = nodes - 1, ranks - nodes
     index = np.concatenate([np.arange(len(classes))] * 2)
     step = np.repeat([0, 1], len(classes))
-    key = np.where(step == 0, density[index], density[index] * ratio)
+    key = np.where(step == 0, density[index], (density * ratio)[index])
     price = np.where(step == 0, copies_node, copies_all) * classes.m[index]
     # A stable sort keeps a class's first step before its second at equal keys.
     order = np.argsort(-key, kind="stable")
@@ -176,6 +182,24 @@ def inference_levels(
         return Levels(np.zeros_like(node), node)
     everywhere = np.minimum(everywhere, node)
     return Levels(node - everywhere, everywhere)
+
+
+def _worth_of_copies(
+    classes: Classes, topology: Topology, workload: Workload
+) -> tuple[Floats, Floats | float]:
+    """Weight [C] and ratio for `inference_levels`: of pooled rows and others, each by what a copy in
+    a further node gains of it."""
+    weight, ratio = classes.traffic_bytes(workload), time_ratio(topology)
+    if not isinstance(topology, PooledTopology) or np.all(classes.pooled):
+        return weight, ratio
+    per_node = topology.ranks // topology.nodes
+    further = [
+        PairSeconds.of(each).saved_by_further_node(per_node)
+        for each in (topology, topology.unpooled)
+    ]
+    pooled = np.asarray(classes.pooled)
+    weight = weight * np.where(pooled, further[0] / further[1], 1.0)
+    return weight, np.where(pooled, ratio, time_ratio(topology.unpooled))
 
 
 def time_ratio(topology: Topology) -> float:
@@ -201,7 +225,9 @@ def link_levels(
     intra, inter, _ = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
-        return inference_levels(classes, topology, workload, 1.0, budget_bytes)
+        return inference_levels(
+            classes, topology, classes.traffic_bytes(workload), 1.0, budget_bytes
+        )
     weight = classes.traffic_bytes(workload)
 
     def across_over_inside(levels: Levels) -> float:
@@ -210,7 +236,7 @@ def link_levels(
         return inter * single / ranks - intra * (single / ranks + node / per_node)
 
     def at(ratio: float) -> Levels:
-        return inference_levels(classes, topology, workload, ratio, budget_bytes)
+        return inference_levels(classes, topology, weight, ratio, budget_bytes)
 
     low, high = 0.0, 1.0
     if across_over_inside(at(low)) >= 0:
