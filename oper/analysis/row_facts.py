@@ -27,6 +27,7 @@ from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_codes import rows_of_tables
 from oper.profiling.profile import Profile, profile_given
+from oper.topology.pooled_links import without_pooling
 from oper.topology.relays import relayed_sizes
 
 
@@ -254,7 +255,9 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     """The row's part of the iteration with one owner, and with copies everywhere; None where there
     is nothing to compare, as it is not read, or by one rank."""
     accesses, samples_with_row = counted.expected or (counted.at_least, counted.samples_with_row)
-    topology, workload = plan.cost_topology, plan.workload
+    workload = plan.workload
+    pooled = plan.vector_ratio is not None and plan.tables[table].name in plan.pooled_tables
+    topology = plan.cost_topology if pooled else without_pooling(plan.cost_topology)
     if topology.ranks == 1 or not accesses:
         return None
     basis = CountBasis.PLANNED if counted.exact is not None else CountBasis.AT_LEAST
@@ -263,28 +266,28 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
         basis = CountBasis.COUNTED
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
-    R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios)
+    R, D, U = expected_reads(
+        *counts, plan.samples, workload, topology.ranks, *ratios, pooled=pooled
+    )
     sizes = relayed_sizes(topology)
     of_nodes = node_touches(counts[1], plan.samples, workload, topology.ranks, sizes, *ratios)
     described = plan.tables[table]
     row_bytes = np.array([float(described.row_bytes)])
     memory_bytes = np.array([float(described.memory_bytes(workload.mode))])
     as_float = counts[0].astype(np.float64)
-    row = Sums.of_rows(row_bytes, memory_bytes, as_float, R, D, U, of_nodes)
+    row = Sums.of_rows(row_bytes, memory_bytes, as_float, R, D, U, of_nodes, pooled)
     charges = Charges.of(topology)
+    read, touched = row.read_bytes, row.gradient_bytes
+    moved = read + touched if workload.training else read
+    of_pooled = row.pooled_read_bytes, row.pooled_gradient_bytes
     traffic = Traffic.of(
-        topology,
-        workload.training,
-        row.read_bytes + row.gradient_bytes if workload.training else row.read_bytes,
-        row.read_bytes,
-        row.gradient_bytes,
-        row.node_bytes,
+        topology, workload.training, moved, read, touched, row.node_bytes, *of_pooled
     )
     single = float(traffic.mean_owner_seconds[0])
     reads_copied = charges.read_seconds.min(axis=1)  # of the cheapest copy; in training its own
-    if workload.training:
+    if workload.training or pooled:
         reads_copied = charges.memory_seconds
-    everywhere = float(row.read_bytes[0]) * float(reads_copied.mean())
+    everywhere = float(row.memory_read_bytes[0]) * float(reads_copied.mean())
     if workload.training:
         method = plan.allreduce_method
         methods = METHODS[1:] if method == "none" else [method]

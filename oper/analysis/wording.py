@@ -14,6 +14,7 @@ from oper.base.formatting import (
 from oper.cost.workload import Workload
 from oper.plan.certificate import BoundNote, Certificate
 from oper.plan.memories import ThresholdReason
+from oper.plan.plan import Plan
 from oper.plan.reference_figures import HeldOut, HeldOutSource, SimplePlan
 
 _NOTES = {
@@ -50,6 +51,14 @@ FETCHES = {
     "distinct": "each rank reads a row once a batch (distinct fetches)",
     "pooled": "other nodes add up the rows of each bag (pooled fetches)",
 }
+
+
+def fetching(plan: Plan) -> str:
+    """How a plan's rows are fetched, as a part of a sentence."""
+    text, pooled = FETCHES[plan.workload.known_fetch], len(plan.pooled_tables)
+    if pooled and plan.workload.fetch != "pooled":
+        text += f", but of {pooled} of the tables other nodes add up the rows of each bag"
+    return text
 
 
 def work(workload: Workload) -> str:

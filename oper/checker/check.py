@@ -158,9 +158,11 @@ def _figures(plan: Plan) -> list[Finding]:
         costs[HOST] = np.where(own, host, np.maximum(host, link_cost))
     unequal, below = [], None
     for memory in plan.memories:
-        link_seconds = memory.cost.link_bytes * costs[memory.name]
-        if plan.vector_ratio is not None:
+        link_seconds: NDArray[np.float64] | None = memory.cost.link_bytes * costs[memory.name]
+        if plan.workload.fetch == "pooled":
             link_seconds = _link_seconds_of_sums(plan, memory.cost.link_bytes)
+        elif plan.vector_ratio is not None:  # rows and sums, of which the bytes are one figure
+            link_seconds = None
         wrong, memory_below = _inconsistent(
             memory.cost, memory.certificate, link_seconds, one_memory
         )

@@ -20,14 +20,15 @@ def expected_reads(
     ranks: int,
     rank_ratio: Floats | float = 1.0,
     union_ratio: Floats | float = 1.0,
+    pooled: NDArray[np.bool_] | bool = False,
 ) -> tuple[Floats, Floats, Floats]:
     """Reads R and touches D by one rank, and U by any, per iteration, from a log's counts.
 
     A = f·b accesses; D = 1 - (1 - s)^b and U = 1 - (1 - s)^(bM), b = batch / ranks, without
     replacement (hypergeometric) where the batch is below the log's samples, with it (binomial)
     elsewhere; both times the measured ratios of the log, where it was profiled for them.
-    R is A where every access reads (`raw`, `pooled`), D where a rank fetches a row once
-    (`distinct`).
+    R is A where every access reads (`raw`, `pooled`, and rows that are `pooled`), D where a rank
+    fetches a row once (`distinct`).
     """
     samples = max(samples, 1)
     per_rank = workload.batch_size / ranks
@@ -36,7 +37,8 @@ def expected_reads(
     union = _touched(samples_with_row, samples, workload.batch_size, workload.batch_size)
     touched = np.minimum(touched * rank_ratio, 1.0)
     union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
-    return (touched if workload.known_fetch == "distinct" else reads), touched, union
+    once = (workload.known_fetch == "distinct") & np.logical_not(pooled)
+    return np.where(once, touched, reads), touched, union
 
 
 def node_touches(

@@ -114,6 +114,17 @@ class Sums:
     gather_bytes: Floats  # Σ (S + 4)·D, what an allgather of (id, row) carries
     node_rows: Floats  # Σ D of a node, [G, K]
     node_bytes: Floats  # Σ S·D of a node, [G, K]
+    # Of read_rows, read_bytes and gradient_bytes, those of rows of pooled tables, which no relay
+    # reads.
+    pooled_read_rows: Floats
+    pooled_read_bytes: Floats
+    pooled_gradient_bytes: Floats
+
+    @property
+    def memory_read_bytes(self) -> Floats:
+        """Bytes that a rank takes of its own memory where the rows are there: of pooled ones each
+        row once, as a cache has the repeats."""
+        return np.asarray(self.read_bytes - self.pooled_read_bytes + self.pooled_gradient_bytes)
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -151,9 +162,12 @@ class Sums:
         D: Floats,
         U: Floats,
         D_of_node: Floats,
+        pooled: NDArray[np.bool_] | bool = False,
     ) -> "Sums":
         """One entry a row: rows of S = `row_bytes` that are read R times by a rank per iteration
-        and touched with chance D by it, U by any, and `D_of_node` [rows, K] by any of a node."""
+        and touched with chance D by it, U by any, and `D_of_node` [rows, K] by any of a node;
+        `pooled` says which are of pooled tables."""
+        of_nodes = np.where(np.broadcast_to(pooled, row_bytes.shape)[:, None], 0.0, D_of_node)
         return Sums(
             rows=np.ones(len(row_bytes)),
             memory_bytes=memory_bytes,
@@ -164,8 +178,11 @@ class Sums:
             gradient_bytes=row_bytes * D,
             union_bytes=row_bytes * U,
             gather_bytes=(row_bytes + 4) * D,
-            node_rows=D_of_node,
-            node_bytes=row_bytes[:, None] * D_of_node,
+            node_rows=of_nodes,
+            node_bytes=row_bytes[:, None] * of_nodes,
+            pooled_read_rows=R * pooled,
+            pooled_read_bytes=row_bytes * R * pooled,
+            pooled_gradient_bytes=row_bytes * D * pooled,
         )
 
     @staticmethod

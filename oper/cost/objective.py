@@ -30,7 +30,7 @@ two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
 from oper.cost.step_memory import ProcessorStep, StepMemory
 from oper.cost.workload import Workload
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.topology import Topology
 
 
@@ -218,8 +218,6 @@ def evaluate(
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
     single = sets.copies == 1
-    charges = Charges.of(topology)
-    away = ~np.eye(ranks, dtype=bool)
 
     def through(charges: Charges, of_rank: Floats, of_nodes: Floats) -> Floats:
         """The bytes that pass memories and links, [M, M]."""
@@ -228,13 +226,14 @@ def evaluate(
             passed = passed + of.through(of.traffic(sets, values))
         return passed
 
-    read = through(charges, sums.read_bytes, sums.node_bytes)
+    unpooled = without_pooling(topology)
+    charges = Charges.of(unpooled)
+    away = ~np.eye(ranks, dtype=bool)
+    read = through(charges, sums.read_bytes - sums.pooled_read_bytes, sums.node_bytes)
     lookup_seconds, link_seconds = charges.lookup_and_link_seconds(read)
     link_bytes = np.where(away, read, 0.0)
-    if isinstance(topology, PooledTopology):
-        link_bytes = np.where(away, charges.traffic(sets, sums.read_bytes), 0.0)
-        link_bytes = link_bytes * _sent_share(topology)
-    lookups = charges.rows_served(charges.traffic(sets, sums.read_rows))
+    own_rows = sums.read_rows - sums.pooled_read_rows
+    lookups = charges.rows_served(charges.traffic(sets, own_rows))
     for of, values in zip(charges.of_nodes, sums.node_rows.T, strict=True):
         lookups = lookups + of.rows_served(of.traffic(sets, values))
 
@@ -244,16 +243,14 @@ def evaluate(
     allreduce_bytes, allreduce_memory = 0.0, 0.0
     chosen = allreduce_cost(topology, "none")
     if workload.training:
-        own_rows = np.where(single, sums.gradient_bytes, 0.0)
+        own_bytes = sums.gradient_bytes - sums.pooled_gradient_bytes
         of_nodes = np.where(single[:, None], sums.node_bytes, 0.0)
-        gradient_charges = Charges.of_gradients(topology)
-        gradient = through(gradient_charges, own_rows, of_nodes)
+        gradient_charges = Charges.of_gradients(unpooled)
+        gradient = through(gradient_charges, np.where(single, own_bytes, 0.0), of_nodes)
         gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
             gradient
         )
-        if isinstance(topology, PooledTopology):
-            gradient = gradient_charges.traffic(sets, own_rows)
-        gradient_bytes = _gradient_bytes(topology, np.where(away, gradient, 0.0), link_bytes)
+        gradient_bytes = np.where(away, gradient, 0.0)
         replicas = sums.total(~single)
         if replicas.rows:
             chosen = cheapest_allreduce(topology, replicas, method)
@@ -262,6 +259,26 @@ def evaluate(
             allreduce_memory = step.allreduce_bytes(chosen, replicas)
             moving_seconds = chosen.row_seconds(replicas).item()
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
+    if isinstance(topology, PooledTopology):
+        owned = np.where(single, sums.pooled_gradient_bytes, 0.0)
+        rows, *bytes = (
+            Charges.of(topology).traffic(sets, values)
+            for values in (
+                sums.pooled_read_rows,
+                sums.pooled_read_bytes,
+                sums.pooled_gradient_bytes,
+                owned,
+            )
+        )
+        pooled = _Pooled.of(topology, *bytes)
+        lookups = lookups + rows.sum(axis=0)
+        lookup_seconds = lookup_seconds + pooled.lookup_seconds
+        link_seconds = link_seconds + pooled.link_seconds
+        link_bytes = link_bytes + pooled.link_bytes
+        if workload.training:
+            gradient_lookup_seconds = gradient_lookup_seconds + pooled.gradient_lookup_seconds
+            gradient_link_seconds = gradient_link_seconds + pooled.gradient_link_seconds
+            gradient_bytes = gradient_bytes + pooled.gradient_bytes
 
     rank_seconds = (
         charges.paid_for_memory(lookup_seconds)
@@ -299,19 +316,30 @@ def evaluate(
     )
 
 
-def _sent_share(topology: PooledTopology) -> Floats:
-    """The bytes that pass each link for a byte that is read by it, [M, M]: of pooled rows of other
-    nodes, vectors."""
-    ratios = topology.vector_ratio[np.array(topology.node_of)]
-    return np.where(topology.masks()["other_node"], ratios, 1.0)
+class _Pooled(NamedTuple):
+    """What rows of pooled tables add to the terms of a `Cost` of those names; gradient_bytes: those
+    that pass each link, [M, M]."""
 
+    lookup_seconds: Floats
+    link_seconds: Floats
+    link_bytes: Floats
+    gradient_lookup_seconds: Floats
+    gradient_link_seconds: Floats
+    gradient_bytes: Floats
 
-def _gradient_bytes(topology: Topology, gradient: Floats, sent: Floats) -> Floats:
-    """The bytes of gradients that pass each link, [M, M]: of pooled rows of other nodes as many as
-    came."""
-    if isinstance(topology, PooledTopology):
-        return np.where(topology.masks()["other_node"], sent, gradient)
-    return gradient
+    @staticmethod
+    def of(topology: PooledTopology, read: Floats, touched: Floats, owned: Floats) -> "_Pooled":
+        """Of the bytes that ranks read of each other, of the rows that they touch there, and of
+        those with one owner, [reader, source] each."""
+        away, other = ~np.eye(topology.ranks, dtype=bool), topology.masks()["other_node"]
+        lookup_seconds, _ = Charges.of_memory(topology).lookup_and_link_seconds(touched)
+        _, link_seconds = Charges.of(topology).lookup_and_link_seconds(read)
+        gradients = Charges.of_gradients(topology).lookup_and_link_seconds(owned)
+        # Between nodes as many vectors go back as came.
+        ratios = topology.vector_ratio[np.array(topology.node_of)]
+        sent = np.where(away, read, 0.0) * np.where(other, ratios, 1.0)
+        back = np.where(other, sent, np.where(away, owned, 0.0))
+        return _Pooled(lookup_seconds, link_seconds, sent, *gradients, back)
 
 
 def cheapest_allreduce(

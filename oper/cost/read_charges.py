@@ -23,6 +23,7 @@ gradients pass through both.
 
 Rows of pooled tables in another node are read by the reader's proxy there, whose link to j they
 pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j.
+Their memory is read once for each row that a reader touches, so that it has charges of its own.
 
 Reads are therefore sparse entries (reader, source, payer, seconds per byte), some 2M² of them for M
 ranks, and no array of [M, M, M]. Bytes through one resource are added up before they are
@@ -71,15 +72,25 @@ class Charges:
     @staticmethod
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
-        """The charges of reads on a topology; the same object while few topologies are in use."""
+        """The charges of reads on a topology; the same object while few topologies are in use. Of
+        pooled tables those of links alone: `of_memory` has the rest."""
         if isinstance(topology, RelayedTopology):
             return Charges._relayed(topology, ~topology.shared_pairs)
         if not isinstance(topology, PooledTopology):
             return Charges._made(topology.link_cost, ~topology.shared_pairs)
+        nothing = np.zeros((topology.ranks, topology.ranks), dtype=bool)
+        return Charges._made(topology.vector_link_cost, nothing, topology.proxy)
+
+    @staticmethod
+    @lru_cache(maxsize=4)
+    def of_memory(topology: PooledTopology) -> "Charges":
+        """What reads of pooled tables' rows take of memories, for a byte of the rows that each rank
+        touches."""
         # Proxies read rows of shared memory themselves.
         shared = np.array([topology.memory[node] == SHARED for node in topology.node_of])
         unserved = shared & (topology.proxy != np.arange(topology.ranks))
-        return Charges._made(topology.vector_link_cost, ~unserved, topology.proxy)
+        memory = np.diag(topology.own_link_cost.diagonal())
+        return Charges._made(memory, ~unserved)
 
     @staticmethod
     @lru_cache(maxsize=4)

@@ -32,16 +32,21 @@ class StepLatency:
     seconds: float = 0.0
 
 
-def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLatency:
-    """What a step of tables of so many widths takes, as the runtime does it (row_fetcher.py,
-    apply_gradients.py): gradients of each width are summed, sent and applied on their own."""
+def step_latency(
+    topology: Topology, workload: Workload, widths: int, pooled_widths: int = 0
+) -> StepLatency:
+    """What a step takes of tables of `widths` widths whose rows travel, and of pooled ones of
+    `pooled_widths`, as the runtime does it (row_fetcher.py, apply_gradients.py): gradients of each
+    width are summed, sent and applied on their own, those of pooled tables as one message."""
     latency, transport = topology.latency, topology.known_transport
     over_nodes = topology.nodes > 1
     kernels, waits, exchanges = 1, 0, 0
     copies = workload.known_fetch == "distinct" and topology.ranks > 1
-    if over_nodes and workload.known_fetch == "pooled":
+    if over_nodes and pooled_widths:
         exchanges += 1  # of sums; which bags they are of is told a batch ahead
         kernels += 1
+    if not widths:
+        pass  # all that is fetched is sums
     elif over_nodes and transport == COLLECTIVE:
         kernels += widths  # asked rows are copied, and sent
         exchanges += 4 * widths  # slots and rows, each after how many they are
@@ -50,10 +55,10 @@ def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLat
     if over_nodes and transport == NVSHMEM:
         exchanges += 1
     if workload.training:
-        kernels += 2 * widths
+        kernels += 2 * (widths + pooled_widths)
         waits += 2 * (topology.nodes < topology.ranks)
         if over_nodes:
-            exchanges += 1 if workload.known_fetch == "pooled" else 4 * widths
+            exchanges += 4 * widths + (pooled_widths > 0)
     peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
     relays = relayed(topology, workload.known_fetch == "distinct")
     if isinstance(relays, RelayedTopology):

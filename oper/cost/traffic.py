@@ -5,7 +5,8 @@ more for its gradient. Out: seconds of ranks. Reads and gradients are charged by
 (read_charges.py). Where no ranks share memory the two rules are one, and a row has one weight,
 S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts. With relays
 there is another part for each size of node, what a relay moves for its node: S·D of the node, and
-in training as much for the gradient.
+in training as much for the gradient. Rows of pooled tables have parts of their own: links by reads,
+memories and gradients by the rows touched.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 
@@ -49,9 +51,30 @@ class Traffic:
         read_bytes: Floats,
         gradient_bytes: Floats,
         node_bytes: Floats,
+        pooled_read_bytes: Floats,
+        pooled_gradient_bytes: Floats,
     ) -> "Traffic":
-        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes` are together
-        `all_bytes`, with the `node_bytes` [C, K] of each size of node whose ranks have relays."""
+        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes`, those of the
+        rows that a rank touches, are together `all_bytes`, with the `node_bytes` [C, K] of each
+        size of node whose ranks have relays. Of these the pooled ones are of pooled tables, which
+        have no node_bytes."""
+        if isinstance(topology, PooledTopology):
+            pooled: tuple[Part, ...] = (
+                Part(pooled_read_bytes, Charges.of(topology)),
+                Part(pooled_gradient_bytes, Charges.of_memory(topology)),
+            )
+            if training:
+                pooled += (Part(pooled_gradient_bytes, Charges.of_gradients(topology)),)
+            own_reads = read_bytes - pooled_read_bytes
+            own_gradients = gradient_bytes - pooled_gradient_bytes
+            if not own_reads.any():
+                return Traffic(all_bytes, pooled)
+            own = own_reads + own_gradients if training else own_reads
+            none = np.zeros_like(own)
+            others = Traffic.of(
+                topology.unpooled, training, own, own_reads, own_gradients, node_bytes, none, none
+            )
+            return Traffic(all_bytes, others.parts + pooled)
         reads, gradients = Charges.of(topology), Charges.of_gradients(topology)
         # Relays of other nodes are charged for gradients as for reads.
         times = 2 if training else 1

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.tables.bag_lengths import BagLengths
@@ -119,18 +120,23 @@ class VectorRatios(NamedTuple):
 
 
 def vector_ratios(
-    lengths: BagLengths, tables: Sequence[Table], nodes: int, local_shares: Floats
+    lengths: BagLengths,
+    tables: Sequence[Table],
+    nodes: int,
+    local_shares: Floats,
+    pooled: NDArray[np.bool_] | bool = True,
 ) -> VectorRatios:
     """The ratios of tables of which the nodes' ranks have `local_shares` [T] of the accesses on
-    replicas, all other rows lying on one of `nodes` nodes each."""
+    replicas, all other rows lying on one of `nodes` nodes each; of those that are `pooled` [T]."""
     shares = np.broadcast_to((1 - local_shares)[:, None] / nodes, (lengths.tables, nodes))
     vectors = vector_bytes(lengths, tables, shares)
     read = np.array([table.row_bytes for table in tables]) * lengths.ids_of_tables.astype(float)
+    read = read * pooled
     rows = float(read @ shares[:, 0])
     some = read > 0
     whole = vector_bytes(lengths, tables, np.ones((lengths.tables, 1)))[:, 0]
     least = whole[some] / read[some]
-    found = float(vectors[:, 0].sum()) / rows if rows > 0 else 1.0
+    found = float((vectors[:, 0] * pooled).sum()) / rows if rows > 0 else 1.0
     lowest = min(float(least.min(initial=np.inf)), found)
     return VectorRatios(found, lowest)
 

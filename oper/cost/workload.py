@@ -10,7 +10,7 @@ from oper.base.units import whole_number
 MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
 
 
-Fetch = Literal["raw", "distinct", "pooled"]
+Fetch = Literal["raw", "distinct", "pooled", "auto"]
 FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 
 
@@ -26,7 +26,8 @@ class Workload:
 
     Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
     node, distinct on several. A plan has the one that it was made for. Pooled: the ranks of another
-    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py).
+    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py). Auto: each
+    table is pooled, or fetched as is usual, by what is shortest; a plan then says which are pooled.
     """
 
     mode: Literal["training", "inference"]
@@ -37,7 +38,9 @@ class Workload:
         if self.mode not in ("training", "inference"):
             raise OperError(f"mode {self.mode!r}: 'training' or 'inference' was needed")
         if self.fetch not in (*FETCHES, None):
-            raise OperError(f"fetch {self.fetch!r}: 'raw', 'distinct' or 'pooled' was needed")
+            raise OperError(
+                f"fetch {self.fetch!r}: 'raw', 'distinct', 'pooled' or 'auto' was needed"
+            )
         size = whole_number(self.batch_size, "batch size")
         object.__setattr__(self, "batch_size", size)
         if not 1 <= size <= MOST_SAMPLES:
@@ -46,7 +49,7 @@ class Workload:
     def on(self, nodes: int) -> "Workload":
         """This workload on so many nodes: with the fetch that is usual there, if it has none. On
         one node pooled rows are read by pointer, as raw ones."""
-        pooled_for_nothing = self.fetch == "pooled" and nodes == 1
+        pooled_for_nothing = self.fetch in ("pooled", "auto") and nodes == 1
         if self.fetch is None or pooled_for_nothing:
             return replace(self, fetch=usual_fetch(nodes))
         return self
@@ -54,10 +57,10 @@ class Workload:
     @property
     def known_fetch(self) -> Fetch:
         """How rows are fetched, of a workload that is on some nodes."""
-        if self.fetch is None:
+        if self.fetch in (None, "auto"):
             raise OperError(
-                "workload: without fetch, it depends on the topology; give 'raw', 'distinct' or "
-                "'pooled', or Workload.on(topology.nodes)"
+                "workload: without fetch, or with 'auto', it depends on the topology and the data; "
+                "give 'raw', 'distinct' or 'pooled', or Workload.on(topology.nodes)"
             )
         return self.fetch
 

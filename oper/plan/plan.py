@@ -209,15 +209,22 @@ class Plan(Summarised):
     def cost_topology(self) -> Topology:
         """The topology as the plan is priced: of pooled tables' rows, where it is priced by their
         vectors, and with relays between nodes."""
+        topology = relayed(self.topology, self.workload.fetch == "distinct")
         if self.vector_ratio is None:
-            return relayed(self.topology, self.workload.fetch == "distinct")
+            return topology
         ratio, training = np.array(self.vector_ratio), self.workload.training
-        return PooledTopology.of(self.topology, ratio, float(ratio.min()), training)
+        tables = None if self.workload.fetch == "pooled" else frozenset(self.pooled_tables)
+        return PooledTopology.of(topology, ratio, float(ratio.min()), training, tables)
 
     @property
     def step_latency(self) -> StepLatency:
         """What an iteration takes beside moving rows and gradients, however few they are."""
-        return step_latency(self.topology, self.workload, len(self.layout.slots))
+        if not self.pooled_tables or self.vector_ratio is None:
+            return step_latency(self.topology, self.workload, len(self.layout.slots))
+        pooled = np.array([table.name in self.pooled_tables for table in self.tables])
+        width = self.layout.width_of_table
+        widths = len(np.unique(width[~pooled])), len(np.unique(width[pooled]))
+        return step_latency(self.topology, self.workload, *widths)
 
     @property
     def allreduce_method(self) -> Method:
@@ -419,14 +426,15 @@ def _check_pooled(plan: Plan) -> None:
     """ValueError where a plan for pooled fetches does not pool its tables, or the bytes of their
     sums are none of its nodes'."""
     ratio, names = plan.vector_ratio, tuple(table.name for table in plan.tables)
-    if (plan.workload.fetch == "pooled") != (ratio is not None):
+    pooled = plan.workload.fetch == "pooled"
+    if pooled and plan.pooled_tables != names:
+        raise ValueError("Expected all tables, as fetches are pooled - at `$.pooled_tables`")
+    if (pooled and ratio is None) or (ratio is not None and not plan.pooled_tables):
         raise ValueError(
             "Expected a ratio for pooled fetches, and none for others - at `$.vector_ratio`"
         )
     if ratio is None:
         return
-    if plan.pooled_tables != names:
-        raise ValueError("Expected all tables, as fetches are pooled - at `$.pooled_tables`")
     if len(ratio) != plan.topology.nodes or not all(0 < each < _MOST_RATIO for each in ratio):
         raise ValueError("Expected a positive number for each node - at `$.vector_ratio`")
 

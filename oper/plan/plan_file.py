@@ -146,7 +146,7 @@ def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
         _check_log_part(stated.log_part, content["log_part"])
     except (msgspec.ValidationError, OperError) as error:
         raise ValueError(str(error)) from error
-    if stated.workload.fetch is None:
+    if stated.workload.fetch in (None, "auto"):
         raise ValueError("Expected how rows are fetched - at `$.workload.fetch`")
     return stated
 

@@ -10,7 +10,7 @@ from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, pooled_of, without_pooling
 from oper.topology.relays import without_relays
 
 
@@ -28,7 +28,6 @@ def assemble(planned: Planned) -> Plan:
     partitions = planned.class_placement.partitions
     layout, scan = lay_out(problem, placement), placement.scan
     given = problem.topology
-    pooled = given if isinstance(given, PooledTopology) else None
     memory = Memory(
         name=DEVICE,
         tables=tuple(range(len(profile.tables))),
@@ -41,7 +40,7 @@ def assemble(planned: Planned) -> Plan:
     )
     return Plan(
         tables=profile.tables,
-        topology=without_relays(given) if pooled is None else pooled.unpooled,
+        topology=without_relays(without_pooling(given)),
         workload=problem.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
@@ -55,6 +54,14 @@ def assemble(planned: Planned) -> Plan:
         log_part=profile.log_part,
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
-        pooled_tables=() if pooled is None else tuple(table.name for table in profile.tables),
-        vector_ratio=None if pooled is None else tuple(pooled.vector_ratio.tolist()),
+        pooled_tables=tuple(
+            table.name
+            for table, is_pooled in zip(
+                profile.tables, pooled_of(given, profile.tables), strict=True
+            )
+            if is_pooled
+        ),
+        vector_ratio=tuple(given.vector_ratio.tolist())
+        if isinstance(given, PooledTopology)
+        else None,
     )

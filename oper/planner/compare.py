@@ -314,10 +314,11 @@ def compare(
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning
     began = time.perf_counter()
-    if workload.on(topology.nodes).fetch == "pooled":
+    if (fetch := workload.on(topology.nodes).fetch) in ("pooled", "auto"):
         raise OperError(
-            "compare: methods are compared with raw or distinct fetches, and pooled was given, "
-            "with which costs depend on the plan's own placement; leave --fetch out"
+            f"compare: methods are compared with raw or distinct fetches, and {fetch} was given, "
+            "with which costs depend on the plan's own placement; leave --fetch out, and see what "
+            f"`oper plan --fetch {fetch}` predicts"
         )
     problem = make_problem(profile, topology, workload, asked)
     devices = by_devices(topology, asked)

@@ -13,12 +13,13 @@ from pathlib import Path
 from oper.base import native
 from oper.base.errors import OperWarning, check_type
 from oper.base.formatting import plural
-from oper.cost.workload import Workload
+from oper.cost.workload import Fetch, Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
+from oper.planner.place_by_table import place_by_table
 from oper.planner.place_pooled import place_pooled
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
@@ -71,7 +72,7 @@ def plan_and_placement(
     if asked.tier:
         plan, main = plan_with_tier(profile, topology, workload, asked, report)
     else:
-        place = place_pooled if workload.on(topology.nodes).fetch == "pooled" else place_in_memory
+        place = _PLACES.get(workload.on(topology.nodes).fetch, place_in_memory)
         main = place(profile, topology, workload, asked, report)
         report("layout")
         plan = assemble(main)
@@ -86,6 +87,12 @@ def plan_and_placement(
         warnings.warn(sentence, OperWarning, stacklevel=3)
     return plan, main
 
+
+# How tables are placed with fetches that are not by rows alone.
+_PLACES: dict[Fetch | None, Callable[..., Planned]] = {
+    "pooled": place_pooled,
+    "auto": place_by_table,
+}
 
 # Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
 # on it.

@@ -26,6 +26,7 @@ from oper.cost.vectors_per_bag import vector_bytes, vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
+from oper.planner.bounds.pooled_bound import pooled_bound
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homes import Homes, choose_homes
 from oper.planner.class_placement.partitions import partitions
@@ -50,7 +51,8 @@ from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
 from oper.planner.row_placement.rows_at_homes import place_at_homes
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, pooled_of
+from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 
 # The load of the nodes of tables above the mean over nodes, when copies are chosen.
@@ -67,9 +69,10 @@ def place_pooled(
     workload: Workload,
     asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
+    tables: frozenset[str] | None = None,
 ) -> Planned:
-    """Plan for all rows of `profile`, all tables pooled; `report` is called with the name of each
-    step as it begins.
+    """Plan for all rows of `profile`, of which `tables` are pooled, by name (all), and the others
+    fetched as `workload` says; `report` is called with the name of each step as it begins.
 
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
@@ -80,11 +83,27 @@ def place_pooled(
             "fetch pooled: the profile does not say how long bags are, as older ones do not; "
             "profile the log again"
         )
+    workload = workload.on(topology.nodes)
+    topology = relayed(topology, workload.fetch == "distinct")
     if workload.training and topology.homogeneous and asked.balance == "time":
-        planned = _at_homes(profile, topology, workload, asked, lengths, Watch(report))
+        planned = _at_homes(profile, topology, workload, asked, lengths, tables, Watch(report))
         if planned is not None:
             return planned
-    return _over_all_nodes(profile, topology, workload, asked, lengths, report)
+    return _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
+
+
+def unplaced(
+    profile: Profile, topology: Topology, training: bool, tables: frozenset[str] | None
+) -> PooledTopology:
+    """The topology with these pooled tables before any row is placed: with the most that vectors
+    can cost, so that limits leave room for enough copies, and the least."""
+    lengths = profile.bag_lengths
+    assert lengths is not None
+    ranks = PooledTopology.of(topology, 1.0, 1.0, training, tables)
+    pooled = pooled_of(ranks, profile.tables)
+    nowhere = np.zeros(lengths.tables)
+    least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere, pooled).least
+    return ranks.with_ratio(max(1.0, least), least)
 
 
 def _at_homes(
@@ -93,15 +112,13 @@ def _at_homes(
     workload: Workload,
     asked: PlanSettings,
     lengths: BagLengths,
+    tables: frozenset[str] | None,
     watch: Watch,
 ) -> Planned | None:
     """The plan whose tables have homes; None where its limits are not kept."""
-    nowhere = np.zeros(lengths.tables)
-    least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere).least
-    # The most that rows can cost: each row a vector. So limits leave room for enough copies.
-    dearest = PooledTopology.of(topology, max(1.0, least), least, workload.training)
+    ranks = unplaced(profile, topology, workload.training, tables)
     with watch("classes"):
-        problem = make_problem(profile, dearest, workload, asked, by_table=True)
+        problem = make_problem(profile, ranks, workload, asked, by_table=True)
     full = None
     if by_devices(topology, asked):
         with watch("memory"):
@@ -111,7 +128,6 @@ def _at_homes(
             problem = _in_least_memory(limits, most, lengths)
     with watch("draft"):
         copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
-        bound = choose_copies(problem, lengths, problem.budget_bytes).bound_seconds
         sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
         placement = _class_placement(problem, sets, copies.everywhere[:, None])
     for uneven, share in _RESERVES:
@@ -122,16 +138,8 @@ def _at_homes(
     if not within_limits(problem, rows.cost):
         return None
     with watch("bound"):
-        planned = _priced(problem, placement, rows, least, lengths)
-        certificate = planned.certificate
-        if bound > certificate.lower_bound_seconds:
-            certificate = replace(
-                certificate,
-                lower_bound_seconds=bound,
-                hot_row_share=None,
-                bound_note=None,
-            )
-    certificate = replace(certificate, full_memory_bound_seconds=full)
+        planned = _priced(problem, placement, rows, ranks.least_ratio, lengths)
+    certificate = replace(planned.certificate, full_memory_bound_seconds=full)
     return replace(planned, certificate=certificate, seconds=watch.seconds)
 
 
@@ -210,17 +218,20 @@ def _over_all_nodes(
     workload: Workload,
     asked: PlanSettings,
     lengths: BagLengths,
+    tables: frozenset[str] | None,
     report: Callable[[str], None],
 ) -> Planned:
     """The plan whose tables are spread over all nodes."""
+    unknown = unplaced(profile, topology, workload.training, tables)
+    which = pooled_of(unknown, profile.tables)
 
     def pooled(local_shares: Floats) -> PooledTopology:
-        ratios = vector_ratios(lengths, profile.tables, topology.nodes, local_shares)
-        return PooledTopology.of(topology, ratios.even, ratios.least, workload.training)
+        ratios = vector_ratios(lengths, profile.tables, topology.nodes, local_shares, which)
+        return unknown.with_ratio(ratios.even, ratios.least)
 
     found: list[Planned] = []
-    tables = len(profile.tables)
-    for start in (np.zeros(tables), np.ones(tables)):
+    nowhere, everywhere = np.zeros(lengths.tables), np.ones(lengths.tables)
+    for start in (nowhere, everywhere):
         ranks = pooled(start)
         for _ in range(_TURNS):
             planned = place_in_memory(profile, ranks, workload, asked, report, by_table=True)
@@ -243,9 +254,11 @@ def _over_all_nodes(
         return best
     # With all memory that the devices have, too, the least that any placement can cost.
     limits = DeviceLimits.of(
-        make_problem(profile, pooled(np.zeros(tables)).bounding, workload, asked)
+        make_problem(profile, pooled(nowhere).bounding, workload, asked, by_table=True)
     )
-    full = bound_seconds(limits, limits.most_extra)
+    full = max(
+        bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra))
+    )
     return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 
@@ -261,8 +274,7 @@ def _priced(
     assert isinstance(given, PooledTopology)
     ratio = _ratio_of_nodes(problem, rows, lengths, least_ratio)
     least = min(least_ratio, float(ratio.min()))
-    topology = PooledTopology.of(given.unpooled, ratio, least, given.training)
-    problem = replace(problem, topology=topology)
+    problem = replace(problem, topology=given.with_ratio(ratio, least))
     cost = problem.price(rows.holder_sets, rows.sums)
     certificate = certify(problem, cost.objective_seconds)
     return Planned(problem, placement, replace(rows, cost=cost), certificate)
@@ -274,8 +286,9 @@ def _ratio_of_nodes(
     """Bytes of vectors for a byte of rows that others read of each node, [N]."""
     tables, shares = problem.profile.tables, node_shares(problem, rows)
     a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
-    vectors = vector_bytes(lengths, tables, np.clip(shares, 0.0, 1.0)).sum(axis=0) * a_rank
-    read = rows.sums.read_bytes @ _read_from(problem, rows.holder_sets)
+    each = vector_bytes(lengths, tables, np.clip(shares, 0.0, 1.0)) * a_rank
+    vectors = pooled_of(problem.topology, tables) @ each
+    read = rows.sums.pooled_read_bytes @ _read_from(problem, rows.holder_sets)
     ratio = np.full(len(vectors), least_ratio)
     np.divide(vectors, read, out=ratio, where=(read > 0) & (vectors > 0))
     return ratio

@@ -59,9 +59,9 @@ def plan_with_tier(
             "tier: the caches of a tier are for training, and --mode inference was given; serve "
             "from a plan without a tier"
         )
-    if workload.on(topology.nodes).fetch == "pooled":
+    if (fetch := workload.on(topology.nodes).fetch) in ("pooled", "auto"):
         raise OperError(
-            "tier: its rows are cached one by one, and --fetch pooled was given; plan with "
+            f"tier: its rows are cached one by one, and --fetch {fetch} was given; plan with "
             "--fetch raw or distinct, or without a tier"
         )
     in_tier = tier_tables(asked, profile.tables)

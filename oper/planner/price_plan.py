@@ -18,7 +18,7 @@ from oper.plan.row_locator import RowLocator
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, pooled_of
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,17 @@ def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Proble
     """The problem that a plan of one memory is a solution of, under the counts of its tables;
     `as_counted` as for `make_problem`."""
     topology = plan.cost_topology
+    pooled = isinstance(topology, PooledTopology)
     if isinstance(topology, PooledTopology):  # whose bags are the profile's
         lengths, least = profile.bag_lengths, 0.0
         if lengths is not None:
             nowhere = np.zeros(len(profile.tables))
-            least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere).least
+            which = pooled_of(topology, profile.tables)
+            least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere, which).least
         topology = replace(topology, least_ratio=min(least, topology.least_ratio))
-    return make_problem(profile, topology, plan.workload, plan.asked, plan.limits, as_counted)
+    return make_problem(
+        profile, topology, plan.workload, plan.asked, plan.limits, as_counted, by_table=pooled
+    )
 
 
 def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:

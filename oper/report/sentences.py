@@ -7,8 +7,8 @@ import numpy as np
 
 from oper.analysis.plan_facts import CopiesLimit, copies, fit
 from oper.analysis.wording import (
-    FETCHES,
     bound_note,
+    fetching,
     held_out_sentence,
     hot_row,
     simple_plans_sentence,
@@ -63,7 +63,7 @@ def _placed(plan: Plan) -> str:
         f"OPER has placed {plural(rows, 'row')} of {plural(len(plan.tables), 'embedding table')}"
         f"{tier} on {plural(plan.ranks, 'rank')} ({nodes}topology {topology.name}) for "
         f"{workload.mode} with batches of {plural(workload.batch_size, 'sample')} over all ranks; "
-        f"{FETCHES[workload.known_fetch]}."
+        f"{fetching(plan)}."
     )
 
 
@@ -246,7 +246,7 @@ def making(plan: Plan) -> list[tuple[str, str]]:
         (
             "workload",
             f"{workload.mode}, batches of {workload.batch_size:,} samples over all ranks; "
-            f"{FETCHES[workload.known_fetch]}",
+            f"{fetching(plan)}",
         ),
         (
             "profile",

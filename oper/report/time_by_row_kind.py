@@ -19,8 +19,8 @@ from oper.plan.memories import HOST
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
+from oper.planner.price_plan import problem_of
 from oper.planner.problem.class_finder import ClassFinder
-from oper.planner.problem.problem import make_problem
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile
 
@@ -67,7 +67,7 @@ def check_profile(plan: Plan, profile: Profile) -> None:
 def _times(plan: Plan, profile: Profile) -> Floats:
     """Seconds of replicated, listed and striped rows on each rank, [3, M], in a plan of one
     memory."""
-    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
+    problem = problem_of(plan, profile)
     locator = RowLocator(plan)
     sums = _sums_by_column(locator, ClassFinder(profile, problem.classes), problem.classes.row_sums)
     sets, ranks = locator.holder_sets, plan.ranks

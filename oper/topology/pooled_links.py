@@ -1,4 +1,4 @@
-"""The ranks as rows of pooled tables see them: rows of other nodes are added up there.
+"""The ranks of a plan with pooled tables, whose rows of other nodes are added up there.
 
 A rank's proxy in another node, the rank at the same position there, reads the rows of a bag that
 lie in its node, adds them up, and sends one vector of float32; in training one comes back, from
@@ -11,19 +11,28 @@ from rank j of another node takes
     gradients   L[p][j]          from the proxy, which has the gradients of j's rows, to j
 
 and in a node what it takes there without pooling. r is of j's node: how many rows of a bag are
-there depends on where the tables' rows are. In `link_cost`, by which placements are sought, the
-proxy's read is its mean over the ranks of j's node, of which j itself has no link to pass; in
-shared memory j's own read is one of the proxies' too.
+there depends on where the tables' rows are. Of a memory each row that a rank touches is read once a
+batch, however many accesses it has there: a cache has the repeats. Links pass every access. Rows of
+tables that are not pooled have the links without pooling (`unpooled`).
+
+In `link_cost`, by which placements are sought, the proxy's read is its mean over the ranks of j's
+node, of which j itself has no link to pass; in shared memory j's own read is one of the proxies'
+too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
+from oper.tables.table import Table
 from oper.topology.links import SHARED
 from oper.topology.number_ranges import LINK_COST
+from oper.topology.relays import RelayedTopology, relayed
 from oper.topology.topology import Topology
 
 
@@ -31,39 +40,50 @@ from oper.topology.topology import Topology
 class PooledTopology(Topology):
     """A topology with the link costs of pooled tables' rows.
 
-    own_link_cost: those without pooling, s/byte [M, M]. gradient_link_cost: from reader to owner,
-    the same. vector_ratio: bytes of vectors for a byte of rows of each node, as others read them,
+    own_link_cost: those without pooling, s/byte [M, M]. vector_ratio: bytes of vectors for a byte of rows of each node, as others read them,
     [N]. least_ratio: the same, at the least, wherever rows are. training: whether vectors go both
-    ways.
+    ways. tables: the names of those that are pooled; None: all. relays: whether relays read the rows
+    of the others between nodes (relays.py).
     """
 
     own_link_cost: Floats = field(kw_only=True)
-    gradient_link_cost: Floats = field(kw_only=True)
     vector_ratio: Floats = field(kw_only=True)
     least_ratio: float = field(kw_only=True)
     training: bool = field(kw_only=True)
+    tables: frozenset[str] | None = field(kw_only=True, default=None)
+    relays: bool = field(kw_only=True, default=False)
 
     @staticmethod
     def of(
-        topology: Topology, ratio: Floats | float, least_ratio: float, training: bool
+        topology: Topology,
+        ratio: Floats | float,
+        least_ratio: float,
+        training: bool,
+        tables: frozenset[str] | None = None,
     ) -> "PooledTopology":
-        """The topology of pooled tables' rows, with so many bytes of vectors for a byte of them, of
-        each node [N] or of all."""
+        """The topology with pooled `tables` (all), with so many bytes of vectors for a byte of their
+        rows, of each node [N] or of all."""
         ratios = np.broadcast_to(np.asarray(ratio, dtype=np.float64), topology.nodes)
-        near, near_gradient = _near(topology)
+        near = _near(topology)
         own, other = topology.link_cost, topology.masks()["other_node"]
         far = own * ratios[np.array(topology.node_of)] * (2 if training else 1)
         # Where ranks are nodes, vectors are all that a link takes; and none costs nothing.
         between = np.maximum(far + near, LINK_COST.least)
-        content: dict[str, Any] = vars(topology) | {"link_cost": np.where(other, between, own)}
+        content: dict[str, Any] = {f.name: getattr(topology, f.name) for f in fields(Topology)}
+        content["link_cost"] = np.where(other, between, own)
         return PooledTopology(
             **content,
             own_link_cost=own,
-            gradient_link_cost=np.where(other, near_gradient, own),
             vector_ratio=ratios,
             least_ratio=least_ratio,
             training=training,
+            tables=tables,
+            relays=isinstance(topology, RelayedTopology),
         )
+
+    def with_ratio(self, ratio: Floats | float, least_ratio: float) -> "PooledTopology":
+        """The same with other bytes of vectors for a byte of rows."""
+        return PooledTopology.of(self.unpooled, ratio, least_ratio, self.training, self.tables)
 
     @property
     def vector_link_cost(self) -> Floats:
@@ -72,26 +92,42 @@ class PooledTopology(Topology):
         ratios = self.vector_ratio[np.array(self.node_of)] * (2 if self.training else 1)
         return np.where(self.masks()["other_node"], self.own_link_cost * ratios, self.own_link_cost)
 
-    @property
+    @cached_property
     def unpooled(self) -> Topology:
         """The topology without pooling."""
         content = {f.name: getattr(self, f.name) for f in fields(Topology)}
-        return Topology(**content | {"link_cost": self.own_link_cost})
+        return relayed(Topology(**content | {"link_cost": self.own_link_cost}), self.relays)
 
     def on(self, topology: Topology) -> "PooledTopology":
         """A topology without pooling, such as `unpooled` with other memory, with these vectors."""
-        return PooledTopology.of(topology, self.vector_ratio, self.least_ratio, self.training)
+        return PooledTopology.of(
+            topology, self.vector_ratio, self.least_ratio, self.training, self.tables
+        )
 
     @property
     def bounding(self) -> "PooledTopology":
         """The topology with the least costs that any placement of rows can have."""
-        return PooledTopology.of(self.unpooled, self.least_ratio, self.least_ratio, self.training)
+        return self.with_ratio(self.least_ratio, self.least_ratio)
 
 
-def _near(topology: Topology) -> tuple[Floats, Floats]:
-    """near and near' of each rank, [M] each."""
+def without_pooling(topology: Topology) -> Topology:
+    """The topology as rows of tables that are not pooled see it."""
+    return topology.unpooled if isinstance(topology, PooledTopology) else topology
+
+
+def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
+    """Which of the tables are pooled on a topology, [T]."""
+    if not isinstance(topology, PooledTopology):
+        return np.zeros(len(tables), dtype=bool)
+    names = topology.tables
+    return np.array([names is None or table.name in names for table in tables], dtype=bool)
+
+
+def _near(topology: Topology) -> Floats:
+    """What the read of a proxy takes of each rank, the mean over proxies, [M]."""
     same_node, node_of = topology.masks()["same_node"], np.array(topology.node_of)
     size = np.bincount(node_of)[node_of]
     mates = np.where(same_node, topology.link_cost, 0.0).sum(axis=0) / size
     shared = np.array([topology.memory[node] == SHARED for node in node_of])
-    return mates + np.where(shared, topology.link_cost.diagonal() / size, 0.0), mates
+    near: Floats = mates + np.where(shared, topology.link_cost.diagonal() / size, 0.0)
+    return near

@@ -48,6 +48,9 @@ def test_memory_of_the_allreduce(method: Method, memory_bytes: float) -> None:
         gather_bytes=np.r_[owned, 1.5 * 68],
         node_rows=np.zeros((2, 0)),
         node_bytes=np.zeros((2, 0)),
+        pooled_read_rows=np.zeros(2),
+        pooled_read_bytes=np.zeros(2),
+        pooled_gradient_bytes=np.zeros(2),
     )
     cost = allreduce_cost(Topology.load("cpu:2"), method)
     assert cost.memory_bytes(sums.total(np.array([False, True])), 2) == memory_bytes

@@ -100,7 +100,7 @@ def seconds_written_out(
         s = samples_with_row / profile.samples
         touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
         sent = np.bincount(owner[t], touched, minlength=M + 1)
-        T += inside[M] * b * S * LOCAL
+        T += sent[M] * S * LOCAL
         for node in range(NODES):
             members = range(node * PER_NODE, (node + 1) * PER_NODE)
             share = inside[list(members)].sum() / total
@@ -113,7 +113,8 @@ def seconds_written_out(
                 for reader in range(M):
                     away = members[reader % PER_NODE] != r
                     T[members[reader % PER_NODE]] += NEAR * away * (read + training * gradient)
-                    T[r] += LOCAL * (read * (not (shared and away)) + training * gradient)
+                    # Of a memory each row once: a cache has what a rank reads again.
+                    T[r] += LOCAL * gradient * ((not (shared and away)) + training)
     return T
 
 
@@ -298,9 +299,9 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     given = "--topology 2x2-a100 --fetch pooled --batch-size 64"
     refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
     refused(f"compare p {given}", "raw or distinct fetches")
-    refused("replan q p -o r", "is for pooled fetches, which are planned anew alone")
+    refused("replan q p -o r", "tables of the plan are pooled, which are planned anew alone")
     profile.bag_lengths = None
     with pytest.raises(OperError, match="does not say how long bags are"):
         make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))
-    with pytest.raises(OperError, match="'raw', 'distinct' or 'pooled' was needed"):
+    with pytest.raises(OperError, match="'raw', 'distinct', 'pooled' or 'auto' was needed"):
         oper.Workload("training", "sums")  # type: ignore[arg-type]

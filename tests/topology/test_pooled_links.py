@@ -38,17 +38,14 @@ def test_what_a_byte_costs_is_what_ranks_and_proxies_do(
     """All ranks read a byte of a row of each rank: what each pays, and its proxies for it."""
     topology = clusters(nodes, per_node, memory)
     M = topology.ranks
-    reads, gradients = np.zeros(M), np.zeros(M)
+    reads, memories, gradients = np.zeros((3, M))
     for owner in range(M):
         for reader in range(M):
             node = owner // per_node
             near = reader // per_node == node
             proxy = reader if near else node * per_node + reader % per_node
-            if proxy == owner:
-                reads[owner] += LOCAL
-            else:
-                reads[proxy] += NEAR
-                reads[owner] += LOCAL * (memory == LINKED)
+            memories[owner] += LOCAL * (proxy == owner or memory == LINKED)
+            reads[proxy] += NEAR * (proxy != owner)
             if not near:
                 reads[reader] += FAR * ratio * (1 + training)
             gradients[owner] += LOCAL
@@ -61,6 +58,7 @@ def test_what_a_byte_costs_is_what_ranks_and_proxies_do(
         return charges.paid_for_memory(memories) + charges.paid_for_links(links)
 
     np.testing.assert_allclose(paid(Charges.of(pooled)), reads)
+    np.testing.assert_allclose(paid(Charges.of_memory(pooled)), memories)
     np.testing.assert_allclose(paid(Charges.of_gradients(pooled)), gradients)
     assert np.array_equal(pooled.unpooled.link_cost, topology.link_cost)
     assert type(pooled.unpooled) is Topology

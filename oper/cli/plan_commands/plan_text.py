@@ -52,14 +52,14 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
 def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
     from oper.analysis.plan_facts import fit
-    from oper.analysis.wording import FETCHES, MADE_FOR, held_out_sentence, simple_plans_sentence
+    from oper.analysis.wording import MADE_FOR, fetching, held_out_sentence, simple_plans_sentence
 
     workload = plan.workload
     sentences = [
         f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
         f"{plural(len(plan.tables), 'table')} on {plural(plan.ranks, 'rank')} "
         f"({plan.topology.name}), for {workload.mode} with batches of "
-        f"{plural(workload.batch_size, 'sample')}; {FETCHES[workload.known_fetch]}"
+        f"{plural(workload.batch_size, 'sample')}; {fetching(plan)}"
     ]
     seconds = plan.cost.objective_seconds
     iteration = f"Predicted iteration: {format_duration(seconds)}"
@@ -248,6 +248,11 @@ def fetching_text(plan: "Plan") -> str:
         f"{fetch}: compare it with plans of {fetch} fetches alone, as those with others move other "
         "bytes. Without --fetch they are raw on one node and distinct on several"
     )
+    if plan.pooled_tables and fetch != "pooled":
+        text = (
+            f"pooled of {len(plan.pooled_tables)} of {plural(len(plan.tables), 'table')} "
+            f"({', '.join(plan.pooled_tables)}), {fetch} of the others"
+        )
     if plan.vector_ratio is not None:
         text += (
             f"; {_range_of(plan.vector_ratio)} bytes of sums come from other nodes for a byte of "

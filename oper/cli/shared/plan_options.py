@@ -13,7 +13,7 @@ from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
 Mode = Literal["training", "inference"]
-Fetch = Literal["raw", "distinct", "pooled"]
+Fetch = Literal["raw", "distinct", "pooled", "auto"]
 Balance = Literal["time", "link"]
 
 TOPOLOGY = typer.Option(
@@ -31,10 +31,10 @@ MODE = typer.Option(
 FETCH = typer.Option(
     None,
     "--fetch",
-    metavar="raw|distinct|pooled",
+    metavar="raw|distinct|pooled|auto",
     help="Whether every access reads its row, a rank reads each row once per batch, or other nodes "
-    "add up the rows of a bag and send one vector. [default: raw where all ranks are on one node, "
-    "distinct on several]",
+    "add up the rows of a bag and send one vector; auto: table by table what is shortest. "
+    "[default: raw where all ranks are on one node, distinct on several]",
     rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(

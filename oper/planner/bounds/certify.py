@@ -2,15 +2,19 @@
 
 In: `ClassProblem`, an objective in seconds. Out: `Certificate`. The bound is that of
 `lagrangian_bound.py`. Where that leaves a gap and single rows are hot, the bound of
-`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split.
+`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where tables
+are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
 """
 
 from dataclasses import replace
 
+import numpy as np
+
 from oper.plan.certificate import Certificate
 from oper.planner.bounds.hot_rows_bound import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import lower_bound
-from oper.planner.problem.problem import ClassProblem
+from oper.planner.bounds.pooled_bound import pooled_bound
+from oper.planner.problem.problem import ClassProblem, Problem
 from oper.topology.pooled_links import PooledTopology
 
 # Above this gap the bound with whole hot rows is tried; a smaller one is good enough.
@@ -21,13 +25,21 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     """Bound the objective of every plan for the problem, and compare a plan's with that."""
     classes = problem.classes
     topology = problem.topology
+    known = 0.0
     if isinstance(topology, PooledTopology):
+        if isinstance(problem, Problem):
+            known = pooled_bound(problem)
         topology = topology.bounding
+        if not problem.workload.training and not np.all(classes.pooled):
+            # A linear bound in inference has one cost for a byte of any row.
+            return Certificate(objective_seconds, known, None, None)
     limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
-    if objective_seconds > bound.seconds * (1 + HOT_ROWS_FROM_GAP):
+    if objective_seconds > max(bound.seconds, known) * (1 + HOT_ROWS_FROM_GAP):
         tried = hot_rows_bound(classes, *limits)
         bound = replace(max(bound, tried, key=lambda found: found.seconds), note=tried.note)
+    if known > bound.seconds:
+        return Certificate(objective_seconds, known, None, None)
     share = None
     if bound.hot_class is not None:
         share = float(classes.accesses[bound.hot_class] / max(classes.total_accesses, 1))

@@ -14,7 +14,9 @@ vectors, which its ranks need not wait for, count as work of other sign. Where n
 nodes with most room share them. Room is memory, and work up to a limit: how uneven nodes may be is
 tried out, from evenly filled ones to none but whole tables, and so are all tables on a number of
 nodes each. The best of these is improved: parts of tables move between the slowest node and others,
-and whole tables change places, while that helps.
+and whole tables change places, while that helps. Rows of tables that are not pooled cost the ranks
+of other nodes the same wherever they lie there: they begin on all nodes alike, and parts of them
+move as well.
 """
 
 from dataclasses import dataclass
@@ -54,12 +56,13 @@ class Homes:
 def choose_homes(problem: Problem, lengths: BagLengths, single: Ints, room: float) -> Homes:
     """The homes with which the slowest node takes least; `single[c]` rows of each class have one
     owner, and each node has `room` bytes for them."""
-    work, memory, share = _of_tables(problem, lengths, single)
+    work, away, memory, share = _of_tables(problem, lengths, single)
     nodes = problem.topology.nodes
     vectors = vector_seconds(problem, lengths) * nodes / max(nodes - 1, 1)
     bags = VectorsPerBag(lengths)
 
-    of_tables = _Tables(work, memory, share, vectors, bags)
+    of_tables = _Tables(work, away, memory, share, vectors, bags)
+    work = np.where(vectors > 0, work, 0.0)  # of those that have homes
 
     whole = vectors * bags.chances(np.clip(share, 0.0, 1.0)[:, None])[:, 0]
     uneven_work = np.where(work > 0, np.maximum(np.abs(work - whole), 1e-3 * work), 0.0)
@@ -82,15 +85,16 @@ class _Tables:
     """What `_of_tables` finds, and the seconds of vectors for all bags of each table, [T]."""
 
     work: Floats
+    away: Floats
     memory: Floats
     share: Floats
     vectors: Floats
     bags: VectorsPerBag
 
     def vector_seconds(self, shares: Floats) -> Floats:
-        """What the vectors from nodes with these shares of the tables' rows take, [T, N]."""
+        """What vectors, or rows, from nodes with these shares of the tables' rows take, [T, N]."""
         chances = self.bags.chances(np.clip(self.share[:, None] * shares, 0.0, 1.0))
-        found: Floats = self.vectors[:, None] * chances
+        found: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
         return found
 
     def slowest(self, shares: Floats) -> float:
@@ -101,18 +105,22 @@ class _Tables:
 
 def _of_tables(
     problem: Problem, lengths: BagLengths, single: Ints
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Of each table's rows with one owner, [T]: the seconds that they take each rank of their node,
-    the mean, beside vectors; their bytes of memory; and their share of the accesses."""
+    the mean, and each of other nodes, beside vectors; their bytes of memory; and their share of the
+    accesses."""
     classes, topology = problem.classes, problem.topology
     table, tables = table_of_class(classes), lengths.tables
     mates = np.array(topology.node_of) == topology.node_of[0]
-    seconds = np.zeros(len(classes))
+    seconds, away = np.zeros((2, len(classes)))
     for part in classes.traffic(without_vectors(topology), problem.workload).parts:
-        seconds += part.bytes * float(part.charges.owner_seconds[0, mates].mean())
+        paid = part.charges.owner_seconds[0]
+        seconds += part.bytes * float(paid[mates].mean())
+        away += part.bytes * float(paid[~mates].mean())
     accesses = np.bincount(table, single * classes.accesses, minlength=tables)
     return (
         np.bincount(table, single * seconds, minlength=tables).astype(np.float64),
+        np.bincount(table, single * away, minlength=tables).astype(np.float64),
         np.bincount(table, single * classes.m, minlength=tables).astype(np.float64),
         accesses / np.maximum(lengths.ids_of_tables, 1),
     )

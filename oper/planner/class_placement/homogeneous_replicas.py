@@ -35,6 +35,7 @@ from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.lp.pricing import DualPrices, relayed_copies
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
@@ -131,7 +132,7 @@ def everywhere_seconds(
 ) -> Floats:
     """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
     each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
-    seconds = own * each.read_bytes
+    seconds = own * each.memory_read_bytes
     if workload.training:
         seconds = seconds + own * each.union_bytes
         seconds = seconds + allreduce_cost(topology, method).row_seconds(each)
@@ -166,8 +167,26 @@ class SavedByCopies:
 
 def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
     """What copies save of T, in inference."""
+    if isinstance(topology, PooledTopology) and not np.all(classes.pooled):
+        pooled, others = (_of_mean(classes, each) for each in (topology, topology.unpooled))
+        return SavedByCopies(
+            np.where(classes.pooled, pooled.nodes, others.nodes),
+            np.where(classes.pooled, pooled.ranks, others.ranks),
+        )
+    return (
+        _of_mean(classes, topology)
+        if isinstance(topology, RelayedTopology)
+        else by_weight(classes, time_ratio(topology))
+    )
+
+
+def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
+    """What copies save of the mean rank's seconds, of rows that are all fetched in one way."""
     if not isinstance(topology, RelayedTopology):
-        return by_weight(classes, time_ratio(topology))
+        per_node = topology.ranks // topology.nodes
+        further_node = PairSeconds.of(topology).saved_by_further_node(per_node) / topology.ranks
+        saved = by_weight(classes, time_ratio(topology))
+        return SavedByCopies(saved.nodes * further_node, saved.ranks * further_node)
     even = DualPrices(np.full(topology.ranks, 1 / topology.ranks), np.zeros(topology.ranks), 0.0)
     _, of_rank, of_node = relayed_copies(topology, even)
     each = classes.row_sums

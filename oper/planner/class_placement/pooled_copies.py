@@ -5,7 +5,8 @@ With one owner a row costs the ranks its reads and gradients within its owner's 
 costs vectors: of the share x of the table's accesses that are to rows with one owner, chance(x) a
 bag at the least, where they lie on one node (oper/cost/vectors_per_bag.py). That is concave in x,
 so that a table pays for nearly a whole vector until nearly all of its accesses are local: tables
-are copied whole, or only as far as copies pay within nodes. Of a table the rows with most gain per
+are copied whole, or only as far as copies pay within nodes. Tables that are not pooled have no
+vectors, and links between nodes cost their rows as always. Of a table the rows with most gain per
 access come first; what they gain is concave too, and between two of them linear, so that the best x
 is where a class ends, and is found by looking at every end.
 
@@ -27,7 +28,7 @@ from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, pooled_of
 from oper.topology.topology import Topology
 
 _BISECTIONS = 30
@@ -37,18 +38,20 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 @dataclass(frozen=True)
 class PooledCopies:
     """`everywhere[c]` rows of each class have a copy on every rank, [C]. copy_seconds: what these
-    take each rank. seconds: the mean of T where all other rows are as supposed. bound_seconds: no
-    placement has a smaller mean where that supposes the least."""
+    take each rank. seconds: the mean of T where all other rows are as supposed; table_seconds: of
+    each table, [T], the AllReduce's latency left out. bound_seconds: no placement has a smaller
+    mean where that supposes the least."""
 
     everywhere: Ints
     copy_seconds: float
     seconds: float
+    table_seconds: Floats
     bound_seconds: float
 
 
 class Supposed(NamedTuple):
-    """Where rows with one owner are supposed to be: those of each table on `spread` nodes, whose
-    ranks take for them `load` times the mean over all nodes. The least is one node, and the
+    """Where rows with one owner are supposed to be: those of each pooled table on `spread` nodes,
+    whose ranks take for them `load` times the mean over all nodes. The least is one node, and the
     mean."""
 
     spread: int = 1
@@ -65,7 +68,8 @@ def choose_copies(
     methods = _methods(problem, lengths, supposed)
     nothing = np.zeros(len(problem.classes), dtype=np.int64)
     without = methods[0].seconds(nothing > 0)
-    tried = [PooledCopies(nothing, 0.0, without, without)]
+    of_tables = methods[0].table_seconds(nothing > 0)
+    tried = [PooledCopies(nothing, 0.0, without, of_tables, without)]
     if budget_bytes > 0:
         tried += [each.within(budget_bytes) for each in methods]
     best = min(tried, key=lambda each: each.seconds)
@@ -98,8 +102,8 @@ def enough_extra_bytes(
 
 
 def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
-    """What a vector for each bag of a table takes a rank in an iteration, [T], where each comes
-    from some node: the mean over all ranks, of which those of that node need none."""
+    """What a vector for each bag of a pooled table takes a rank in an iteration, [T], where each
+    comes from some node: the mean over all ranks, of which those of that node need none."""
     topology, workload = problem.topology, problem.workload
     assert isinstance(topology, PooledTopology)
     away, nodes = topology.masks()["other_node"], topology.nodes
@@ -107,13 +111,14 @@ def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
     dims = np.array([table.dim for table in problem.profile.tables], dtype=np.float64)
     a_rank = workload.batch_size / topology.ranks / max(problem.profile.samples, 1)
     seconds: Floats = 4 * dims * lengths.bags_of_tables * a_rank * cost * (nodes - 1) / nodes
-    return seconds * (2 if workload.training else 1)
+    pooled = pooled_of(topology, problem.profile.tables)
+    return seconds * pooled * (2 if workload.training else 1)
 
 
 def without_vectors(topology: Topology) -> PooledTopology:
     """What reads and gradients of pooled rows cost beside vectors."""
     assert isinstance(topology, PooledTopology)
-    return PooledTopology.of(topology.unpooled, 0.0, 0.0, topology.training)
+    return topology.with_ratio(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -140,11 +145,13 @@ class _Tables:
         """Vectors a bag where so much of the accesses is to rows with one owner, [T, N]."""
         return self.spread * self.bags.chances(left / self.spread)
 
-    def vectors(self, copied: NDArray[np.bool_]) -> float:
-        """The seconds of vectors where the rows of these classes, [C], have copies."""
+    def vectors(self, copied: NDArray[np.bool_]) -> Floats:
+        """The seconds of each table's vectors, [T], where the rows of these classes, [C], have
+        copies."""
         left = np.bincount(self.table, self.share * ~copied, len(self.vector_seconds))
         vectors = self._vectors(np.clip(left.astype(np.float64), 0.0, 1.0)[:, None])[:, 0]
-        return float(self.vector_seconds @ vectors)
+        found: Floats = self.vector_seconds * vectors
+        return found
 
     def cheapest(self, gain: Floats) -> tuple[NDArray[np.bool_], float]:
         """The classes to copy, [C], where all rows of a class save `gain` [C] seconds beside
@@ -184,7 +191,7 @@ class _Copying:
 
     rows: Ints  # [C]
     tables: _Tables
-    single_seconds: float  # of all rows with one owner each, beside vectors
+    single: Floats  # seconds of the rows of each class with one owner each, beside vectors
     gain: Floats
     copied_seconds: Floats  # of a copy of each row of a class on every rank
     extra: Floats
@@ -199,13 +206,17 @@ class _Copying:
     def at(self, price: float) -> tuple[NDArray[np.bool_], float]:
         """The classes to copy at a price per byte, [C], and what all costs at it, but latency."""
         copied, seconds = self.tables.cheapest(self.gain - price * self.extra)
-        return copied, self.single_seconds + seconds
+        return copied, float(self.single.sum()) + seconds
 
     def seconds(self, copied: NDArray[np.bool_]) -> float:
         """The mean of T with copies of the rows of these classes, [C], and one node a table."""
+        return float(self.table_seconds(copied).sum()) + self.latency * bool(copied.any())
+
+    def table_seconds(self, copied: NDArray[np.bool_]) -> Floats:
+        """The same of each table, [T], the latency left out."""
         vectors = self.tables.vectors(copied)
-        seconds = self.single_seconds - float(self.gain @ copied) + vectors
-        return seconds + self.latency * bool(copied.any())
+        left = self.single - np.where(copied, self.gain, 0.0)
+        return vectors + np.bincount(self.tables.table, left, minlength=len(vectors))
 
     def extra_bytes(self, copied: NDArray[np.bool_]) -> float:
         """The extra bytes of copies of the rows of these classes, [C]."""
@@ -227,20 +238,22 @@ class _Copying:
                     copied, high = tried, price
         rows = np.where(copied, self.rows, 0)
         own = float(self.copied_seconds @ copied) + self.latency * bool(copied.any())
-        return PooledCopies(rows, own, self.seconds(copied), bound + self.latency)
+        seconds, of_tables = self.seconds(copied), self.table_seconds(copied)
+        return PooledCopies(rows, own, seconds, of_tables, bound + self.latency)
 
 
 def _methods(problem: Problem, lengths: BagLengths, supposed: Supposed) -> list[_Copying]:
     """The AllReduce methods that copies may use."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     tables = _Tables.of(problem, lengths, supposed.spread)
-    near = single_seconds(classes, without_vectors(topology), workload) * supposed.load
+    near = single_seconds(classes, without_vectors(topology), workload)
+    near = near * np.where(classes.pooled, supposed.load, 1.0)
     extra = (topology.ranks - 1) * classes.m * classes.rows
     found = []
     for method in METHODS[1:]:
         own = everywhere_seconds(classes, topology, workload, method) * classes.rows
         gain = near * classes.rows - own
         latency = allreduce_cost(topology, method).latency
-        single = float(near @ classes.rows)
+        single = near * classes.rows
         found.append(_Copying(classes.rows, tables, single, gain, own, extra, latency))
     return found

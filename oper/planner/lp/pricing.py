@@ -65,6 +65,9 @@ class PricingItems:
     everywhere_bytes: Floats
     allreduce_seconds: Floats
     node_bytes: Floats  # [C, K] S·D of a node, by the size of nodes that have relays
+    # Of fetch_bytes and of gradient_bytes, those of pooled tables.
+    pooled_fetch_bytes: Floats
+    pooled_gradient_bytes: Floats
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,6 +98,8 @@ class PricingItems:
             self.fetch_bytes,
             self.gradient_bytes,
             self.node_bytes,
+            self.pooled_fetch_bytes,
+            self.pooled_gradient_bytes,
         )
 
     @cached_property
@@ -125,6 +130,8 @@ _OF_ROWS = (
     "gradient_bytes",
     "everywhere_bytes",
     "allreduce_seconds",
+    "pooled_fetch_bytes",
+    "pooled_gradient_bytes",
 )
 
 
@@ -150,9 +157,11 @@ def pricing_items_of(
         weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
         fetch_bytes=each.read_bytes,
         gradient_bytes=each.gradient_bytes,
-        everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
+        everywhere_bytes=each.memory_read_bytes + (each.union_bytes if workload.training else 0.0),
         allreduce_seconds=reduce.row_seconds(each),
         node_bytes=each.node_bytes,
+        pooled_fetch_bytes=each.pooled_read_bytes,
+        pooled_gradient_bytes=each.pooled_gradient_bytes,
     )
 
 

@@ -76,6 +76,7 @@ class Classes:
     mailbox_bytes: float = 0.0
     dim: int = 0  # values of the widest row
     gradient_ratio: float = 1.0  # the most bytes of a row's float32 gradient over the row's
+    pooled: NDArray[np.bool_] | bool = False  # whether the rows of each class are of pooled tables
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,7 +104,8 @@ class Classes:
     def row_sums(self) -> Sums:
         """The sums of one row of each class, [C]."""
         accesses = self.accesses.astype(np.float64)
-        return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U, self.D_of_node)
+        of_nodes = self.D_of_node
+        return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U, of_nodes, self.pooled)
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
@@ -125,6 +127,8 @@ class Classes:
             self.S * self.R,
             self.S * self.D,
             self.row_sums.node_bytes,
+            self.S * self.R * self.pooled,
+            self.S * self.D * self.pooled,
         )
 
 
@@ -156,9 +160,10 @@ def classify(
     as_counted: bool = False,
     by_table: bool = False,
     node_sizes: Sequence[int] = (),
+    pooled: NDArray[np.bool_] | None = None,
 ) -> Classes:
     """The classes of all rows of a profile, in one pass over its counters; `as_counted`,
-    `by_table` and `node_sizes` as for `group`."""
+    `by_table`, `node_sizes` and `pooled` as for `group`."""
     table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
         profile.samples_with_row,
@@ -166,7 +171,7 @@ def classify(
         profile.samples_with_row_offsets,
     )
     entries = table, accesses, samples_with_row, rows
-    return group(profile, workload, ranks, *entries, as_counted, by_table, node_sizes)
+    return group(profile, workload, ranks, *entries, as_counted, by_table, node_sizes, pooled)
 
 
 def group(
@@ -180,6 +185,7 @@ def group(
     as_counted: bool = False,
     by_table: bool = False,
     node_sizes: Sequence[int] = (),
+    pooled: NDArray[np.bool_] | None = None,
 ) -> Classes:
     """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
     `samples_with_row[e]` samples.
@@ -187,6 +193,7 @@ def group(
     What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
     `by_table`: rows of different tables are of different classes, each of which is then one entry.
     `node_sizes`: those of the nodes whose ranks read rows of others through relays.
+    `pooled[t]`: whether table t is pooled (none are); rows of such are of classes of their own.
     """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
@@ -198,7 +205,8 @@ def group(
     # Rows that were seldom read are told apart by what is expected of them, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
-    kept_apart = table if by_table else np.zeros_like(table)
+    of_tables = np.zeros(len(profile.tables), dtype=bool) if pooled is None else pooled
+    kept_apart = table if by_table else of_tables[table].astype(np.int64)
     by = (kept_apart, entry_ratio, -samples_with_row, -entry_expected, entry_width, -accesses)
     order = np.lexsort(by)
     keys = np.stack(by, axis=1)[order]
@@ -218,6 +226,7 @@ def group(
         ranks,
         ratios.of_rank[class_table],
         ratios.of_all_ranks[class_table],
+        of_tables[class_table],
     )
     D_of_node = node_touches(
         expected.samples_with_row[first],
@@ -249,4 +258,5 @@ def group(
         mailbox_bytes=float((rows[order] * D[class_of] * (SLOT_BYTES + 4 * values)).sum()),
         dim=max((t.dim for t in profile.tables), default=0),
         gradient_ratio=max((4 * t.dim / t.row_bytes for t in profile.tables), default=1.0),
+        pooled=of_tables[class_table],
     )

@@ -18,6 +18,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
+from oper.topology.pooled_links import pooled_of, without_pooling
 from oper.topology.relays import relayed, relayed_sizes
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
@@ -117,8 +118,9 @@ def make_problem(
         limits = Limits(extra, asked.reserve)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
-    sizes = relayed_sizes(topology)
-    classes = classify(profile, workload, topology.ranks, as_counted, by_table, sizes)
+    sizes = relayed_sizes(without_pooling(topology))
+    pooled = pooled_of(topology, profile.tables)
+    classes = classify(profile, workload, topology.ranks, as_counted, by_table, sizes, pooled)
     capacity, budget = _bytes(classes, topology, workload, limits)
     return Problem(
         asked=asked,

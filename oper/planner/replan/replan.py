@@ -46,9 +46,10 @@ def replan(
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
     if old.vector_ratio is not None:
+        fetch = "pooled" if old.workload.fetch == "pooled" else "auto"
         raise OperError(
-            "replan: the plan is for pooled fetches, which are planned anew alone: make a plan of "
-            "the new profile (oper plan --fetch pooled)"
+            "replan: tables of the plan are pooled, which are planned anew alone: make a plan of "
+            f"the new profile (oper plan --fetch {fetch})"
         )
     plan_again = replan_with_tier if old.tier else replan_one_memory
     made = plan_again(old, counts, whole_number(horizon, "horizon"), digest, report)

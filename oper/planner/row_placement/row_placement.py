@@ -17,7 +17,7 @@ training a rank may own too few rows whose gradients are alike, such as those to
 batch, and serve several times as many reads as another, or a fraction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from oper.planner.row_placement.list_hot_rows import (
 )
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
+from oper.topology.pooled_links import pooled_of
 
 _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
@@ -161,8 +162,9 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """The sums of the striped rows on each rank, [M], from what the scan found.
 
-    R is linear in the accesses that are expected when fetches are raw, and is D otherwise, so both
-    follow from Σ expected accesses and Σ D per table and rank; what nodes touch from Σ D of a node.
+    R is linear in the accesses that are expected when fetches are raw or pooled, and is D
+    otherwise, so both follow from Σ expected accesses and Σ D per table and rank; what nodes touch
+    from Σ D of a node.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -173,12 +175,13 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     accesses = scan.striped_accesses.astype(np.float64)
     touched = scan.striped_touched
     expected = scan.striped_expected
-    raw, _, _ = expected_reads(
-        expected, np.zeros_like(expected), profile.samples, problem.workload, ranks
-    )
-    reads = touched if problem.workload.fetch == "distinct" else raw
+    workload = replace(problem.workload, fetch="raw")
+    raw, _, _ = expected_reads(expected, np.zeros_like(expected), profile.samples, workload, ranks)
+    pooled = pooled_of(problem.topology, profile.tables)[:, None]
+    once = (problem.workload.fetch == "distinct") & ~pooled
+    reads = np.where(once, touched, raw)
     none = np.zeros(ranks)
-    of_nodes = scan.striped_of_nodes
+    of_nodes = scan.striped_of_nodes * ~pooled
     return Sums(
         rows=rows.sum(axis=0),
         memory_bytes=(m * rows).sum(axis=0),
@@ -191,6 +194,9 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
         gather_bytes=none,
         node_rows=of_nodes.sum(axis=1).T,
         node_bytes=(S * of_nodes).sum(axis=1).T,
+        pooled_read_rows=(reads * pooled).sum(axis=0),
+        pooled_read_bytes=(S * reads * pooled).sum(axis=0),
+        pooled_gradient_bytes=(S * touched * pooled).sum(axis=0),
     )
 
 

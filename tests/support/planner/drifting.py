@@ -195,9 +195,7 @@ def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     c = classes.entry_class
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
     f, of_node = classes.accesses[c].astype(float), classes.D_of_node[c]
-    sums = Sums(
-        np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D, of_node, S[:, None] * of_node
-    )
+    sums = Sums.of_rows(S, m, f, R, D, U, of_node)
     sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
     capacity = plan.cost.capacity_bytes.tolist()
     return evaluate(topology, plan.workload, sets, sums, capacity)
