@@ -33,27 +33,35 @@ class StepLatency:
 
 def step_latency(topology: Topology, workload: Workload, widths: int) -> StepLatency:
     """What a step of tables of so many widths takes, as the runtime does it (row_fetcher.py,
-    apply_gradients.py): gradients of each width are summed, sent and applied on their own."""
+    row_relay.py, apply_gradients.py): rows are copied and gradients summed and applied by width,
+    and go between nodes in messages of all widths."""
     latency, transport = topology.latency, topology.known_transport
-    over_nodes = topology.nodes > 1
+    over_nodes, shared = topology.nodes > 1, topology.nodes < topology.ranks
+    fetch = workload.known_fetch
     kernels, waits, exchanges = 1, 0, 0
-    copies = workload.known_fetch == "distinct" and topology.ranks > 1
-    if over_nodes and workload.known_fetch == "pooled":
+    peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
+    if over_nodes and fetch == "pooled":
         exchanges += 1  # of sums; which bags they are of is told a batch ahead
         kernels += 1
     elif over_nodes and transport == COLLECTIVE:
-        kernels += widths  # asked rows are copied, and sent
-        exchanges += 4 * widths  # slots and rows, each after how many they are
-    elif copies:
+        kernels += widths + 1  # asked rows are copied, and accesses redirected to them
+        exchanges += 3  # how many slots there are, slots, rows
+        if fetch == "distinct":
+            kernels += 1  # a node's slots are united
+            waits += 2 * shared
+            peers = topology.nodes - 1  # the ranks at its own position
+    elif fetch == "distinct" and topology.ranks > 1:
         kernels += 1
     if over_nodes and transport == NVSHMEM:
         exchanges += 1
     if workload.training:
         kernels += 2 * widths
-        waits += 2 * (topology.nodes < topology.ranks)
-        if over_nodes:
-            exchanges += 1 if workload.known_fetch == "pooled" else 4 * widths
-    peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
+        waits += 2 * shared
+        if over_nodes and fetch == "pooled":
+            exchanges += 1
+        elif over_nodes:
+            kernels += 1  # gradients are made messages of
+            exchanges += 2  # how many there are, gradients
     seconds = kernels * latency.kernel + waits * latency.same_node
     seconds += exchanges * (exchange_seconds(topology, peers) if peers else 0.0)
     return StepLatency(kernels, waits, exchanges, peers, seconds)

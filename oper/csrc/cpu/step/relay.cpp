@@ -90,6 +90,8 @@ void redirect_to_united(at::Tensor& addresses, const at::Tensor& positions,
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto [first, last] = own.range(groups[i], "before");
     const auto [begin, end] = all.range(static_cast<int64_t>(i), "united_before");
+    check_size(fields[i], 0, kMostThings, "fields");
+    check_size(firsts[i], 0, kMostRows - (end - begin), "firsts");
     int64_t at = begin;
     for (int64_t run = first; run < last; ++run, ++at) {
       while (at < end && all.slots[at] < own.slots[run]) ++at;
@@ -162,6 +164,7 @@ std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::Ten
   auto* const out = messages.mutable_data_ptr<uint8_t>();
   at::parallel_for(0, number, 1, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
+      if (lists[g].empty()) continue;
       const int64_t dim = dims[g % buckets];
       std::vector<float> sum(dim);
       merge_to(lists[g], dim, sum.data(), reinterpret_cast<int64_t*>(out + slots_at[g]),
