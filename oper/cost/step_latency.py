@@ -36,31 +36,37 @@ def step_latency(
     topology: Topology, workload: Workload, widths: int, pooled_widths: int = 0
 ) -> StepLatency:
     """What a step takes of tables of `widths` widths whose rows travel, and of pooled ones of
-    `pooled_widths`, as the runtime does it (row_fetcher.py, apply_gradients.py): gradients of each
-    width are summed, sent and applied on their own, those of pooled tables as one message."""
+    `pooled_widths`, as the runtime does it (row_fetcher.py, row_relay.py, apply_gradients.py): rows
+    are copied and gradients summed and applied by width, and go between nodes in messages of all
+    widths, those of pooled tables in others."""
     latency, transport = topology.latency, topology.known_transport
-    over_nodes = topology.nodes > 1
+    over_nodes, shared = topology.nodes > 1, topology.nodes < topology.ranks
+    fetch = workload.known_fetch
     kernels, waits, exchanges = 1, 0, 0
-    copies = workload.known_fetch == "distinct" and topology.ranks > 1
+    peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
     if over_nodes and pooled_widths:
         exchanges += 1  # of sums; which bags they are of is told a batch ahead
         kernels += 1
     if not widths:
         pass  # all that is fetched is sums
     elif over_nodes and transport == COLLECTIVE:
-        kernels += widths  # asked rows are copied, and sent
-        exchanges += 4 * widths  # slots and rows, each after how many they are
-    elif copies:
+        kernels += widths + 1  # asked rows are copied, and accesses redirected to them
+        exchanges += 3  # how many slots there are, slots, rows
+        if fetch == "distinct":
+            kernels += 1  # a node's slots are united
+            waits += 2 * shared
+    elif fetch == "distinct" and topology.ranks > 1:
         kernels += 1
     if over_nodes and transport == NVSHMEM:
         exchanges += 1
     if workload.training:
         kernels += 2 * (widths + pooled_widths)
-        waits += 2 * (topology.nodes < topology.ranks)
+        waits += 2 * shared
         if over_nodes:
-            exchanges += 4 * widths + (pooled_widths > 0)
-    peers = topology.ranks - topology.ranks // topology.nodes if over_nodes else 0
-    relays = relayed(topology, workload.known_fetch == "distinct")
+            exchanges += 2 * (widths > 0)  # how many gradients there are, gradients
+            exchanges += pooled_widths > 0
+            kernels += widths > 0  # gradients are made messages of
+    relays = relayed(topology, fetch == "distinct")
     if isinstance(relays, RelayedTopology):
         peers = relays.most_peers
     seconds = kernels * latency.kernel + waits * latency.same_node

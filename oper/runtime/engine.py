@@ -42,7 +42,9 @@ from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
+from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_fetcher import RowFetcher
+from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
 from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts, buckets_in_heap
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
@@ -97,7 +99,8 @@ class EmbeddingEngine:
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
-            self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS), self.device.done)
+            counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
+            self.signals = Signals(self.node, counters, self.device.done)
             self.counters = Counters(self.ranks)
             symmetric = SymmetricMemory.of(self.node, plan, self.device)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric)
@@ -106,10 +109,13 @@ class EmbeddingEngine:
             )
             self.table_io = TableIO(plan, self.tables, memory)
             self.source = _make_source(make_source, plan, self.tables, memory)
-            self.gradients = self._make_gradients(memory) if self.training else None
+            distinct = plan.workload.known_fetch == "distinct"
+            exchange = RowExchange.of(memory, distinct, self.counters)
+            self.gradients = self._make_gradients(memory, exchange) if self.training else None
             forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
-            fetch, far = plan.workload.known_fetch, self._far_tables()
-            fetcher = RowFetcher(memory, self.source, fetch, far, forwarding)
+            far = self._far_tables()
+            fetcher = RowFetcher(memory, self.source, distinct, far, exchange, forwarding)
+            self._relay = fetcher.relay
             address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
@@ -156,13 +162,14 @@ class EmbeddingEngine:
         of_lookups = [bool(tables[self.features.index(f)]) for f in self.features.features]
         return torch.tensor(of_lookups)
 
-    def _make_gradients(self, memory: TableMemory) -> Gradients:
+    def _make_gradients(self, memory: TableMemory, exchange: RowExchange | None) -> Gradients:
         in_heap = buckets_in_heap(self.buckets, self.source)
         replicas = _replica_allreduce(
             self.plan, self.tables, self.node, self.signals, in_heap, self.device
         )
         means = any(table.pooling == "mean" for table in self.tables)
-        return Gradients(memory, self.source, replicas, self.counters, self.gradient_scale, means)
+        how = (self.counters, self.gradient_scale, means)
+        return Gradients(memory, self.source, exchange, replicas, *how)
 
     # A batch.
 
@@ -223,9 +230,12 @@ class EmbeddingEngine:
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's shared memory: its heap, and in training its mailbox and its part of
-        the replicas' AllReduce, both at the size that the largest batch so far needed."""
-        return {"heap": self.heap.bytes, **(self.gradients.shared_bytes if self.gradients else {})}
+        """Bytes of this rank's shared memory: its heap; in training its mailbox and its part of the
+        replicas' AllReduce; and what it fetches of other nodes for its own. All but the heap are at
+        the size that the largest batch so far needed."""
+        relay = 0 if self._relay is None else self._relay.shared_bytes
+        gradients = self.gradients.shared_bytes if self.gradients else {}
+        return {"heap": self.heap.bytes, "relay": relay, **gradients}
 
     def read_rows(
         self, requests: Sequence[RowRange], state: str | None = None

@@ -170,10 +170,12 @@ def test_rates_that_change_between_steps(ranks, optimizer):
     assert_equals_reference(ranks, case, plan, ((0,), (1, 2), (3,), (4,)), (1.0, 0.5, 0.0, 2.0))
 
 
-def run_two(rank: int, group, case: Case, plan):
+def run_two(rank: int, group, case: Case, plan, nodes=None):
     """Two modules of one plan, trained by one backward of their outputs side by side."""
     tables = module_tables(case)
-    engines = [EmbeddingEngine(plan, part, group=group) for part in (tables[:2], tables[2:])]
+    engines = [
+        EmbeddingEngine(plan, part, group=group, nodes=nodes) for part in (tables[:2], tables[2:])
+    ]
     for first, engine in zip((0, 2), engines, strict=True):
         rows = [RowBlock(n, 0, initial(case, first + n)) for n in range(len(engine.tables))]
         engine.write_rows(rows if rank == 0 else [])

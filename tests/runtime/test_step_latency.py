@@ -53,19 +53,22 @@ def planned(case: Case, nodes: tuple[int, ...], latency: Latency, **options: Any
     return dataclasses.replace(plan, topology=Topology("nodes", nodes, cost, 1.0, latency))
 
 
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 0)])
 def test_a_step_makes_the_exchanges_that_a_plan_says(
-    ranks: Worlds, nodes: tuple[int, ...], mode: str
+    ranks: Worlds, nodes: tuple[int, ...], mode: str, fetch: str
 ) -> None:
     case = Case(seed=3, ranks=len(nodes))
     shares = {"replicated": 0.0} if mode == "training" else {}
-    plan = planned(case, nodes, LATENCIES["at_once"], mode=mode, fetch="distinct", **shares)
+    plan = planned(case, nodes, LATENCIES["at_once"], mode=mode, fetch=fetch, **shares)
     said = plan.step_latency
-    assert said.exchanges == (len(set(nodes)) > 1) * 2 * 4 * (1 + (mode == "training"))
+    assert said.exchanges == (len(set(nodes)) > 1) * (3 + 2 * (mode == "training"))
     if nodes == (0, 0):
         assert said.peers == said.exchanges == 0
         return
+    if len({nodes.count(n) for n in nodes}) == 1:  # an owner at each position, in each other node
+        assert said.peers == (1 if fetch == "distinct" else nodes.count(1))
     counted = ranks.run(len(nodes), exchanges, case, plan, nodes)
     assert counted == [said.exchanges] * len(nodes)
 

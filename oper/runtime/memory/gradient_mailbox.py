@@ -1,9 +1,9 @@
 """Mailbox: a rank's summed gradients, for the owners of the rows to read.
 
 In shared memory, written by its rank once a step and read by all others of the node: how many rows
-there are of each bucket and owner, their slots in ascending order, and the gradients, which lie in
-a segment of their own. Both segments are as long as the largest batch so far needed, so that no
-rank must ask another for more than where its segments end.
+there are of each bucket and owner, their slots in ascending order (shared_slots.py), and the
+gradients, which lie in a segment of their own. Both segments are as long as the largest batch so
+far needed, so that no rank must ask another for more than where its segments end.
 
     int64    [2, buckets · (1 + ranks) + 1]   rows and values before each group (row_gradients.py)
     int64    [rows]                           slots
@@ -32,10 +32,9 @@ from oper.runtime.comm.shared_segment import (
 )
 from oper.runtime.memory.device import Cpu, Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.memory.shared_slots import SharedSlots
 from oper.runtime.memory.step_room import NoRoomError
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
-
-_MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
 
 
 class Mailbox(Protocol):
@@ -57,37 +56,30 @@ class Mailboxes:
 
     def __init__(self, node: Node, dims: Sequence[int]) -> None:
         self._rank, self._dims = node.rank, tuple(dims)
-        self._groups = (2, len(dims) * (1 + node.ranks) + 1)
-        self._slots_at = aligned(8 * self._groups[0] * self._groups[1])
-        most = self._slots_at + 8 * _MOST_ROWS
-        self._rows = node.share(Segment.create(self._slots_at, most, "mailbox-rows"))
+        groups = len(dims) * (1 + node.ranks)
+        self._rows = SharedSlots(node, 2 * (groups + 1), "mailbox-rows")
         self._values = node.share(Segment.create(0, RESERVE_BYTES, "mailbox"))
-        # Views of a rank's segments at the sizes that they have: making them takes the host longer
-        # than all else that is done here in a step.
+        # What `read` gave of a rank, with the sizes of which it is views (shared_slots.py).
         self._views: dict[int, tuple[tuple[int, int], RowGradients]] = {}
 
     @property
     def bytes(self) -> int:
-        return self._rows[self._rank].bytes + self._values[self._rank].bytes
+        return self._rows.bytes + self._values[self._rank].bytes
 
     def open(self, rows: SortedRows) -> RowGradients:
         groups = laid_out(rows.before, self._dims, Cpu())
-        self._rows[self._rank].grow(self._slots_at + rows.slots.nbytes)
+        self._rows.write(groups, rows.slots)
         self._values[self._rank].grow(4 * int(groups[1, -1]))
-        mine = self.read(self._rank)
-        mine.groups.copy_(groups)
-        mine.slots[: len(rows.slots)] = rows.slots
-        return mine
+        return self.read(self._rank)
 
     def read(self, rank: int) -> RowGradients:
-        rows, values = self._rows[rank], self._values[rank]
-        sizes = ((rows.bytes - self._slots_at) // 8, values.bytes // 4)
+        groups, slots = self._rows.read(rank)
+        values = self._values[rank]
+        sizes = (len(slots), values.bytes // 4)
         known = self._views.get(rank)
         if known is None or known[0] != sizes:
             views = RowGradients(
-                rows.tensor(self._slots_at, sizes[:1], torch.int64),
-                rows.tensor(0, self._groups, torch.int64),
-                values.tensor(0, sizes[1:], torch.float32),
+                slots, groups.view(2, -1), values.tensor(0, sizes[1:], torch.float32)
             )
             known = self._views[rank] = (sizes, views)
         return known[1]

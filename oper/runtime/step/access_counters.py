@@ -28,6 +28,13 @@ _VECTORS = (
     "fetched_bytes",
     "gradient_rows",  # summed gradients for each owner, itself included
     "gradient_bytes",
+    # Of other nodes, by owner: what crossed the network for this rank, or, where distinct rows are
+    # fetched, for all ranks of its node whose relay it is. Rows that are fetched again for the
+    # gradients of weights count again.
+    "relayed_rows",
+    "relayed_bytes",
+    "relayed_gradient_rows",
+    "relayed_gradient_bytes",
     # Of pooled tables, by the rank of another node that the bags were forwarded to: it reads the
     # rows, which are among its accesses and not among this rank's.
     "forwarded_bags",  # parts of bags, each with an access or more

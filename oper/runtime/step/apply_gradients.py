@@ -2,7 +2,10 @@
 
 The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
 all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
-the sparse AllReduce and are updated on every rank. Every sum has a fixed order, so that equal runs
+the sparse AllReduce and are updated on every rank. Between nodes, where distinct rows are fetched,
+the relay of an owner (row_relay.py) adds up what its node's mailboxes hold for it, in the order of
+its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
+first ranks, of their own node mailbox by mailbox. Every sum has a fixed order, so that equal runs
 give equal bits. Where a device has the only rank, nobody else's gradients are to come: the threads
 that sum a row's update it at once.
 
@@ -14,7 +17,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +38,7 @@ from oper.runtime.memory.gradient_mailbox import (
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizer_buckets import Bucket
@@ -54,7 +58,8 @@ class HeldGradients:
 
 class Gradients:
     """The training of one engine's buckets; `replicas` is None where there are none. Rows of the
-    tier's tables are in `source`, if there is one, and all others in the heap.
+    tier's tables are in `source`, if there is one, and all others in the heap. `exchange` leads to
+    other nodes.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
@@ -63,6 +68,7 @@ class Gradients:
         self,
         memory: TableMemory,
         source: RowSource | None,
+        exchange: RowExchange | None,
         replicas: ReplicaAllReduce | None,
         counters: Counters,
         scale: float,
@@ -70,11 +76,15 @@ class Gradients:
     ) -> None:
         self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
-        self._all_to_all, self._source = memory.all_to_all, source
+        self._exchange, self._source = exchange, source
         self._replicas, self._counters, self._scale = replicas, counters, scale
         self._means = means
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
+        # Whose gradients go to other nodes; of pooled ones, those of bags do.
+        self._sent_buckets = [
+            b for b, of in enumerate(self._in_heap) if of.trained and not of.pooled
+        ]
         # No method of this object's, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
@@ -234,53 +244,31 @@ class Gradients:
             self._replicas.contribute(step, mine)
         self._count(rows)
         self._signals.post("published", step)
-        received = self._received(rows, mine)
         self._signals.wait("published", step, "send its gradients")
-        ranks = range(self._node.ranks)
-        self._apply(step, received, [received.get(r) or mailboxes.read(r) for r in ranks])
+        self._apply(step, mailboxes)
 
-    def _apply(self, step: int, received: Collection[int], parts: Sequence[RowGradients]) -> None:
-        """Update this rank's rows by what each rank has for them, in mailboxes but for those that
-        were received from, then its copies of the replicas, whose sums come last."""
+    def _apply(self, step: int, mailboxes: Mailbox) -> None:
+        """Update this rank's rows by what there is for them, then its copies of the replicas, whose
+        sums come last."""
+        exchange, sent = self._exchange, self._sent_buckets
+        received: Mapping[int, RowGradients] = {}
+        if exchange is not None and sent:
+            parts = [mailboxes.read(rank) for rank in exchange.members]
+            received = exchange.send_gradients(parts, sent, f"exchange gradients (step {step})")
+        order = range(self._node.ranks) if exchange is None else exchange.order
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
         for b in self._bucket_numbers:
-            ranks = range(self._node.ranks)
-            self._update(b, parts, [b if r in received else self._own_group(b) for r in ranks])
+            ranks = [r for r in order if r in self._node.peers or b in sent]
+            parts = [received[r] if r in received else mailboxes.read(r) for r in ranks]
+            groups = [sent.index(b) if r in received else self._own_group(b) for r in ranks]
+            self._update(b, parts, groups)
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:
                 self._update(b, [sums], [b])
             self._counters.add_later(self._replicas.bytes, _allreduce_bytes)
-
-    def _received(self, rows: SortedRows, mine: RowGradients) -> dict[int, RowGradients]:
-        """What each rank that shares no memory with this one has for it, a group a bucket."""
-        if self._all_to_all is None:
-            return {}
-        slots_in, grads_in = [], []
-        for b in self._bucket_numbers:
-            if self._buckets[b].pooled:  # bags were forwarded, and their gradients with them
-                nothing = torch.empty(0, self._buckets[b].dim)
-                slots_in.append([torch.empty(0, dtype=torch.int64)] * self._node.ranks)
-                grads_in.append([nothing] * self._node.ranks)
-                continue
-            slots_out, grads_out = [], []
-            for rank in range(self._node.ranks):
-                group = rows.groups(b)[1 + rank]
-                groups = range(group, group + (rank not in self._node.peers))
-                grads_out.append(mine.gradients_of(groups, self._buckets[b].dim))
-                slots_out.append(rows.slots[rows.owned(b, rank)][: len(grads_out[-1])])
-            action = f"exchange gradients (step {self.steps + 1})"
-            slots_in.append(self._all_to_all.send(slots_out, action))
-            grads_in.append(self._all_to_all.send(grads_out, action))
-        return {
-            rank: RowGradients.of_buckets(
-                [slots[rank] for slots in slots_in], [grads[rank] for grads in grads_in]
-            )
-            for rank in range(self._node.ranks)
-            if rank not in self._node.peers
-        }
 
     def _update(self, b: int, parts: Sequence[RowGradients], groups: Sequence[int]) -> None:
         """Update the rows of a bucket by a group of each part."""

@@ -5,10 +5,12 @@
     pooled     every access reads its row by pointer, and bags that read rows of other nodes are
                forwarded there (bag_forwarding.py)
 
-Rows of ranks that share no memory are always copied into the buffer, by two all_to_all; devices
-whose transport is NVSHMEM read them in the lookup's kernel itself, or distinct ones into the buffer
-by a kernel. To the kernels the buffer is one more rank, number M: accesses that read it get
-addresses in it.
+To the kernels the buffer is one more rank, number M: accesses that read it get addresses in it.
+
+Rows of ranks that share no memory come over the network (row_exchange.py), distinct ones once for
+all ranks of a node (row_relay.py); to the kernels, their owner's arena begins where they came to.
+Devices whose transport is NVSHMEM read them in the lookup's kernel itself, or distinct ones into
+the buffer by a kernel.
 """
 
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.bag_forwarding import BagForwarding
+from oper.runtime.step.row_exchange import RowExchange
+from oper.runtime.step.row_relay import RowRelay
 from oper.runtime.step.row_source import Fetched, RowSource
 from oper.runtime.tables.kernel_structs import FEATURE
 
@@ -33,22 +37,25 @@ _LOOKUP = FEATURE.names.index("lookup") if FEATURE.names else 0
 
 
 class RowFetcher:
-    """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct.
+    """The rows of all ranks as one of them reads them; `distinct`: those of other ranks once each.
     `far` says which lookups may read rows of ranks whose memory is not mapped, bool [lookups];
-    `forwarding` is None where no bags go to other nodes."""
+    `exchange` leads to other nodes, and is united where rows are distinct; `forwarding` is None
+    where no bags go there."""
 
     def __init__(
         self,
         memory: TableMemory,
         source: RowSource | None,
-        fetch: str,
+        distinct: bool,
         far: torch.Tensor,
+        exchange: RowExchange | None = None,
         forwarding: BagForwarding | None = None,
     ) -> None:
         self.source, self.forwarding = source, forwarding
         self._heap, self._buckets, self._node = memory.heap, memory.buckets, memory.node
         self._rank, self._ranks = memory.node.rank, memory.node.ranks
-        self._distinct, self._all_to_all = fetch == "distinct", memory.all_to_all
+        self._distinct, self._exchange = distinct, exchange
+        self.relay = RowRelay(memory, exchange) if exchange is not None and distinct else None
         self._row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
         self._device = self._heap.device
         self._symmetric, self._far = memory.symmetric, far
@@ -60,7 +67,7 @@ class RowFetcher:
         """Whether a batch must be sorted to be read."""
         if self._symmetric is not None:
             return self._distinct
-        by_row = self._all_to_all is not None or (self._distinct and self._ranks > 1)
+        by_row = self._exchange is not None or (self._distinct and self._ranks > 1)
         return by_row and not self._pooled.all()
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
@@ -153,7 +160,7 @@ class RowFetcher:
         return found
 
     def _fetch(self, batch: PreparedBatch) -> Fetched:
-        """Copy remote rows into the buffer, where they are not read by pointer."""
+        """Fetch remote rows, where they are not read by pointer."""
         if not self.needs_runs:
             return Fetched(batch.addresses, self._heap.bases)
         if self._symmetric is not None:
@@ -161,37 +168,68 @@ class RowFetcher:
         runs = batch.rows
         assert isinstance(runs, Runs)  # of the positions of accesses
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
+        cached = self.source is not None and batch.trains
+        # Of pooled tables by pointer: what is left of their bags is of this node.
+        buckets = [
+            b
+            for b, bucket in enumerate(self._buckets)
+            if not (bucket.pooled or (bucket.tier and cached))
+        ]
+        buffers = self._copy_distinct(runs, buckets, addresses, bases) if self._distinct else []
+        if self.relay is not None and buckets:
+            self.relay.fetch(runs, buckets, addresses, bases)
+        elif self._exchange is not None and buckets:
+            buffers = [self._fetch_accesses(runs, buckets, addresses, bases)]
+        return Fetched(addresses, bases, buffers)
+
+    def _copy_distinct(
+        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Copy the distinct rows of this node's other ranks into a buffer of each width."""
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
         size = [0] * len(bases)
-        for b, bucket in enumerate(self._buckets):
-            if bucket.tier and self.source is not None and batch.trains:
-                continue
-            if bucket.pooled:
-                continue  # by pointer: what is left of its bags is of this node
-            wanted = []
-            for rank in range(self._ranks):
+        for b in buckets:
+            width = self._buckets[b].width
+            for rank in self._node.peers:
                 rows = runs.owned(b, rank)
-                first, last = rows.start, rows.stop
-                if rank == self._rank or (rank in self._node.peers and not self._distinct):
-                    last = first
-                slots, starts = runs.slots[first:last], runs.starts
-                if not self._distinct and last > first:
-                    # Each access on its own: as if it were a run.
-                    lengths = (starts[first + 1 : last + 1] - starts[first:last]).long()
-                    slots = slots.repeat_interleave(lengths)
-                    first, last = starts[[first, last]].tolist()
-                    starts = torch.arange(runs.accesses + 1, dtype=starts.dtype)
-                if last > first:
-                    native.ops().redirect(
-                        addresses, runs.positions, starts, first, last, size[bucket.width],
-                        self._ranks,
-                    )  # fmt: skip
-                size[bucket.width] += last - first
-                wanted.append(slots)
-            copies[bucket.width] += self._copies(bucket.width, wanted)
+                if rank == self._rank or rows.start == rows.stop:
+                    continue
+                native.ops().redirect(
+                    addresses, runs.positions, runs.starts, rows.start, rows.stop, size[width],
+                    self._ranks,
+                )  # fmt: skip
+                copies[width].append(self._copy(width, rank, runs.slots[rows]))
+                size[width] += rows.stop - rows.start
         buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
         bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
-        return Fetched(addresses, bases, buffers)
+        return buffers
+
+    def _fetch_accesses(
+        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: torch.Tensor
+    ) -> torch.Tensor:
+        """Fetch rows of other nodes, one for each access."""
+        exchange = self._exchange
+        assert exchange is not None
+        accesses = [
+            slice(*runs.starts[[rows.start, rows.stop]].tolist())
+            for rows in (runs.owned(b, owner) for owner in exchange.owners for b in buckets)
+        ]
+        lengths = runs.starts.diff().long()
+        each = runs.slots.repeat_interleave(lengths)
+        slots = torch.cat([each[:0], *(each[of] for of in accesses)])
+        counts = np.array([of.stop - of.start for of in accesses], dtype=np.int64)
+        counts = counts.reshape(-1, len(buckets))
+        rows = exchange.fetch(slots, counts, buckets, _bytes)
+        places = exchange.places(counts, buckets)
+        exchange.read_there(bases, rows.data_ptr(), exchange.owners, buckets, places)
+        # As if each were a run.
+        starts = torch.arange(runs.accesses + 1, dtype=runs.starts.dtype)
+        owners = [owner for owner in exchange.owners for _ in buckets]
+        for of, first, owner in zip(accesses, places.firsts.flat, owners, strict=True):
+            native.ops().redirect(
+                addresses, runs.positions, starts, of.start, of.stop, int(first), owner
+            )
+        return rows
 
     def _read_symmetric(self, batch: PreparedBatch, symmetric: SymmetricMemory) -> torch.Tensor:
         fetched = self._fetch(batch)
@@ -242,23 +280,6 @@ class RowFetcher:
             batch.report,
         )
         return Fetched(addresses, bases, [buffer])
-
-    def _copies(self, width: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of a width as bytes, by the slots wanted of each rank."""
-        size = self._heap.rows(width).shape[1]
-        found: list[torch.Tensor] = [torch.empty(0, size, dtype=torch.uint8)] * self._ranks
-        asked = list(wanted)
-        for rank in self._node.peers:
-            if len(wanted[rank]):
-                found[rank] = self._copy(width, rank, wanted[rank])
-            asked[rank] = wanted[rank][:0]
-        if self._all_to_all is not None:
-            asked = self._all_to_all.send(asked, "ask for rows")
-            answers = [self._copy(width, self._rank, slots) for slots in asked]
-            for rank, rows in enumerate(self._all_to_all.send(answers, "send rows")):
-                if rank not in self._node.peers:
-                    found[rank] = rows
-        return found
 
     def _copy(self, width: int, rank: int, slots: torch.Tensor) -> torch.Tensor:
         size = self._heap.rows(width).shape[1]
@@ -314,3 +335,9 @@ class RowFetcher:
             "fetched_rows": fetched.sum(axis=0),
             "fetched_bytes": self._row_bytes @ fetched,
         }
+
+
+def _bytes(size: int) -> torch.Tensor:
+    """New memory of so many bytes."""
+    found: torch.Tensor = native.ops().reused_tensor(size, torch.uint8)
+    return found

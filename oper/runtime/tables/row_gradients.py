@@ -33,16 +33,6 @@ class RowGradients:
         groups = torch.tensor([[0, slots.numel()], [0, gradients.numel()]])
         return cls(slots, groups, gradients.reshape(-1))
 
-    @classmethod
-    def of_buckets(
-        cls, slots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
-    ) -> "RowGradients":
-        """Slots [n] of each bucket and their gradients [n, dim], each bucket a group."""
-        sizes = [[0, *(part.numel() for part in parts)] for parts in (slots, gradients)]
-        values = torch.cat([torch.empty(0), *(part.reshape(-1) for part in gradients)])
-        all_slots = torch.cat([torch.empty(0, dtype=torch.int64), *slots])
-        return cls(all_slots, torch.tensor(sizes).cumsum(1), values)
-
     def within(self, rows: int, values: int) -> "RowGradients":
         """These gradients, of which there are at most so many rows and values, without the room
         beyond that."""

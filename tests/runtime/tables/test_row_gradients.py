@@ -88,7 +88,8 @@ def test_bad_input():
     with pytest.raises(ValueError, match="before: must ascend"):
         laid_out(torch.tensor([0, 2, 1]), [4], Cpu())
     part = RowGradients.of_rows(torch.arange(2), torch.zeros(2, 4))
-    other = RowGradients.of_buckets([torch.arange(2)] * 2, [torch.zeros(2, 4)] * 2)
+    of_two = torch.tensor([[0, 2, 4], [0, 8, 16]])
+    other = RowGradients(torch.arange(2).repeat(2), of_two, torch.zeros(16))
     with pytest.raises(ValueError, match="groups: of unlike shapes"):
         merged([part, other], [4], Cpu())
     with pytest.raises(ValueError, match="groups: 10 values from 0 on, of 8"):

@@ -15,6 +15,7 @@ import torch
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
+from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.initial_values import fill_tables
 from oper.runtime.table_io import RowBlock
@@ -93,6 +94,13 @@ def train_till_lost(
         post = engine.signals.post
         if rank == victim:
             engine.signals.post = lambda name, value: (reach(name), post(name, value))  # type: ignore
+            start_exchange = Group.start
+
+            def reach_exchange(self: Group, *arguments: Any, action: str, **others: Any) -> Any:
+                reach(action)
+                return start_exchange(self, *arguments, action=action, **others)
+
+            Group.start = reach_exchange  # type: ignore[method-assign]
         begun = time.monotonic()
         for step in range(2):
             reach("forward")

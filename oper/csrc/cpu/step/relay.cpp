@@ -1,0 +1,197 @@
+// torch.ops.oper.unite_slots, redirect_to_united and relay_gradients: what a rank does for all ranks
+// of its node where rows of other nodes, and their gradients, cross the network once.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "cpu/common/arguments.h"
+#include "cpu/step/row_groups.h"
+#include "oper/common/simd.h"
+#include "oper/plan/address.h"
+#include "oper/step/merge_gradients.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kWordBytes = sizeof(int64_t);
+
+// Groups of slots: group g is slots[before[g] : before[g + 1]].
+struct SlotGroups {
+  const int64_t* slots;
+  const int64_t* before;
+  int64_t count, most;
+
+  SlotGroups(const at::Tensor& slots, const at::Tensor& before, const char* name)
+      : slots(elements<int64_t>(slots, name)),
+        before(elements_at_least<int64_t>(before, 1, name)),
+        count(before.numel() - 1),
+        most(slots.numel()) {}
+
+  // Where a group begins and ends.
+  std::tuple<int64_t, int64_t> range(int64_t group, const char* name) const {
+    check_index(group, count, name, "groups");
+    const int64_t begin = before[group], end = before[group + 1];
+    TORCH_CHECK_VALUE(0 <= begin && begin <= end && end <= most, name, ": group ", group,
+                      " is slots ", begin, " to ", end, " of ", most);
+    return {begin, end};
+  }
+};
+
+// The distinct slots of each of `groups` in any of the lists, ascending, one group after the other.
+std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
+                                               at::IntArrayRef groups) {
+  TORCH_CHECK_VALUE(slots.size() == before.size(), "slots, before: ", slots.size(), " and ",
+                    before.size(), " of them, and as many were needed");
+  const auto number = static_cast<int64_t>(groups.size());
+  std::vector<std::vector<Gradients>> lists(number);
+  int64_t most = 0;
+  for (size_t n = 0; n < slots.size(); ++n) {
+    const SlotGroups of(slots[n], before[n], "slots");
+    for (int64_t g = 0; g < number; ++g) {
+      const auto [begin, end] = of.range(groups[g], "before");
+      if (begin < end) lists[g].push_back({of.slots + begin, nullptr, 0, end - begin});
+      most += end - begin;
+    }
+  }
+  at::Tensor united = at::empty({most}, at::kLong), ends = at::zeros({number + 1}, at::kLong);
+  auto* const slot = united.mutable_data_ptr<int64_t>();
+  auto* const end = ends.mutable_data_ptr<int64_t>();
+  const auto nothing = [](int64_t) {};
+  for (int64_t g = 0; g < number; ++g) {
+    int64_t* next = slot + end[g];
+    const auto keep = [&](int64_t of, const float*) { *next++ = of; };
+    end[g + 1] = end[g] + merge(lists[g], 0, 0, nullptr, nothing, keep);
+  }
+  return {united.narrow(0, 0, end[number]), ends};
+}
+
+// Accesses of rows that came for several ranks read them where they lie: the rows of groups[i], all
+// of which are of the united group i, at slot firsts[i] of fields[i] and on, in the united order.
+void redirect_to_united(at::Tensor& addresses, const at::Tensor& positions,
+                        const at::Tensor& run_start, const at::Tensor& slots,
+                        const at::Tensor& before, at::IntArrayRef groups, const at::Tensor& united,
+                        const at::Tensor& united_before, at::IntArrayRef fields,
+                        at::IntArrayRef firsts) {
+  int64_t* const to = writable_elements<int64_t>(addresses, 0, "addresses");
+  const int32_t* const position = elements<int32_t>(positions, "positions");
+  const int32_t* const start = elements<int32_t>(run_start, "run_start");
+  const SlotGroups own(slots, before, "slots"), all(united, united_before, "united");
+  TORCH_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
+                    "groups, fields, firsts: as many of each were needed");
+  TORCH_CHECK_VALUE(run_start.numel() == slots.numel() + 1, "run_start: ", run_start.numel(),
+                    " elements, and one more than the ", slots.numel(), " slots were needed");
+  check_offsets_within(start, slots.numel(), positions.numel(), "run_start", "positions");
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto [first, last] = own.range(groups[i], "before");
+    const auto [begin, end] = all.range(static_cast<int64_t>(i), "united_before");
+    check_size(fields[i], 0, kMostThings, "fields");
+    check_size(firsts[i], 0, kMostRows - (end - begin), "firsts");
+    int64_t at = begin;
+    for (int64_t run = first; run < last; ++run, ++at) {
+      while (at < end && all.slots[at] < own.slots[run]) ++at;
+      TORCH_CHECK_VALUE(at < end && all.slots[at] == own.slots[run], "united: slot ",
+                        own.slots[run], " of group ", groups[i], " is not there");
+      const int64_t address = make_address(fields[i], firsts[i] + at - begin);
+      for (int64_t n = start[run]; n < start[run + 1]; ++n) {
+        check_index(position[n], addresses.numel(), "positions", "accesses");
+        to[position[n]] = address;
+      }
+    }
+  }
+}
+
+OPER_SIMD void merge_to(const std::vector<Gradients>& lists, int64_t dim, float* sum, int64_t* slot,
+                        float* value) {
+  merge(lists, dim, 0, sum, [](int64_t) {}, [&](int64_t of, const float* gradient) {
+    *slot++ = of;
+    value = std::copy_n(gradient, dim, value);
+  });
+}
+
+// The gradients of some groups, summed over the lists in their order, as messages: groups
+// [n·B, (n + 1)·B) of `chosen`, of B buckets of those dims, are message n. In a message the slots of
+// all its groups come first and then their gradients, to the end of a word of 8 bytes. Returns the
+// rows of each group, and the messages one after the other.
+std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::TensorList values,
+                                                   at::TensorList groups, at::IntArrayRef chosen,
+                                                   at::IntArrayRef dims) {
+  TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size(),
+                    "slots, values, groups: as many of each were needed");
+  const auto number = static_cast<int64_t>(chosen.size());
+  const auto buckets = static_cast<int64_t>(dims.size());
+  TORCH_CHECK_VALUE(buckets == 0 ? number == 0 : number % buckets == 0, "dims: ", buckets,
+                    " buckets, and ", number, " groups");
+  for (const int64_t dim : dims) check_size(dim, 1, kMostRows, "dims");
+  std::vector<std::vector<Gradients>> lists(number);
+  for (size_t n = 0; n < slots.size(); ++n)
+    for (int64_t g = 0; g < number; ++g) {
+      const RowGroup of = row_group(groups[n], chosen[g], chosen[g] + 1, dims[g % buckets],
+                                    slots[n].numel(), values[n].numel());
+      if (of.rows() > 0)
+        lists[g].push_back({elements<int64_t>(slots[n], "slots") + of.begin,
+                            elements<float>(values[n], "values") + of.value, 0, of.rows()});
+    }
+  at::Tensor counted = at::empty({number}, at::kLong);
+  auto* const count = counted.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, number, 1, [&](int64_t first, int64_t last) {
+    const auto nothing = [](int64_t) {};
+    for (int64_t g = first; g < last; ++g)
+      count[g] = lists[g].size() == 1
+                     ? lists[g][0].size()
+                     : merge(lists[g], 0, 0, nullptr, nothing, [](int64_t, const float*) {});
+  });
+  // Where the slots and the gradients of each group begin, in bytes.
+  std::vector<int64_t> slots_at(number), values_at(number);
+  int64_t bytes = 0;
+  for (int64_t message = 0; message < number; message += buckets) {
+    for (int64_t g = message; g < message + buckets; ++g) {
+      slots_at[g] = bytes;
+      bytes += kWordBytes * count[g];
+    }
+    for (int64_t g = message; g < message + buckets; ++g) {
+      values_at[g] = bytes;
+      bytes += static_cast<int64_t>(sizeof(float)) * product(count[g], dims[g - message], "dims");
+    }
+    bytes = (bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
+  }
+  at::Tensor messages = at::empty({bytes}, at::kByte);
+  auto* const out = messages.mutable_data_ptr<uint8_t>();
+  at::parallel_for(0, number, 1, [&](int64_t first, int64_t last) {
+    for (int64_t g = first; g < last; ++g) {
+      if (lists[g].empty()) continue;
+      const int64_t dim = dims[g % buckets];
+      std::vector<float> sum(dim);
+      merge_to(lists[g], dim, sum.data(), reinterpret_cast<int64_t*>(out + slots_at[g]),
+               reinterpret_cast<float*>(out + values_at[g]));
+    }
+  });
+  return {counted, messages};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def("unite_slots(Tensor[] slots, Tensor[] before, int[] groups)"
+        " -> (Tensor slots, Tensor before)");
+  m.def(
+      "redirect_to_united(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor slots,"
+      " Tensor before, int[] groups, Tensor united, Tensor united_before, int[] fields,"
+      " int[] firsts) -> ()");
+  m.def(
+      "relay_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] chosen, int[] dims)"
+      " -> (Tensor rows, Tensor messages)");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("unite_slots", unite_slots);
+  m.impl("redirect_to_united", redirect_to_united);
+  m.impl("relay_gradients", relay_gradients);
+}
+
+}  // namespace oper
