@@ -11,6 +11,7 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.cost.cache_replay import CacheReplay
+from oper.cost.read_charges import Charges
 from oper.plan.memories import ThresholdReason
 from oper.plan.plan import Plan
 from oper.plan.plan_file import to_json
@@ -204,8 +205,8 @@ def link_use(plan: Plan) -> LinkUse | None:
     cost, topology = plan.cost, plan.topology
     if plan.ranks == 1 or plan.host is not None:
         return None
-    away = ~np.eye(plan.ranks, dtype=bool)
-    moved, link_cost = cost.link_bytes[away], topology.link_cost[away]
+    links = Charges.of(plan.cost_topology).links
+    moved, link_cost = cost.link_bytes[links], topology.link_cost[links]
     balance = cost.dob.link_cost
     if not moved.any() or balance is None:
         return None

@@ -163,8 +163,12 @@ def _figures(plan: Plan) -> list[Finding]:
             link_seconds = _link_seconds_of_sums(plan, memory.cost.link_bytes)
         elif plan.vector_ratio is not None:  # rows and sums, of which the bytes are one figure
             link_seconds = None
+        rows_alone = memory.name == DEVICE and plan.vector_ratio is None
+        links = _relayed_links(plan) if rows_alone else None
+        if links is not None and memory.cost.link_bytes[~links].any():
+            unequal.append(f"{memory.name}: link_bytes between ranks that exchange nothing")
         wrong, memory_below = _inconsistent(
-            memory.cost, memory.certificate, link_seconds, one_memory
+            memory.cost, memory.certificate, link_seconds, one_memory, links
         )
         unequal += [f"{memory.name}: {figure}" for figure in wrong]
         below = below or memory_below
@@ -177,6 +181,23 @@ def _figures(plan: Plan) -> list[Finding]:
         Finding("the objective is not below its lower bound", below),
         Finding("accesses of replicated rows are the plan's", _replica_accesses(plan)),
     ]
+
+
+def _relayed_links(plan: Plan) -> NDArray[np.bool_] | None:
+    """The pairs of ranks, [reader, source], that rows pass between where a row of another node
+    crosses to a node once, to the rank at its owner's position there, and ranks of the node have it
+    from that one; None where rows pass between all pairs. The diagonal counts as passed."""
+    node_of = np.array(plan.topology.node_of)
+    sizes = np.bincount(node_of)
+    collective = plan.topology.known_transport == "collective"
+    if plan.workload.fetch != "distinct" or not collective or sizes.max() == 1:
+        return None
+    links = np.equal.outer(node_of, node_of)
+    for owner, node in enumerate(node_of):
+        position = int((node_of[:owner] == node).sum())
+        for other in np.flatnonzero(np.arange(len(sizes)) != node):
+            links[np.flatnonzero(node_of == other)[position % sizes[other]], owner] = True
+    return links
 
 
 def _link_seconds_of_sums(plan: Plan, sent: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -204,11 +225,15 @@ def _inconsistent(
     certificate: Certificate | None,
     link_seconds: NDArray[np.float64] | None,
     one_memory: bool,
+    links: NDArray[np.bool_] | None = None,
 ) -> tuple[list[str], str | None]:
     """The figures that do not follow from others, and the objective where it is below its bound.
-    `link_seconds` follow from the bytes; None where links have several costs."""
+    `link_seconds` follow from the bytes; None where links have several costs. `links` are the pairs
+    that rows pass between, unless all are."""
     ranks = len(stated.rank_seconds)
     away = ~np.eye(ranks, dtype=bool)
+    if links is not None:
+        away &= links
     traffic = stated.communication_bytes
     rank_seconds = (
         stated.lookup_seconds

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
 from oper.cost.allreduce import METHODS, AllReduceCost, Method, allreduce_cost
@@ -62,7 +63,7 @@ class Communication:
 @dataclass(frozen=True)
 class Balance:
     """Degrees of balance, min/max: memory over capacity over ranks, lookup seconds over ranks,
-    fetch seconds over ordered pairs of ranks (None for one rank).
+    fetch seconds over ordered pairs of ranks whose links rows pass (None for one rank).
 
     Where all ranks share one memory, `lookup_seconds` are those of reads of a rank's own, and the
     rows that each serves are compared instead.
@@ -167,6 +168,7 @@ class Cost:
                 self.dob.memory,
                 added["lookups"] if one_memory else added["lookup_seconds"],
                 added["link_seconds"],
+                ~np.eye(self.ranks, dtype=bool),
             ),
         )
 
@@ -190,8 +192,10 @@ def whole_bytes(values: Floats) -> Ints:
     return np.asarray(np.trunc(values), dtype=np.int64)
 
 
-def _balance(memory: float, served: Floats, link_seconds: Floats) -> Balance:
-    pairs = link_seconds[~np.eye(len(link_seconds), dtype=bool)]
+def _balance(
+    memory: float, served: Floats, link_seconds: Floats, links: NDArray[np.bool_]
+) -> Balance:
+    pairs = link_seconds[links]
     return Balance(
         memory, degree_of_balance(served), degree_of_balance(pairs) if len(pairs) else None
     )
@@ -311,6 +315,7 @@ def evaluate(
             degree_of_balance(memory_bytes / np.maximum(capacity, 1)),
             lookups if topology.is_one_memory else lookup_seconds,
             link_seconds,
+            charges.links,
         ),
         mailbox_bytes=round(step.batch_bytes),
     )

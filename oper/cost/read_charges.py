@@ -191,6 +191,15 @@ class Charges:
         """What the link of each pair takes, [reader, source]; 0 for rows of one's own."""
         return np.where(np.eye(self.ranks, dtype=bool), 0.0, self._by_pair(self.seconds))
 
+    @cached_property
+    def links(self) -> NDArray[np.bool_]:
+        """The pairs of ranks by whose links rows pass, [reader, source]."""
+        passed = np.zeros(self.ranks**2, dtype=bool)
+        for charges in (self, *self.of_nodes):
+            passed[charges.resource] = True
+        away = ~np.eye(self.ranks, dtype=bool)
+        return np.asarray(passed.reshape(away.shape) & away)
+
     @property
     def copy_seconds(self) -> Floats:
         """What a copy of a row's bytes takes, [reader, source]: within a rank, those of its own

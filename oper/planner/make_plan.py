@@ -25,6 +25,7 @@ from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
 from oper.planner.reference_figures import with_reference_figures
 from oper.profiling.profile import Profile
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 
@@ -113,7 +114,7 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
             "not the plan; --extra-memory, --threshold, --dob and --balance have no effect"
         )
     samples = workload.batch_size / topology.ranks
-    if workload.fetch == "distinct":
+    if workload.fetch == "distinct" and not isinstance(problem.topology, RelayedTopology):
         classes = problem.classes
         weight = classes.rows * classes.S
         raw = float(weight @ classes.expected) / max(profile.samples, 1) * samples

@@ -25,12 +25,13 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import published_replication_frequency
-from oper.cost.holder_sets import HolderSets, single_owner_sets
+from oper.cost.holder_sets import HolderSets, cheapest_holder_sets, single_owner_sets
 from oper.cost.objective import degree_of_balance
 from oper.cost.read_charges import Charges
 from oper.planner.baselines.baseline import Baseline, Cells, PaperNotes
 from oper.planner.class_placement.partitions import Partitions, partitions
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.relays import RelayedTopology, without_relays
 
 ROUNDS = 8  # halvings of the threshold: 0.1 % becomes 0.0004 %
 MAX_PARTITIONS = 20_000  # with more, a round gains at most 0.05 % of balance
@@ -55,6 +56,9 @@ def paper(problem: ClassProblem) -> Baseline:
     else:
         source = replicate_inference(problem, parts.bytes, traffic, placed.owner)
     sets, group_of = sets_by_source(source)
+    if isinstance(problem.topology, RelayedTopology):
+        # Its holders, from which ranks read through relays.
+        sets = cheapest_holder_sets(sets.holds, Charges.of(problem.topology).read_seconds)
     cells = Cells(parts.run_class, group_of[parts.run_partition], parts.run_rows)
     notes = PaperNotes(parts.threshold, len(parts), placed.balance)
     return Baseline("paper", sets, cells.sums(problem.classes, len(sets)), cells, notes=notes)
@@ -162,7 +166,7 @@ def replicate_inference(
     fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.
     """
     ranks = problem.topology.ranks
-    link = Charges.of(problem.topology).reader_seconds.tolist()
+    link = Charges.of(without_relays(problem.topology)).reader_seconds.tolist()
     source = np.repeat(owner[:, None], ranks, axis=1).tolist()
     size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
     free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes

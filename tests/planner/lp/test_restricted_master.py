@@ -21,6 +21,7 @@ def test_on_uneven_nodes_holder_sets_are_generated_until_no_one_is_cheaper(
     topology = Topology("uneven", node_of, cost, 72e9, Latency.of_hops(5e-6))
     workload = Workload("inference", "distinct", 4096)
     problem = zipf_problem(topology, workload, 0.01)
+    topology = problem.topology
     items = pricing_items(problem.classes, topology, workload, "none")
     merged = items.merged(buckets(items))
     limits = (topology, problem.capacity_bytes, problem.budget_bytes)
