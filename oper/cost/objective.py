@@ -313,8 +313,8 @@ class _Pooled(NamedTuple):
 
     @staticmethod
     def of(topology: PooledTopology, read: Floats, touched: Floats, owned: Floats) -> "_Pooled":
-        """Of the bytes that ranks read of each other, of the rows that they touch there, and of those
-        with one owner, [reader, source] each."""
+        """Of the bytes that ranks read of each other, of the rows that they touch there, and of
+        those with one owner, [reader, source] each."""
         away, other = ~np.eye(topology.ranks, dtype=bool), topology.masks()["other_node"]
         lookup_seconds, _ = Charges.of_memory(topology).lookup_and_link_seconds(touched)
         _, link_seconds = Charges.of(topology).lookup_and_link_seconds(read)

@@ -11,8 +11,8 @@ the owner has no part in it: such a read does not use its memory. Gradients of r
 pass through both everywhere, as their sender collects them and the owner adds them to the row.
 
 Rows of pooled tables in another node are read by the reader's proxy there, whose link to j they
-pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j. Their
-memory is read once for each row that a reader touches, so that it has charges of its own.
+pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j.
+Their memory is read once for each row that a reader touches, so that it has charges of its own.
 
 Reads are therefore sparse entries (reader, source, payer, seconds per byte): 2M² - M of them for M
 ranks at most, and no array of [M, M, M]. Bytes through one resource are added up before they are

@@ -50,8 +50,8 @@ class Traffic:
         pooled_read_bytes: Floats,
         pooled_gradient_bytes: Floats,
     ) -> "Traffic":
-        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes`, those of the rows
-        that a rank touches, are together `all_bytes`. Of these the pooled ones are of pooled
+        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes`, those of the
+        rows that a rank touches, are together `all_bytes`. Of these the pooled ones are of pooled
         tables."""
         if isinstance(topology, PooledTopology):
             pooled = (

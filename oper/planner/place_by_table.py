@@ -1,31 +1,33 @@
 """Placements in which each table is pooled, or fetched as is usual, by what is shortest.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements are made and
-the one with the shortest step is taken, its latency included: no table pooled, all, and some. What a
-table costs is the mean over ranks with the best copies of its rows (pooled_copies.py,
-pooled_bound.py), of which tables share nothing but the memory for copies; so tables come in an order,
-by what pooling saves of each. In inference those are pooled of which it saves anything. In training
-pooled tables make nodes uneven, where they are few, and even, where others join them: so fewer and
-more are tried as well, by drafts. Tables without pooling never are pooled.
+the one with the shortest step is taken, its latency included: no table pooled, all, and some. What
+a table costs is the mean over ranks with the best copies of its rows (pooled_copies.py,
+pooled_bound.py), of which tables share nothing but the memory for copies; so tables come in an
+order, by what pooling saves of each. In inference those are pooled of which it saves anything. In
+training pooled tables make nodes uneven, where they are few, and even, where others join them: so
+fewer and more are tried as well, by drafts. Tables without pooling never are pooled.
 
-Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a pooled
-table a link passes every access in a node and the vectors between nodes, and of a distinct one each
-row once a batch; memories give each row that a rank touches once, as caches have the repeats.
+Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a
+pooled table a link passes every access in a node and the vectors between nodes, and of a distinct
+one each row once a batch; memories give each row that a rank touches once, as caches have the
+repeats.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.step_latency import step_latency
 from oper.cost.workload import Workload
+from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.pooled_bound import MeanOfCopies
 from oper.planner.class_placement.pooled_copies import choose_copies
-from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import estimated_seconds, place_pooled, unplaced
 from oper.planner.problem.classes import table_widths
@@ -50,7 +52,7 @@ def place_by_table(
     the tables.
     """
     usual = replace(workload, fetch=None).on(topology.nodes)
-    able = frozenset(table.name for table in profile.tables if table.pooling != "none")
+    able = poolable(profile)
     found = [place_in_memory(profile, topology, usual, asked, report)]
     if by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
@@ -79,6 +81,65 @@ def predicted_seconds(planned: Planned) -> float:
     return planned.cost.objective_seconds + latency.seconds
 
 
+@dataclass(frozen=True)
+class EstimatedGain:
+    """By how much of a step, a share, plans with `pooled_tables` of a model's `tables` may be
+    shorter than one without."""
+
+    share: float
+    pooled_tables: int
+    tables: int
+
+
+def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> EstimatedGain | None:
+    """What fetches by table may gain over a plan whose rows all travel themselves; None where they
+    gain nothing, or it is not known without planning. Nodes are taken to be even, so that it is
+    the most."""
+    lengths, asked = profile.bag_lengths, plan.asked
+    if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
+        return None
+    if not by_mean(topology, asked) or not plan.workload.training or lengths.length.max() < 2:
+        return None
+    able = poolable(profile)
+    fetched, pooled = (
+        table_seconds(unplaced_problem(profile, topology, plan.workload, asked, tables))
+        for tables in (frozenset[str](), able)
+    )
+    saved = np.maximum(fetched - pooled, 0.0)
+    _, width = table_widths(profile.tables, plan.workload.mode)
+    may = np.array([table.name in able for table in profile.tables])
+    before = plan.cost.objective_seconds + plan.step_latency.seconds
+    found = []
+    for which in (may & (saved > 0), may):
+        widths = len(np.unique(width[~which])), len(np.unique(width[which]))
+        latency = step_latency(topology, plan.workload, *widths).seconds
+        after = plan.cost.objective_seconds - float((fetched - pooled)[which].sum()) + latency
+        found.append(EstimatedGain(1 - after / before, int(which.sum()), len(may)))
+    best = max(found, key=lambda gain: gain.share)
+    return best if best.share > 0 else None
+
+
+def poolable(profile: Profile) -> frozenset[str]:
+    """The tables whose bags can be added up, by name."""
+    return frozenset(table.name for table in profile.tables if table.pooling != "none")
+
+
+def unplaced_problem(
+    profile: Profile,
+    topology: Topology,
+    usual: Workload,
+    asked: PlanSettings,
+    tables: frozenset[str],
+) -> Problem:
+    """The problem with pooled `tables`, within all the memory that there is."""
+    ranks = unplaced(profile, topology, usual.training, tables)
+    found = make_problem(profile, ranks, usual, asked, by_table=True)
+    if not by_devices(topology, asked):
+        return found
+    limits = DeviceLimits.of(found)
+    return limits.beside_most_replicas(limits.most_extra)
+
+
 def cheaper_pooled(
     profile: Profile,
     topology: Topology,
@@ -90,12 +151,7 @@ def cheaper_pooled(
     usual."""
 
     def problem(tables: frozenset[str]) -> Problem:
-        ranks = unplaced(profile, topology, usual.training, tables)
-        found = make_problem(profile, ranks, usual, asked, by_table=True)
-        if not by_devices(topology, asked):
-            return found
-        limits = DeviceLimits.of(found)
-        return limits.beside_most_replicas(limits.most_extra)
+        return unplaced_problem(profile, topology, usual, asked, tables)
 
     saved = table_seconds(problem(frozenset())) - table_seconds(problem(able))
     order = [t for t in np.argsort(-saved, kind="stable").tolist() if _name(profile, t) in able]
@@ -116,8 +172,8 @@ def _name(profile: Profile, table: int) -> str:
 
 
 def table_seconds(problem: Problem) -> Floats:
-    """What each table takes of the mean rank with its best copies, [T], where each lies on one node,
-    and in inference on all."""
+    """What each table takes of the mean rank with its best copies, [T], where each lies on one
+    node, and in inference on all."""
     lengths = problem.profile.bag_lengths
     assert lengths is not None
     if problem.workload.training:

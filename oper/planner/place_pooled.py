@@ -269,7 +269,9 @@ def _over_all_nodes(
     limits = DeviceLimits.of(
         make_problem(profile, pooled(nowhere).bounding, workload, asked, by_table=True)
     )
-    full = max(bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra)))
+    full = max(
+        bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra))
+    )
     return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 

@@ -18,8 +18,8 @@ from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.bounds.certify import certify
 from oper.planner.least_memory import place_in_memory
-from oper.planner.make_plan import make_plan
 from oper.planner.make_placement import Planned
+from oper.planner.make_plan import make_plan
 from oper.planner.place_by_table import place_by_table, predicted_seconds
 from oper.planner.place_pooled import place_pooled
 from oper.planner.price_plan import costs_under, problem_of
@@ -27,9 +27,9 @@ from oper.profiling.profile import Profile
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.planner.test_place_pooled import (
-    M,
     NODES,
     PER_NODE,
+    M,
     cost_written_out,
     owners,
     profiled,
@@ -76,7 +76,12 @@ def write_bags(folder: Path) -> Profile:
     """The profile of a log of one id of three rows, bags of 20 ids of many, and one id of many."""
     random, samples = np.random.default_rng(3), 1000
     columns, tables = {}, []
-    for name, rows, length in (("few", 3, 1), ("many", 5000, 20), ("more", 5000, 20), ("single", 5000, 1)):
+    for name, rows, length in (
+        ("few", 3, 1),
+        ("many", 5000, 20),
+        ("more", 5000, 20),
+        ("single", 5000, 1),
+    ):
         ids = random.integers(0, rows, length * samples)
         offsets = pa.array(np.arange(samples + 1) * length, pa.int32())
         columns[name] = pa.ListArray.from_arrays(offsets, pa.array(ids))
@@ -205,10 +210,12 @@ def test_commands_know_plans_with_some_pooled_tables(
     for table in ("few", "many"):
         fine("plan", "explain", "q", "--table", table, "--row", 1, "--profile", "p")
     drift = json.loads(fine("drift", "q", "p", "--json"))
-    assert drift["objective_seconds"]["now"] == pytest.approx(
-        Plan.load("q").cost.objective_seconds
-    )
-    fine("plan", "p", "-o", "d", *options)
+    assert drift["objective_seconds"]["now"] == pytest.approx(Plan.load("q").cost.objective_seconds)
+    said = json.loads(fine("plan", "p", "-o", "d", *options, "--json"))["fetch_auto"]
+    mine, auto = Plan.load("d"), Plan.load("q")
+    assert 0 < 1 - auto.cost.objective_seconds / mine.cost.objective_seconds <= said["share"] + 1e-3
+    assert "--fetch auto: up to" in fine("plan", "p", "-o", "d", *options, "--force")
+    assert "--fetch auto" not in fine("plan", "p", "-o", "d2", *options, "--fetch", "distinct")
     fine("plan", "diff", "d", "q")
     fine("report", "q", "--profile", "p", "-o", "q.html")
     fine("plan", "p", "--curve", *options, "--fetch", "auto")

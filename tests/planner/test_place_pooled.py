@@ -98,10 +98,10 @@ def seconds_written_out(
     ranks: Topology,
     pooled: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """What reads and gradients of rows with one owner take each rank, [M]. Of `pooled` tables (all):
-    its own reads, those of the ranks that it is proxy of, and one vector for each bag and node that
-    has any; ids of a bag are independent, but for rows that repeat. Of others: each row that it
-    touches once, and its gradient."""
+    """What reads and gradients of rows with one owner take each rank, [M]. Of `pooled` tables
+    (all): its own reads, those of the ranks that it is proxy of, and one vector for each bag and
+    node that has any; ids of a bag are independent, but for rows that repeat. Of others: each row
+    that it touches once, and its gradient."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None
     T, b = np.zeros(M), batch / M / profile.samples

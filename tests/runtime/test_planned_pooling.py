@@ -1,5 +1,5 @@
-"""Plans of the planner's with some tables pooled, trained on ranks that are several nodes: against the
-unsharded model."""
+"""Plans of the planner's with some tables pooled, trained on ranks that are several nodes: against
+the unsharded model."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,9 @@ def planned(case: Case, nodes: tuple[int, ...], pooled: list[bool], extra_memory
     tables = tables_of(case)
     profile = oper.profile(batches(), list(tables))
     cost = np.where(np.equal.outer(nodes, nodes), 1e-9, 1e-8)
-    ranks = Topology("nodes", nodes, cost, 1e8, Latency.of_hops(0.0), memory=("shared",) * len(set(nodes)))
+    ranks = Topology(
+        "nodes", nodes, cost, 1e8, Latency.of_hops(0.0), memory=("shared",) * len(set(nodes))
+    )
     names = frozenset(table.name for table, of in zip(tables, pooled, strict=False) if of)
     workload = Workload("training", "distinct", 16 * case.ranks)
     settings = PlanSettings(extra_memory=extra_memory)
@@ -66,4 +68,4 @@ def test_the_first_tables_travel_as_sums(ranks) -> None:
     plan = planned(case, (0, 1), [True, False, True], 0.2)
     assert plan.pooled_tables == tuple(tables_of(case)[n].name for n in (0, 2))
     assert plan.vector_ratio is not None
-    assert all(0 < ratio for ratio in plan.vector_ratio)
+    assert all(ratio > 0 for ratio in plan.vector_ratio)

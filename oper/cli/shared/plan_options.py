@@ -33,8 +33,8 @@ FETCH = typer.Option(
     "--fetch",
     metavar="raw|distinct|pooled|auto",
     help="Whether every access reads its row, a rank reads each row once per batch, or other nodes "
-    "add up the rows of a bag and send one vector; auto: table by table what is shortest. [default: "
-    "raw where all ranks are on one node, distinct on several]",
+    "add up the rows of a bag and send one vector; auto: table by table what is shortest. "
+    "[default: raw where all ranks are on one node, distinct on several]",
     rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(

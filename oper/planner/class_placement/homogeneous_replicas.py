@@ -187,8 +187,8 @@ def inference_levels(
 def _worth_of_copies(
     classes: Classes, topology: Topology, workload: Workload
 ) -> tuple[Floats, Floats | float]:
-    """Weight [C] and ratio for `inference_levels`: of pooled rows and others, each by what a copy in
-    a further node gains of it."""
+    """Weight [C] and ratio for `inference_levels`: of pooled rows and others, each by what a copy
+    in a further node gains of it."""
     weight, ratio = classes.traffic_bytes(workload), time_ratio(topology)
     if not isinstance(topology, PooledTopology) or np.all(classes.pooled):
         return weight, ratio

@@ -175,9 +175,7 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     touched = scan.striped_touched
     expected = scan.striped_expected
     workload = replace(problem.workload, fetch="raw")
-    raw, _, _ = expected_reads(
-        expected, np.zeros_like(expected), profile.samples, workload, ranks
-    )
+    raw, _, _ = expected_reads(expected, np.zeros_like(expected), profile.samples, workload, ranks)
     pooled = pooled_of(problem.topology, profile.tables)[:, None]
     once = (problem.workload.fetch == "distinct") & ~pooled
     reads = np.where(once, touched, raw)
