@@ -26,8 +26,9 @@ class Workload:
 
     Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
     node, distinct on several. A plan has the one that it was made for. Pooled: the ranks of another
-    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py). Auto: each
-    table is pooled, or fetched as is usual, by what is shortest; a plan then says which are pooled.
+    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py). Auto:
+    each table is pooled, or fetched as is usual, by what is shortest; a plan then says which are
+    pooled.
     """
 
     mode: Literal["training", "inference"]

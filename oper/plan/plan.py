@@ -264,6 +264,7 @@ class Plan(Summarised):
         return {
             "mode": self.workload.mode,
             "fetch": self.workload.fetch,
+            "pooled_tables": list(self.pooled_tables),
             "batch_size": self.workload.batch_size,
             "ranks": self.ranks,
             "rows": int(self.layout.rows.sum()),

@@ -1,37 +1,43 @@
 """Placements in which each table is pooled, or fetched as is usual, by what is shortest.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements are made and
-the one with the shortest step is taken, its latency included: no table pooled, all, and those that
-cost the ranks less when they are pooled. What a table costs is the mean over ranks with the best
-copies of its rows (pooled_copies.py), which tables share nothing of but the memory for copies; so it
-is found table by table, without trying sets of tables. Tables without pooling never are.
+the one with the shortest step is taken, its latency included: no table pooled, all, and some. What
+a table costs is the mean over ranks with the best copies of its rows (pooled_copies.py,
+pooled_bound.py), of which tables share nothing but the memory for copies; so tables come in an
+order, by what pooling saves of each. In inference those are pooled of which it saves anything. In
+training pooled tables make nodes uneven, where they are few, and even, where others join them: so
+fewer and more are tried as well, by drafts. Tables without pooling never are pooled.
 
-Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a pooled
-table a link passes every access in a node and the vectors between nodes, and of a distinct one each
-row once a batch; memories give each row that a rank touches once, as caches have the repeats.
+Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a
+pooled table a link passes every access in a node and the vectors between nodes, and of a distinct
+one each row once a batch; memories give each row that a rank touches once, as caches have the
+repeats.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.step_latency import step_latency
 from oper.cost.workload import Workload
+from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.pooled_bound import MeanOfCopies
 from oper.planner.class_placement.pooled_copies import choose_copies
-from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
-from oper.planner.place_pooled import place_pooled, unplaced
+from oper.planner.place_pooled import estimated_seconds, place_pooled, unplaced
 from oper.planner.problem.classes import table_widths
-from oper.planner.problem.problem import make_problem
+from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.pooled_links import pooled_of
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
+
+_TRIED = 4  # powers of two by which more or fewer tables are tried than pay
 
 
 def place_by_table(
@@ -47,21 +53,21 @@ def place_by_table(
     the tables.
     """
     usual = replace(workload, fetch=None).on(topology.nodes)
-    able = frozenset(table.name for table in profile.tables if table.pooling != "none")
+    able = poolable(profile)
     found = [place_in_memory(profile, topology, usual, asked, report)]
+    if by_mean(topology, asked):
+        chosen = cheaper_pooled(profile, topology, usual, asked, able)
+        if chosen and chosen != able:
+            found.append(place_pooled(profile, topology, usual, asked, report, chosen))
     if able == {table.name for table in profile.tables}:
         pooled = replace(workload, fetch="pooled")
         found.append(place_pooled(profile, topology, pooled, asked, report))
     elif able:
         found.append(place_pooled(profile, topology, usual, asked, report, able))
-    if by_mean(topology, workload, asked):
-        chosen = cheaper_pooled(profile, topology, usual, asked) & able
-        if chosen and chosen != able:
-            found.append(place_pooled(profile, topology, usual, asked, report, chosen))
-    return min(found, key=predicted_seconds)
+    return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
 
 
-def by_mean(topology: Topology, workload: Workload, asked: PlanSettings) -> bool:
+def by_mean(topology: Topology, asked: PlanSettings) -> bool:
     """Whether some tables may be pooled and others not: where copies are chosen table by table."""
     return topology.homogeneous and asked.balance == "time"
 
@@ -76,40 +82,104 @@ def predicted_seconds(planned: Planned) -> float:
     return planned.cost.objective_seconds + latency.seconds
 
 
-def cheaper_pooled(
-    profile: Profile, topology: Topology, usual: Workload, asked: PlanSettings
-) -> frozenset[str]:
-    """The tables that take less of the mean rank when they are pooled than as is usual."""
-    pooled, fetched = (
-        table_seconds(profile, topology, usual, asked, tables)
-        for tables in (frozenset(table.name for table in profile.tables), frozenset[str]())
-    )
-    return frozenset(
-        table.name
-        for table, one, other in zip(profile.tables, pooled, fetched, strict=True)
-        if one < other
-    )
+@dataclass(frozen=True)
+class EstimatedGain:
+    """By how much of a step, a share, plans with `pooled_tables` of a model's `tables` may be
+    shorter than one without."""
+
+    share: float
+    pooled_tables: int
+    tables: int
 
 
-def table_seconds(
+def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> EstimatedGain | None:
+    """What fetches by table may gain over a plan whose rows all travel themselves; None where they
+    gain nothing, or it is not known without planning. Nodes are taken to be even, so that it is
+    the most."""
+    lengths, asked = profile.bag_lengths, plan.asked
+    if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
+        return None
+    if not by_mean(topology, asked) or not plan.workload.training or lengths.length.max() < 2:
+        return None
+    able = poolable(profile)
+    fetched, pooled = (
+        table_seconds(unplaced_problem(profile, topology, plan.workload, asked, tables))
+        for tables in (frozenset[str](), able)
+    )
+    saved = np.maximum(fetched - pooled, 0.0)
+    _, width = table_widths(profile.tables, plan.workload.mode)
+    may = np.array([table.name in able for table in profile.tables])
+    before = plan.cost.objective_seconds + plan.step_latency.seconds
+    found = []
+    for which in (may & (saved > 0), may):
+        widths = len(np.unique(width[~which])), len(np.unique(width[which]))
+        latency = step_latency(topology, plan.workload, *widths).seconds
+        after = plan.cost.objective_seconds - float((fetched - pooled)[which].sum()) + latency
+        found.append(EstimatedGain(1 - after / before, int(which.sum()), len(may)))
+    best = max(found, key=lambda gain: gain.share)
+    return best if best.share > 0 else None
+
+
+def poolable(profile: Profile) -> frozenset[str]:
+    """The tables whose bags can be added up, by name."""
+    return frozenset(table.name for table in profile.tables if table.pooling != "none")
+
+
+def unplaced_problem(
     profile: Profile,
     topology: Topology,
     usual: Workload,
     asked: PlanSettings,
     tables: frozenset[str],
-) -> Floats:
-    """What each table takes of the mean rank with its best copies, [T], where `tables` are pooled
-    and each lies on one node."""
+) -> Problem:
+    """The problem with pooled `tables`, within all the memory that there is."""
     fetched = relayed(topology, usual.fetch == "distinct")
     ranks = unplaced(profile, fetched, usual.training, tables)
-    problem = make_problem(profile, ranks, usual, asked, by_table=True)
-    if by_devices(topology, asked):
-        limits = DeviceLimits.of(problem)
-        problem = limits.beside_most_replicas(limits.most_extra)
-    lengths = profile.bag_lengths
+    found = make_problem(profile, ranks, usual, asked, by_table=True)
+    if not by_devices(topology, asked):
+        return found
+    limits = DeviceLimits.of(found)
+    return limits.beside_most_replicas(limits.most_extra)
+
+
+def cheaper_pooled(
+    profile: Profile,
+    topology: Topology,
+    usual: Workload,
+    asked: PlanSettings,
+    able: frozenset[str],
+) -> frozenset[str]:
+    """The tables of those that are `able` that are best pooled, where others are fetched as is
+    usual."""
+
+    def problem(tables: frozenset[str]) -> Problem:
+        return unplaced_problem(profile, topology, usual, asked, tables)
+
+    saved = table_seconds(problem(frozenset())) - table_seconds(problem(able))
+    order = [t for t in np.argsort(-saved, kind="stable").tolist() if _name(profile, t) in able]
+    paying = sum(bool(saved[t] > 0) for t in order)
+
+    def first(count: int) -> frozenset[str]:
+        return frozenset(_name(profile, t) for t in order[:count])
+
+    if not usual.training:
+        return first(paying)
+    steps = [0, *(sign * 2**power for power in range(_TRIED) for sign in (1, -1))]
+    counts = {paying + step for step in steps if 0 < paying + step < len(order)}
+    return first(min(sorted(counts), key=lambda n: estimated_seconds(problem(first(n))), default=0))
+
+
+def _name(profile: Profile, table: int) -> str:
+    return profile.tables[table].name
+
+
+def table_seconds(problem: Problem) -> Floats:
+    """What each table takes of the mean rank with its best copies, [T], where each lies on one
+    node, and in inference on all."""
+    lengths = problem.profile.bag_lengths
     assert lengths is not None
-    if usual.training:
+    if problem.workload.training:
         return choose_copies(problem, lengths, problem.budget_bytes).table_seconds
     # Pooled tables are spread over all nodes in inference.
-    copies = MeanOfCopies.of(problem, lengths, topology.nodes)
+    copies = MeanOfCopies.of(problem, lengths, problem.topology.nodes)
     return copies.table_seconds(problem.budget_bytes)

@@ -57,6 +57,8 @@ from oper.topology.topology import Topology
 
 # The load of the nodes of tables above the mean over nodes, when copies are chosen.
 _LOADS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+_DRAFT_LOADS = (1.0, 2.0)
+_PROMISING = 4  # supposed places whose homes are improved before one is taken
 _TURNS = 4
 _SETTLED = 1e-3  # relative: ratios that differ by less are one
 # With ranks of a node further from even than the first, more rows are listed: that share of all.
@@ -104,6 +106,17 @@ def unplaced(
     nowhere = np.zeros(lengths.tables)
     least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere, pooled).least
     return ranks.with_ratio(max(1.0, least), least)
+
+
+def estimated_seconds(problem: Problem) -> float:
+    """About what an iteration takes with the homes and copies of a draft, in training."""
+    lengths = problem.profile.bag_lengths
+    assert lengths is not None
+    found = []
+    for supposed in (Supposed(spread, load) for spread in (1, 2) for load in _DRAFT_LOADS):
+        copies, homes = _with_homes(problem, lengths, supposed, improve=False)
+        found.append(copies.copy_seconds + homes.seconds)
+    return min(found)
 
 
 def _at_homes(
@@ -175,21 +188,23 @@ def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
         spreads.append(min(2 * spreads[-1], nodes))
     tried = [Supposed(spread, load) for spread in spreads for load in _LOADS if load <= nodes]
 
-    def seconds(supposed: Supposed) -> float:
-        copies, homes = _with_homes(problem, lengths, supposed)
+    def seconds(supposed: Supposed, improve: bool = False) -> float:
+        copies, homes = _with_homes(problem, lengths, supposed, improve)
         return copies.copy_seconds + homes.seconds
 
-    return min(tried, key=seconds)
+    promising = sorted(tried, key=seconds)[:_PROMISING]
+    return min(promising, key=lambda supposed: seconds(supposed, improve=True))
 
 
 def _with_homes(
-    problem: Problem, lengths: BagLengths, supposed: Supposed
+    problem: Problem, lengths: BagLengths, supposed: Supposed, improve: bool = True
 ) -> tuple[PooledCopies, Homes]:
-    """Copies, and homes for all other rows."""
+    """Copies, and homes for all other rows, improved or drafts."""
     copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
     held = float(problem.classes.m @ copies.everywhere)
     room = float(problem.capacity_bytes.min() - held) * problem.ranks / problem.topology.nodes
-    return copies, choose_homes(problem, lengths, problem.classes.rows - copies.everywhere, room)
+    single = problem.classes.rows - copies.everywhere
+    return copies, choose_homes(problem, lengths, single, room, improve)
 
 
 def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> ClassPlacement:

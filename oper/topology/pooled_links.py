@@ -40,10 +40,10 @@ from oper.topology.topology import Topology
 class PooledTopology(Topology):
     """A topology with the link costs of pooled tables' rows.
 
-    own_link_cost: those without pooling, s/byte [M, M]. vector_ratio: bytes of vectors for a byte of rows of each node, as others read them,
-    [N]. least_ratio: the same, at the least, wherever rows are. training: whether vectors go both
-    ways. tables: the names of those that are pooled; None: all. relays: whether relays read the rows
-    of the others between nodes (relays.py).
+    own_link_cost: those without pooling, s/byte [M, M]. vector_ratio: bytes of vectors for a byte
+    of rows of each node, as others read them, [N]. least_ratio: the same, at the least, wherever
+    rows are. training: whether vectors go both ways. tables: the names of those that are pooled;
+    None: all. relays: whether relays read the rows of the others between nodes (relays.py).
     """
 
     own_link_cost: Floats = field(kw_only=True)
@@ -61,8 +61,8 @@ class PooledTopology(Topology):
         training: bool,
         tables: frozenset[str] | None = None,
     ) -> "PooledTopology":
-        """The topology with pooled `tables` (all), with so many bytes of vectors for a byte of their
-        rows, of each node [N] or of all."""
+        """The topology with pooled `tables` (all), with so many bytes of vectors for a byte of
+        their rows, of each node [N] or of all."""
         ratios = np.broadcast_to(np.asarray(ratio, dtype=np.float64), topology.nodes)
         near = _near(topology)
         own, other = topology.link_cost, topology.masks()["other_node"]

@@ -1,12 +1,14 @@
 """`oper plan`: make a plan from a profile; show, compare, explain and check plans."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_percent, plural
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, print_plan
@@ -88,6 +90,7 @@ def make(
     from oper.plan.settings import PlanSettings
     from oper.planner.make_plan import plan_and_placement
     from oper.planner.memory_curve import memory_curve
+    from oper.planner.place_by_table import estimated_gain
     from oper.profiling.profile import Profile
 
     if output is not None:
@@ -125,10 +128,12 @@ def make(
             report("curve")
             points = memory_curve(placed, ranks)
     figures = PlanFigures.of(made, opened.accesses_of_tables)
+    gain = estimated_gain(made, opened, ranks) if fetch is None else None
     content: dict[str, Any] = {
         "plan": None if output is None else str(output),
         **figures.to_json(),
         "seconds": made.seconds,
+        "fetch_auto": None if gain is None else asdict(gain),
     }
     if curve:
         content["curve"] = [point.to_json() for point in points]
@@ -142,5 +147,11 @@ def make(
             out.print(curve_table(points))
         if output is not None:
             print_plan(figures, str(output), verbose)
+        if gain is not None:
+            new_console().print(
+                f"--fetch auto: up to {format_percent(gain.share)} shorter, latency included "
+                f"({gain.pooled_tables} of {plural(gain.tables, 'table')} pooled; sums in another "
+                "order)"
+            )
 
     emit(as_json, content, text, written=not curve)

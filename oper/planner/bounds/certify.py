@@ -2,8 +2,8 @@
 
 In: `ClassProblem`, an objective in seconds. Out: `Certificate`. The bound is that of
 `lagrangian_bound.py`. Where that leaves a gap and single rows are hot, the bound of
-`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where tables
-are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
+`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where
+tables are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
 """
 
 from dataclasses import replace

@@ -1,9 +1,10 @@
-"""Bounds on T where tables are pooled, on homogeneous ranks: the mean over ranks of what any placement
-takes.
+"""Bounds on T where tables are pooled, on homogeneous ranks: the mean over ranks of what any
+placement takes.
 
-In: a `Problem` whose classes are of one table each. Out: seconds. In training copies are chosen table
-by table, with vectors as the concave function of a table's share that they are (pooled_copies.py).
-In inference a row has k copies, 1 to M, on N nodes of equal size, and costs the mean rank at least
+In: a `Problem` whose classes are of one table each. Out: seconds. In training copies are chosen
+table by table, with vectors as the concave function of a table's share that they are
+(pooled_copies.py). In inference a row has k copies, 1 to M, on N nodes of equal size, and costs the
+mean rank at least
 
     near(k)                            its links within nodes, or all links if it is not pooled
     + V · (1 - min(k, N) / N)          its part of its table's vectors, to nodes without a copy

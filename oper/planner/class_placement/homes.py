@@ -53,9 +53,12 @@ class Homes:
         return found
 
 
-def choose_homes(problem: Problem, lengths: BagLengths, single: Ints, room: float) -> Homes:
+def choose_homes(
+    problem: Problem, lengths: BagLengths, single: Ints, room: float, improve: bool = True
+) -> Homes:
     """The homes with which the slowest node takes least; `single[c]` rows of each class have one
-    owner, and each node has `room` bytes for them."""
+    owner, and each node has `room` bytes for them. Without `improve` they are a draft, as is enough
+    to compare copies by."""
     work, away, memory, share = _of_tables(problem, lengths, single)
     nodes = problem.topology.nodes
     vectors = vector_seconds(problem, lengths) * nodes / max(nodes - 1, 1)
@@ -76,7 +79,7 @@ def choose_homes(problem: Problem, lengths: BagLengths, single: Ints, room: floa
         tried.append(_spread(work, memory, nodes, spread, room))
         spread *= 2
     best = min(tried, key=of_tables.slowest)
-    shares = _improved(of_tables, best, room)
+    shares = _improved(of_tables, best, room) if improve else best
     return Homes(shares, of_tables.slowest(shares))
 
 
@@ -131,9 +134,9 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
-        if work[t] == 0:  # what is never read is even in memory
-            shares[t] = 1 / nodes
-            held += memory[t] / nodes
+        if work[t] == 0:  # what has no home, or is never read
+            shares[t] = _over_nodes(memory[t], np.maximum(room - held, 0.0))
+            held += memory[t] * shares[t]
             continue
         fits = (load + work[t] <= most * (1 + 1e-12)) & (held + memory[t] <= room)
         left = PARTS
@@ -152,6 +155,18 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
             left -= take
         load += work[t] * shares[t]
         held += memory[t] * shares[t]
+    return shares
+
+
+def _over_nodes(memory: float, room: Floats) -> Floats:
+    """Shares [N] of all nodes alike, or where that does not fit by the room that they have."""
+    nodes = len(room)
+    even: Floats = np.full(nodes, 1 / nodes)
+    if (memory / nodes <= room).all() or not room.any():
+        return even
+    parts = np.floor(room / room.sum() * PARTS)
+    parts[room.argmax()] += PARTS - parts.sum()
+    shares: Floats = parts / PARTS
     return shares
 
 

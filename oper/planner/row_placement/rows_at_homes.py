@@ -3,9 +3,10 @@ of each table, to a placement of rows.
 
 In: a `Problem` whose classes are of one table each, copies, `Homes`. Out: `RowPlacement`. As in
 row_placement.py rows above a cut of each table are listed and the others striped, by a pattern for
-each home; and the rows with one owner are even over the ranks of a home's nodes. Swaps even out the
-ranks of each node among themselves, as a table's share of a node is what its bags' vectors follow
-from. How even nodes are was decided with the homes.
+each home; and the rows with one owner are even over the ranks of a home's nodes. Rows of tables
+that are not pooled are swapped between all ranks; then swaps even out the ranks of each node among
+themselves, as a pooled table's share of a node is what its bags' vectors follow from. How even
+nodes are beyond that was decided with the homes.
 """
 
 from dataclasses import replace
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums
-from oper.cost.objective import Cost
 from oper.cost.traffic import Direction
 from oper.planner.class_placement.homes import Homes
 from oper.planner.class_placement.homogeneous import HOT_SHARE
@@ -82,7 +82,9 @@ def place_at_homes(
     striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks, classes.D_of_node.shape[1]))
 
     before = problem.price(sets, classes.sums(counts) + striped_sums)
-    swaps = _swap_in_nodes(problem, sets, counts, before)
+    seconds = before.rank_seconds.copy()
+    swaps = _swap_fetched(problem, sets, counts, seconds)
+    swaps += _swap_in_nodes(problem, sets, counts, seconds)
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
     return RowPlacement(
@@ -115,9 +117,27 @@ def _split(rows: Ints, shares: Floats, traffic: Floats, hot: NDArray[np.bool_]) 
     return counts
 
 
-def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
+def _swap_fetched(problem: Problem, sets: HolderSets, counts: Ints, seconds: Floats) -> int:
+    """Swap rows with one owner that are not pooled between all ranks, in place, while that lowers
+    the largest of the ranks' `seconds` [M], which follow; the number of rounds."""
+    classes, ranks = problem.classes, problem.ranks
+    fetched = np.flatnonzero(np.logical_not(classes.pooled))
+    if not len(fetched):
+        return 0
+    able = sets.take(np.arange(ranks))
+    directions = classes.traffic(problem.topology, problem.workload).directions(able)
+    part = np.asfortranarray(counts[fetched, :ranks])
+    those = tuple(Direction(bytes[fetched], columns) for bytes, columns in directions)
+    moving = tuple(each for each in those if each.bytes.any())
+    search = SwapSearch(part, moving, classes.width[fetched], seconds)
+    search.run()
+    counts[fetched, :ranks] = part
+    return search.rounds_made
+
+
+def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, seconds: Floats) -> int:
     """Swap rows with one owner between the ranks of each node, in place, while that lowers the
-    largest T there; the number of rounds."""
+    largest of their `seconds` there; the number of rounds."""
     classes, topology, ranks = problem.classes, problem.topology, problem.ranks
     able = sets.take(np.arange(ranks))
     directions = classes.traffic(topology, problem.workload).directions(able)
@@ -130,7 +150,7 @@ def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, before: Cos
         inside = tuple(
             Direction(bytes, columns[np.ix_(mine, mine)]) for bytes, columns in directions
         )
-        search = SwapSearch(part, inside, classes.width, before.rank_seconds[mine].copy())
+        search = SwapSearch(part, inside, classes.width, seconds[mine])
         search.run()
         rounds += search.rounds_made
         counts[:, mine] = part

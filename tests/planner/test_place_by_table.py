@@ -1,0 +1,223 @@
+"""Plans of which some tables are pooled and others fetched row by row: their figures and bounds
+against rows whose cost is written out, and which tables are pooled."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
+from oper.planner.assemble_plan import assemble
+from oper.planner.bounds.certify import certify
+from oper.planner.least_memory import place_in_memory
+from oper.planner.make_placement import Planned
+from oper.planner.make_plan import make_plan
+from oper.planner.place_by_table import place_by_table, predicted_seconds
+from oper.planner.place_pooled import place_pooled
+from oper.planner.price_plan import costs_under, problem_of
+from oper.profiling.profile import Profile
+from oper.topology.latency import Latency
+from oper.topology.topology import Topology
+from tests.planner.test_place_pooled import (
+    NODES,
+    PER_NODE,
+    M,
+    cost_written_out,
+    owners,
+    profiled,
+    seconds_written_out,
+    topology,
+)
+from tests.support.commands import fine, refused
+from tests.support.examples import examples
+
+_ROWS = (60, 50, 3, 40)
+
+
+def mixed(
+    profile: Profile,
+    ranks: Topology,
+    pooled: tuple[str, ...],
+    extra_memory: float,
+    mode: str = "training",
+    batch: int = 64,
+) -> Planned:
+    workload = Workload(mode, "distinct", batch)  # type: ignore[arg-type]
+    settings = PlanSettings(extra_memory=extra_memory)
+    return place_pooled(profile, ranks, workload, settings, tables=frozenset(pooled))
+
+
+@pytest.mark.parametrize("memory", ["linked", "shared"])
+@pytest.mark.parametrize("extra", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_plan_states_what_its_rows_cost(
+    tmp_path: Path, seed: int, extra: float, memory: str
+) -> None:
+    rows = (900, 70, 400) if seed else _ROWS
+    profile, ranks, pooled = profiled(tmp_path, seed, rows, 60), topology(memory), ("t0", "t2")
+    assemble(mixed(profile, ranks, pooled, extra)).save(tmp_path / "q")
+    plan = Plan.load(tmp_path / "q")
+    assert plan.pooled_tables == pooled
+    assert plan.workload.fetch == "distinct"
+    written = seconds_written_out(profile, 64, owners(plan), True, ranks, pooled)
+    stated = plan.cost.rank_seconds - plan.cost.allreduce_seconds
+    np.testing.assert_allclose(stated, written, rtol=1e-6)
+
+
+def write_bags(folder: Path) -> Profile:
+    """The profile of a log of one id of three rows, bags of 20 ids of many, and one id of many."""
+    random, samples = np.random.default_rng(3), 1000
+    columns, tables = {}, []
+    for name, rows, length in (
+        ("few", 3, 1),
+        ("many", 5000, 20),
+        ("more", 5000, 20),
+        ("single", 5000, 1),
+    ):
+        ids = random.integers(0, rows, length * samples)
+        offsets = pa.array(np.arange(samples + 1) * length, pa.int32())
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(ids))
+        tables.append(f"- {{name: {name}, rows: {rows}, dim: 8}}")
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    (folder / "tables.yaml").write_text("\n".join(tables), encoding="utf-8")
+    given = folder / "log.parquet", "-o", folder / "p", "--tables", folder / "tables.yaml"
+    fine("profile", *given)
+    return Profile.load(folder / "p")
+
+
+def test_tables_that_are_not_pooled_make_nodes_even(tmp_path: Path) -> None:
+    """One pooled table lies on one node; the others' rows lie where ranks have time."""
+    planned = mixed(write_bags(tmp_path), topology(), ("single",), 0.5, batch=512)
+    assert planned.certificate.certified_gap < 0.01
+
+
+def tried(profile: Profile, random: np.random.Generator, trial: int) -> list[np.ndarray]:
+    """Some owner of each row, M for copies; whole tables on one node among them."""
+    found = []
+    for table in profile.tables:
+        homes = random.choice(M, size=random.integers(1, M + 1), replace=False)
+        if trial % 2:
+            node = random.integers(NODES)
+            homes = np.arange(node * PER_NODE, (node + 1) * PER_NODE)
+        of_rows = random.choice(homes, table.rows)
+        if trial % 3 == 0:
+            of_rows[random.random(table.rows) < random.random()] = M
+        found.append(of_rows)
+    return found
+
+
+@pytest.mark.parametrize("memory", ["linked", "shared"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("pooled", [("t0",), ("t1",)])
+def test_no_placement_is_better_than_the_bound(
+    tmp_path: Path, pooled: tuple[str, ...], mode: str, memory: str
+) -> None:
+    profile, ranks = profiled(tmp_path, len(memory)), topology(memory)
+    training, random = mode == "training", np.random.default_rng(5)
+    # No smaller than the log, whose samples then are drawn one by one.
+    planned = mixed(profile, ranks, pooled, 3.0, mode, 64)
+    # In inference plans are for further samples; here the log's own are read.
+    problem = problem_of(assemble(planned), profile, as_counted=True)
+    bound = certify(problem, 1.0).lower_bound_seconds
+    costs = [
+        cost_written_out(profile, 64, tried(profile, random, trial), training, ranks, pooled)
+        for trial in range(300)
+    ]
+    assert 0 < bound <= min(costs) * (1 + 1e-9)
+    assert planned.certificate.certified_gap >= 0
+
+
+@examples(10)
+@given(
+    seed=st.integers(0, 5),
+    extra=st.sampled_from([0.0, 0.1, 3.0]),
+    batch=st.sampled_from([16, 4096]),
+    mode=st.just("training"),
+    hop=st.sampled_from([0.0, 1e-3]),
+)
+@example(seed=0, extra=0.1, batch=64, mode="inference", hop=0.0)
+def test_auto_is_no_longer_than_either_way_alone(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    extra: float,
+    batch: int,
+    mode: str,
+    hop: float,
+) -> None:
+    profile = profiled(tmp_path_factory.mktemp("auto"), seed, _ROWS, 60)
+    ranks = replace(topology(), latency=Latency.of_hops(hop))
+    workload, settings = Workload(mode, None, batch), PlanSettings(extra_memory=extra)  # type: ignore[arg-type]
+    found = place_by_table(profile, ranks, workload, settings)
+    pure = [
+        place_in_memory(profile, ranks, replace(workload, fetch="distinct"), settings),
+        place_pooled(profile, ranks, replace(workload, fetch="pooled"), settings),
+    ]
+    assert predicted_seconds(found) <= min(map(predicted_seconds, pure))
+    assert found.cost.feasible
+    plan = assemble(found)
+    seconds = plan.cost.objective_seconds + plan.step_latency.seconds
+    assert seconds == pytest.approx(predicted_seconds(found))
+    (again,) = costs_under([plan], [problem_of(plan, profile)])
+    np.testing.assert_allclose(again.rank_seconds, plan.cost.rank_seconds)
+
+
+def test_long_bags_of_cold_rows_are_pooled_and_hot_rows_fetched(tmp_path: Path) -> None:
+    """Three rows that every rank reads many times are fetched once each; bags of many rows are
+    added up."""
+    workload = Workload("training", "auto", 2048)
+    ranks = replace(topology(), latency=Latency.of_hops(0.0))
+    plan = make_plan(write_bags(tmp_path), ranks, workload, PlanSettings(extra_memory=0.5))
+    assert plan.pooled_tables == ("many", "more")
+    assert plan.workload.fetch == "distinct"
+
+
+def test_tables_without_pooling_are_fetched(tmp_path: Path) -> None:
+    profile = profiled(tmp_path, 2, (3000, 5000), 3000)
+    profile.tables = (replace(profile.tables[0], pooling="none"), profile.tables[1])
+    for extra in (0.0, 3.0):
+        plan = make_plan(
+            profile, topology(), Workload("training", "auto", 64), PlanSettings(extra_memory=extra)
+        )
+        assert set(plan.pooled_tables) <= {"t1"}
+
+
+def test_commands_know_plans_with_some_pooled_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_bags(tmp_path)
+    ranks = replace(topology(), latency=Latency.of_hops(0.0))
+    Path("t.json").write_text(json.dumps(ranks.to_dict()), encoding="utf-8")
+    options = ("--topology", "t.json", "--batch-size", 2048, "--extra-memory", 0.5)
+    fine("plan", "p", "-o", "q", *options, "--fetch", "auto")
+    text = " ".join(fine("plan", "check", "q", "log.parquet").split())
+    assert "ok the figures add up" in text
+    assert "table many: a bag needs" in text
+    assert "table few" not in text
+    shown = " ".join(fine("plan", "show", "q", "--profile", "p", "-v").split())
+    pooled = json.loads(fine("plan", "show", "q", "--json"))["pooled_tables"]
+    assert pooled == list(Plan.load("q").pooled_tables)
+    assert f"but of {len(pooled)} of the tables other nodes add up the rows of each bag" in shown
+    assert f"pooled of {len(pooled)} of 4 tables ({', '.join(pooled)})" in shown
+    for table in ("few", "many"):
+        fine("plan", "explain", "q", "--table", table, "--row", 1, "--profile", "p")
+    drift = json.loads(fine("drift", "q", "p", "--json"))
+    assert drift["objective_seconds"]["now"] == pytest.approx(Plan.load("q").cost.objective_seconds)
+    said = json.loads(fine("plan", "p", "-o", "d", *options, "--json"))["fetch_auto"]
+    mine, auto = Plan.load("d"), Plan.load("q")
+    assert 0 < 1 - auto.cost.objective_seconds / mine.cost.objective_seconds <= said["share"] + 1e-3
+    assert "--fetch auto: up to" in fine("plan", "p", "-o", "d", *options, "--force")
+    assert "--fetch auto" not in fine("plan", "p", "-o", "d2", *options, "--fetch", "distinct")
+    fine("plan", "diff", "d", "q")
+    fine("report", "q", "--profile", "p", "-o", "q.html")
+    fine("plan", "p", "--curve", *options, "--fetch", "auto")
+    refused("replan q p -o r", "(oper plan --fetch auto)")
+    refused(f"compare p {' '.join(map(str, options))} --fetch auto", "oper plan --fetch auto")
