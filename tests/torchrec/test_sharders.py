@@ -22,6 +22,12 @@ def test_ranks_that_share_no_memory_train_as_the_unsharded_model(worlds, kind):
     worlds.run(2, training_cases.train_and_compare, kind, 0.3, nodes=(0, 1))
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_nodes_of_several_ranks_train_as_the_unsharded_model(worlds, kind):
+    between = {"nodes": (0, 0, 1, 1), "fetch": "distinct"}
+    worlds.run(4, training_cases.train_and_compare, kind, 0.3, **between)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("int8", 0.05)])
 def test_plans_for_inference_read_as_the_unsharded_model(worlds, dtype, tolerance):
     worlds.run(2, cases.served, dtype, tolerance)

@@ -47,6 +47,11 @@ def test_pipelines(worlds, name):
     worlds.run(2, cases.pipelined, name)
 
 
+@pytest.mark.parametrize("name", ["TrainPipelineSparseDist", "EvalPipelineSparseDist"])
+def test_pipelines_between_nodes(worlds, name):
+    worlds.run(3, cases.pipelined, name, nodes=(0, 0, 1), fetch="distinct")
+
+
 def test_learning_rates_are_scheduled(worlds):
     worlds.run(2, cases.scheduled)
 

@@ -60,6 +60,7 @@ def sharded(
     device: str = "cpu",
     data_type: DataType = DataType.FP32,
     cache: CacheSettings | None = None,
+    fetch: str = "raw",
     **options: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model sharded over a group, with the sharders' `options`, and the optimizer of all. With
@@ -68,7 +69,8 @@ def sharded(
     put_optimizer(model, kind)
     tables = tables_of(model)
     tier = tuple(range(len(tables))) if cache else ()
-    plan = random_plan(0, tables, dist.get_world_size(group), replicated=copies, tier=tier)
+    ranks = dist.get_world_size(group)
+    plan = random_plan(0, tables, ranks, replicated=copies, tier=tier, fetch=fetch)
     torch.manual_seed(3 + dist.get_rank(group))
     env = ShardingEnv.from_process_group(group)
     made = oper.shard(model, plan, env=env, cache=cache, **options)
