@@ -13,6 +13,7 @@ certificate (bounds/tier_bound.py) leaves room for something better:
 With even links as the aim only the first is done, as certificates are of times.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.class_placement.place_classes import LISTED_SHARE
 from oper.planner.exact_placement import place_exactly
-from oper.planner.make_placement import Planned, Watch, within_limits
+from oper.planner.make_placement import Planned, Watch, place, within_limits
+from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.aim import aimed_at
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows, with_counts
 from oper.planner.row_placement.swap_together import Swappable, swap_together
@@ -83,6 +85,16 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
         return best
     with watch("integer programme"):
         return _exact(best)
+
+
+def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certificate]:
+    """The placement of the rows of one memory, or those of both together, and its certificate."""
+    watch = Watch(lambda step: None)
+    placed = [place(problem, watch) for problem in problems]
+    if len(placed) == 1:
+        return placed, placed[0].certificate
+    devices, tier, certificate = place_together(placed[0], placed[1], watch)
+    return [devices, tier], certificate
 
 
 def _exact(best: Together) -> Together:

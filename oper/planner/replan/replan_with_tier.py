@@ -21,8 +21,8 @@ from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories, plans_of_memories
 from oper.plan.row_moves import RowMoves
 from oper.planner.class_placement.place_classes import by_programme
-from oper.planner.make_placement import Planned, Watch, place
-from oper.planner.place_together import place_together
+from oper.planner.make_placement import Planned
+from oper.planner.place_together import place_memories
 from oper.planner.price_plan import problems_of_memories
 from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import check_tables
@@ -108,7 +108,7 @@ def replan_with_tier(
     since = time.perf_counter()
 
     report("a plan from scratch")
-    fresh, certificate = _from_scratch(problems)
+    fresh, certificate = place_memories(problems)
     seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
     parts = tuple(
         of.replanned(counts, relocation, planned, horizon, old_digest, seconds)
@@ -174,16 +174,6 @@ class _Moves:
             for of, relocation in zip(old, self.relocations, strict=True)
         )
         return gain * horizon - taken
-
-
-def _from_scratch(problems: list[Problem]) -> tuple[list[Planned], Certificate]:
-    """The placements from scratch of all memories, and their certificate together."""
-    watch = Watch(lambda step: None)
-    placed = [place(problem, watch) for problem in problems]
-    if len(placed) == 1:
-        return placed, placed[0].certificate
-    devices, tier, certificate = place_together(placed[0], placed[1], watch)
-    return [devices, tier], certificate
 
 
 def _joined(

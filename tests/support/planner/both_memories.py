@@ -53,14 +53,17 @@ def tiny(seed: int) -> Tiny:
 def all_times(problem: ClassProblem) -> np.ndarray:
     """The ranks' times in every placement of single rows within the limits, [placements, M]."""
     ranks, classes = problem.ranks, problem.classes
-    sets = single_owner_sets(ranks) + everywhere_set(ranks)
-    found = []
+    sets = single_owner_sets(ranks)
+    if (ranks - 1) * classes.m.min() <= problem.budget_bytes:
+        sets = sets + everywhere_set(ranks)
     each = np.repeat(np.arange(len(classes)), classes.rows)
-    for holders in itertools.product(range(len(sets)), repeat=len(each)):
-        counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
-        np.add.at(counts, (each, np.array(holders)), 1)
+    holders = np.array(list(itertools.product(range(len(sets)), repeat=len(each))))
+    counts = np.zeros((len(holders), len(classes), len(sets)), dtype=np.int64)
+    np.add.at(counts, (np.arange(len(holders))[:, None], each, holders), 1)
+    found = []
+    for placed in np.unique(counts, axis=0):  # equal rows are interchangeable
         cost = evaluate(
-            problem.topology, problem.workload, sets, classes.sums(counts), problem.capacity_bytes
+            problem.topology, problem.workload, sets, classes.sums(placed), problem.capacity_bytes
         )
         if cost.feasible and cost.extra_bytes <= problem.budget_bytes:
             found.append(cost.rank_seconds)
