@@ -38,3 +38,9 @@ class Certificate:
     def of(self, objective_seconds: float) -> "Certificate":
         """The certificate of another plan for the same problem, by the same bound."""
         return replace(self, objective_seconds=objective_seconds)
+
+    def at_least(self, bound_seconds: float) -> "Certificate":
+        """With this bound where it is the better one: what else is said is of its own."""
+        if bound_seconds <= self.lower_bound_seconds:
+            return self
+        return replace(self, lower_bound_seconds=bound_seconds, hot_row_share=None, bound_note=None)

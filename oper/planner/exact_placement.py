@@ -1,17 +1,20 @@
 """Small problems: the mixed integer programme over all classes and all holder sets decides.
 
-In: `ClassProblem`, the objective reached so far. Out: `Exact`, a class placement with a bound.
+In: `ClassProblem`, or those of two memories together, the objective reached so far. Out: `Exact`, a
+class placement of each with a bound.
 Drafts round shares of classes, which is near the optimum where there are many rows. With a few
 dozen of them on ranks whose links differ a hundredfold, a single row decides.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import Method
 from oper.cost.holder_sets import (
     HolderSets,
     cheapest_holder_sets,
@@ -21,9 +24,10 @@ from oper.cost.holder_sets import (
 from oper.cost.read_charges import Charges
 from oper.planner.bounds.lagrangian_bound import usable_methods
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.integer_programme import WholeRows, place_whole
+from oper.planner.class_placement.integer_programme import ItemsToPlace, WholeRows, place_whole
 from oper.planner.class_placement.partitions import partitions
-from oper.planner.lp.pricing import everywhere_seconds, pricing_items
+from oper.planner.lp.pricing import pricing_items
+from oper.planner.lp.restricted_master import MemoryItems
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
@@ -43,69 +47,75 @@ SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
 
 @dataclass(frozen=True)
 class Exact:
-    """The best placement that the solver found, if any, and a bound on every placement's objective,
-    0 where not all holder sets were tried."""
+    """The best placements that the solver found, one for each memory, if any, and a bound on every
+    placement's objective, 0 where not all holder sets were tried."""
 
-    placement: ClassPlacement | None
+    placements: tuple[ClassPlacement, ...] | None
     bound_seconds: float
 
 
 def place_exactly(
-    problem: ClassProblem, limit_seconds: float, scale_seconds: float
+    problems: Sequence[ClassProblem], limit_seconds: float, scale_seconds: float
 ) -> Exact | None:
-    """The best placement that takes `limit_seconds` at most, about `scale_seconds`; None where the
-    problem is too large."""
-    classes, topology, workload = problem.classes, problem.topology, problem.workload
-    sets, all_of_them = _holder_sets(problem)
-    if len(classes) * len(sets) > MOST_COLUMNS:
+    """The best placement of the rows in all memories that takes `limit_seconds` at most, about
+    `scale_seconds`; None where the problem is too large."""
+    found = [_holder_sets(problem) for problem in problems]
+    all_of_them = all(complete for _, complete in found)
+    columns = [len(p.classes) * len(sets) for p, (sets, _) in zip(problems, found, strict=True)]
+    if sum(columns) > MOST_COLUMNS:
         return None
-    every = np.ones(len(classes), dtype=bool)
-    every_class = np.arange(len(classes))[:, None]
     best: WholeRows | None = None
     bound = limit_seconds
-    for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
-        items = pricing_items(classes, topology, workload, method)
-        each = items.traffic(topology).set_seconds(every_class, sets, np.arange(len(sets)))
-        usable = np.ones((len(classes), len(sets)), dtype=bool)
-        if workload.training:
-            everywhere = sets.copies == problem.ranks
-            if problem.ranks > 1:
-                each[:, everywhere] = everywhere_seconds(items, topology)[:, None]
-            if not items.replicas:
-                usable[:, everywhere & (problem.ranks > 1)] = False
-        # A row that alone takes longer than what is reached already is not there.
-        alone = each.max(axis=2) + items.latency * (sets.copies > 1)
-        usable &= alone <= limit_seconds * (1 + ROUNDING)
-        if not usable.any(axis=1).all():
+    methods = [usable_methods(p.workload, p.ranks, p.budget_bytes) for p in problems]
+    for chosen in product(*methods):
+        wanted = [
+            _items(problem, sets, method, limit_seconds)
+            for problem, (sets, _), method in zip(problems, found, chosen, strict=True)
+        ]
+        if not all(each.usable.any(axis=1).all() for each in wanted):
             continue
-        found = place_whole(
-            items,
-            every,
-            sets,
-            usable,
-            topology,
-            problem.capacity_bytes,
-            problem.budget_bytes,
-            NODES,
-            RELATIVE_GAP,
-            scale_seconds,
-        )
-        if found is None:
+        placed = place_whole(wanted, NODES, RELATIVE_GAP, scale_seconds)
+        if placed is None:
             bound = 0.0
             continue
-        bound = min(bound, found.bound_seconds)
-        if best is None or found.seconds < best.seconds:
-            best = found
+        bound = min(bound, placed.bound_seconds)
+        if best is None or placed.seconds < best.seconds:
+            best = placed
     bound = bound * (1 - SAFETY) if all_of_them else 0.0
     if not np.isfinite(bound):
         bound = 0.0  # no placement was found, and none is known
-    return Exact(None if best is None else _class_placement(problem, sets, best), bound)
+    if best is None:
+        return Exact(None, bound)
+    placements = tuple(
+        _class_placement(problem, sets, rows)
+        for problem, (sets, _), rows in zip(problems, found, best.rows, strict=True)
+    )
+    return Exact(placements, bound)
 
 
-def _class_placement(problem: ClassProblem, sets: HolderSets, whole: WholeRows) -> ClassPlacement:
-    """The solver's rows, all of them listed."""
+def _items(
+    problem: ClassProblem, sets: HolderSets, method: Method, limit_seconds: float
+) -> ItemsToPlace:
+    """All classes of a problem in whole rows. A row that alone takes longer than `limit_seconds` in
+    a holder set is not there."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    items = pricing_items(classes, topology, workload, method)
+    limits = (topology, problem.capacity_bytes, problem.budget_bytes)
+    memory = MemoryItems(items, *limits)
+    usable = np.ones((len(classes), len(sets)), dtype=bool)
+    every = ItemsToPlace(memory, np.ones(len(classes), dtype=bool), sets, usable)
+    alone = every.seconds().max(axis=1).reshape(usable.shape)
+    alone = alone + items.latency * (sets.copies > 1)
+    usable = alone <= limit_seconds * (1 + ROUNDING)
+    if workload.training and not items.replicas:
+        usable[:, (sets.copies == problem.ranks) & (problem.ranks > 1)] = False
+    return replace(every, usable=usable)
+
+
+def _class_placement(problem: ClassProblem, sets: HolderSets, rows: Floats) -> ClassPlacement:
+    """The solver's rows [C, G], all of them listed."""
     classes = problem.classes
-    counts = np.rint(whole.rows).astype(np.int64)
+    counts = np.rint(rows).astype(np.int64)
     memory: Floats = sets.holds.T @ (counts.T @ classes.m)
     return ClassPlacement(
         step=STEP,

@@ -9,7 +9,7 @@ taken if it wins; the plan says which step produced it.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -176,20 +176,14 @@ def _exact(
 ) -> tuple[_Placement, Certificate]:
     """The placement of the integer programme where the problem is small enough and it is better;
     the certificate by the better of both bounds."""
-    exact = place_exactly(problem, placement.seconds, placement.rows.cost.objective_seconds)
+    exact = place_exactly([problem], placement.seconds, placement.rows.cost.objective_seconds)
     if exact is None:
         return placement, certificate
-    if exact.placement is not None:
-        found = _Placement(exact.placement, place_rows(problem, exact.placement))
+    if exact.placements is not None:
+        found = _Placement(exact.placements[0], place_rows(problem, exact.placements[0]))
         if found.seconds < placement.seconds:
             placement = found
-    if exact.bound_seconds > certificate.lower_bound_seconds:
-        certificate = replace(
-            certificate,
-            lower_bound_seconds=exact.bound_seconds,
-            hot_row_share=None,
-            bound_note=None,
-        )
+    certificate = certificate.at_least(exact.bound_seconds)
     return placement, certificate.of(placement.rows.cost.objective_seconds)
 
 

@@ -1,11 +1,11 @@
 """A plan in two memories: some tables on the devices, those of the tier in the hosts.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings` with a tier. Out: `Plan`. The two are problems
-of their own, that share no capacity and no row: tables on devices are placed as without a tier, and
-those of the tier for the hosts' memory and the links to it (oper/topology/host_tier.py), each row
-on one rank. All their accesses are priced, as if no rank had a cache: how many a cache takes is not
-known here, and what counts is that the ranks' loads are even. T of a rank is the sum of both, and
-bounds/tier_bound.py bounds its maximum.
+In: `Profile`, `Topology`, `Workload`, `PlanSettings` with a tier. Out: `Plan`. The two share no
+capacity and no row: tables on devices are placed as without a tier, and those of the tier for the
+hosts' memory and the links to it (oper/topology/host_tier.py), each row on one rank. All their
+accesses are priced, as if no rank had a cache: how many a cache takes is not known here, and what
+counts is that the ranks' loads are even. T of a rank is the sum of both; place_together.py makes
+its maximum small, and bounds/tier_bound.py bounds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.assemble_plan import assemble
-from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.device_limits import DeviceRoom
 from oper.planner.least_memory import by_devices, place_in_memory
-from oper.planner.make_placement import Planned, make_placement
+from oper.planner.make_placement import Planned, Watch, make_placement
+from oper.planner.place_together import place_together
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.capacity import CapacityError
@@ -72,6 +72,9 @@ def plan_with_tier(
     devices, device_bytes = None, np.zeros(topology.ranks)
     if others:
         devices = place_in_memory(profile.select(others), topology, workload, of_one, report)
+    watch, certificate = Watch(report), tier.certificate
+    if devices is not None:
+        devices, tier, certificate = place_together(devices, tier, watch)
     main = devices or tier
     limits = main.problem.limits
     if devices is not None:
@@ -90,20 +93,17 @@ def plan_with_tier(
         topology,
         device_bytes,
     )
-    certificate = certify_together(
-        None if devices is None else Certified(devices.problem, devices.certificate),
-        Certified(tier.problem, tier.certificate),
-        plan.cost.objective_seconds,
-    )
     seconds = dict(main.seconds)
     if devices is not None:
         seconds["tier"] = sum(tier.seconds.values())
+        for step, taken in watch.seconds.items():
+            seconds[step] = seconds.get(step, 0.0) + taken
     made = replace(
         plan,
         profile=profile.digest,
         asked=replace(asked, tier=tuple(profile.tables[t].name for t in in_tier)),
         limits=limits,
-        whole_certificate=certificate,
+        whole_certificate=certificate.of(plan.cost.objective_seconds),
         seconds=seconds,
         companions=(profile.save_vocabularies,),
     )

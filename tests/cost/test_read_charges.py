@@ -38,7 +38,7 @@ from oper.planner.lp.pricing import (
     owner_price,
     pricing_items,
 )
-from oper.planner.lp.restricted_master import RestrictedMaster
+from oper.planner.lp.restricted_master import MemoryItems, RestrictedMaster
 from oper.planner.make_plan import plan_and_placement
 from oper.planner.price_plan import PricedPlan
 from oper.planner.problem.classes import Classes
@@ -261,7 +261,8 @@ def test_programme_and_prices(
     problem, sets, _, method = drawn
     topology, M = problem.topology, problem.topology.ranks
     rows = pricing_items(problem.classes, topology, problem.workload, method)
-    master = RestrictedMaster(rows, topology, problem.capacity_bytes, problem.budget_bytes, "time")
+    items = MemoryItems(rows, topology, problem.capacity_bytes, problem.budget_bytes)
+    master = RestrictedMaster(items, "time")
     each = one_row_seconds(problem, master.holder_sets, method)[master.bucket, master.group]
     limits = master.limits
     used = limits.uses(master.holder_sets, master.bucket, master.group)
@@ -304,10 +305,9 @@ def test_replication_rule_and_bounds(
     close(everywhere, copied.mean(axis=1))
 
     rows = pricing_items(classes, topology, workload, method)
-    model = hot_rows_bound._Model(
-        rows, np.array([0]), topology, problem.capacity_bytes, problem.budget_bytes
-    )
-    parts = [weight[:, None, None] * seconds for weight, seconds in model.owned]
+    items = MemoryItems(rows, topology, problem.capacity_bytes, problem.budget_bytes)
+    model = hot_rows_bound._Model([items], [np.array([0])])
+    parts = [weight[:, None, None] * seconds for weight, seconds in model.memories[0].owned]
     close(np.sum(parts, axis=0) * model.second, owned)
     for c in range(len(classes)):
         close(rows.traffic(topology).owner_seconds(c), owned[c])

@@ -9,30 +9,32 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from hypothesis import example, given, reject
-from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.checker.check import check
-from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.cost.holder_sets import single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import part_of
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
-from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_together
+from oper.planner.bounds.hot_rows_bound import whole_rows_bound
+from oper.planner.bounds.tier_bound import methods_of, weighted_mean_bound
 from oper.planner.compare import compare
 from oper.planner.make_plan import make_plan
 from oper.planner.place_with_tier import PlannedWithTier, plan_with_tier
-from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.price_plan import problems_of_memories
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
+from tests.support.planner.both_memories import least_seconds, tiny
 from tests.support.planner.drifting import make_profile, seeds, slots_of
-from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts
+from tests.support.planner.tiers import assert_figures_are_true, drawn
 
 
 def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
@@ -93,62 +95,31 @@ def assert_memory_is_kept(plan: Plan) -> None:
     assert (held[in_tier].sum(axis=0) <= np.array(plan.topology.host_memory_bytes)).all()
 
 
-# The bound, against all placements of a few rows
+# Plan and bounds, against all placements of a few rows in both memories
 
 
-def tiny(random: np.random.Generator, rows: int, topology: Topology, extra: float) -> Problem:
-    counts = random.choice([0, 1, 5, 40, 300], rows)
-    profile = make_profile((Table("t", rows, dim=4),), [counts])
-    workload = Workload("training", "raw", 64)
-    return make_problem(profile, topology, workload, PlanSettings(extra))
-
-
-def all_times(problem: Problem) -> list[np.ndarray]:
-    """The ranks' times in every placement of single rows within the limits."""
-    ranks, classes = problem.ranks, problem.classes
-    sets = single_owner_sets(ranks) + everywhere_set(ranks)
-    found = []
-    each = np.repeat(np.arange(len(classes)), classes.rows)
-    for holders in itertools.product(range(len(sets)), repeat=len(each)):
-        counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
-        np.add.at(counts, (each, np.array(holders)), 1)
-        cost = evaluate(
-            problem.topology, problem.workload, sets, classes.sums(counts), problem.capacity_bytes
-        )
-        if cost.feasible and cost.extra_bytes <= problem.budget_bytes:
-            found.append(cost.rank_seconds)
-    return found
-
-
-@at_least(12)
-@given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
-@examples(20)
-def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
-    random = np.random.default_rng(seed)
-    cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
-    if random.random() < 0.5:
-        cost = np.where(np.eye(ranks), 1e-9, 4e-9)
-    bare = Topology(
-        "t", (0,) * ranks, cost, 1e10, Latency.of_hops(float(random.choice([0.0, 1e-7])))
-    )
-    topology = with_hosts(random, replace(bare, capacity=2.0))
-    devices = tiny(random, 4, topology, extra)
-    tier = tiny(random, 4, tier_topology(topology), 0.0)
-    a, b = np.stack(all_times(devices)), np.stack(all_times(tier))
-    best = (a[:, None] + b[None]).max(axis=2).min()
-    found = certify_together(
-        Certified(devices, certify(devices, a.max(axis=1).min())),
-        Certified(tier, certify(tier, b.max(axis=1).min())),
-        float(best),
-    )
-    assert 0 < found.lower_bound_seconds <= best or not best
-    even, some = np.full(ranks, 1 / ranks), random.dirichlet(np.ones(ranks))
-    for alike in (True, False):  # of prices that are wrong for the ranks the bound is weaker
-        bounds = [WeightedBounds.of(problem, alike) for problem in (devices, tier)]
-        assert found.lower_bound_seconds >= sum(each.at(even) for each in bounds) or not alike
-        for weights in (even, some):
-            for each, times in zip(bounds, (a, b), strict=True):
-                assert each.at(weights) <= (times @ weights).min() * (1 + 1e-12)
+@at_least(150)
+@given(seeds)
+@examples(220)
+@example(3)  # one by one, both memories' hot rows go to the same rank
+def test_plans_of_few_rows_are_the_best_and_no_bound_is_above(seed):
+    given = tiny(seed)
+    try:
+        plan = plan_with_tier(*given).plan
+    except OperError:  # the capacities are too small for whole rows
+        reject()
+    devices, tier = problems_of_memories(plan, given.profile)
+    best = least_seconds(devices, tier)
+    assert plan.cost.objective_seconds == pytest.approx(best, rel=1e-5)
+    assert plan.certificate is not None
+    assert 0 < plan.certificate.lower_bound_seconds <= best or not best
+    # The bounds that larger problems have, each by itself.
+    split = [weighted_mean_bound(memories) for memories in methods_of(devices, tier)]
+    whole = [whole_rows_bound(memories, best) for memories in methods_of(devices, tier)]
+    assert min(split) <= best
+    assert min(map(max, split, whole)) <= best
+    one_by_one = [certify(problem, 2 * best).lower_bound_seconds for problem in (devices, tier)]
+    assert max(one_by_one) <= best
 
 
 def test_the_sum_of_two_bounds_would_be_wrong():

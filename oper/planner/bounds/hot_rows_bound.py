@@ -21,6 +21,7 @@ of the ranks, it is not made: rows with one owner are then bounded by `node_load
 by the Lagrangian. What was left out or cut is said in the bound's `note`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ from oper.plan.certificate import BoundNote
 from oper.planner.bounds.lagrangian_bound import Bound, lower_bound, split_bound, usable_methods
 from oper.planner.bounds.node_loads_bound import node_loads_bound
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds, pricing_items
+from oper.planner.lp.restricted_master import MemoryItems
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
 
@@ -87,7 +89,8 @@ def hot_rows_bound(
                 BoundNote.HOT_ROWS_ALONE if by_nodes is None else BoundNote.HOT_ROWS_BY_NODES
             )
         else:
-            solved = _Model(rows, head, topology, capacity_bytes, budget_bytes).bound()
+            items = MemoryItems(rows, topology, capacity_bytes, budget_bytes)
+            solved = _Model([items], [head]).bound()
             seconds, left_out = solved.seconds, BoundNote.SEARCH_CUT if solved.cut else None
         if seconds < least:
             least, hottest, note = seconds, int(head[0]), left_out
@@ -97,6 +100,17 @@ def hot_rows_bound(
     if least <= split.seconds * (1 if note else 1 + GAP):
         return replace(split, note=note)
     return Bound(least, hottest, note)
+
+
+def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
+    """A bound on the slowest rank's time for rows in several memories, with the AllReduce methods
+    of the items and the hottest rows whole in each; `seconds` is about that. 0 where no row is hot,
+    or the programme is too large."""
+    heads = [head_classes(each.rows, each.topology, seconds) for each in memories]
+    size = sum(entries(m.rows, h, m.topology) for m, h in zip(memories, heads, strict=True))
+    if size > ENTRIES or not any(len(head) for head in heads):
+        return 0.0
+    return _Model(memories, heads).bound().seconds
 
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
@@ -123,49 +137,32 @@ def tail_buckets(rows: PricingItems, tail: NDArray[np.int64]) -> NDArray[np.int6
 
 
 class _Model:
-    """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank.
+    """The programme for one AllReduce method of each memory. Seconds and bytes are scaled to about
+    1 a rank.
 
-    Row r < M is rank r's time, row M + j rank j's memory, row 2M the budget; column 0 is T.
+    Row r < M is rank r's time; then each memory has rows of its own. Column 0 is T.
     """
 
-    def __init__(
-        self,
-        rows: PricingItems,
-        head: NDArray[np.int64],
-        topology: Topology,
-        capacity_bytes: Floats,
-        budget_bytes: float,
-    ) -> None:
-        M = topology.ranks
-        self.rows, self.topology = rows, topology
-        self.copied = rows.replicas and rows.training and M > 1
-        self.homogeneous = topology.is_homogeneous(capacity_bytes)
-        charges = Charges.of(topology)
-        self.second = charges.mean_seconds * float(rows.rows @ rows.weight_bytes) or 1.0
-        self.byte = rows.total_bytes / M
-        # Of each part the bytes, and the time of the ranks [M] for one owned by rank j, row j.
-        self.owned = [
-            (part.bytes, part.charges.owner_seconds / self.second)
-            for part in rows.traffic(topology).parts
-        ]
-        self.everywhere = everywhere_seconds(rows, topology) / self.second
+    def __init__(self, memories: Sequence[MemoryItems], heads: Sequence[NDArray[np.int64]]) -> None:
+        M = memories[0].topology.ranks
+        self.latency = sum(memory.rows.latency for memory in memories)
+        work = (
+            Charges.of(memory.topology).mean_seconds
+            * float(memory.rows.rows @ memory.rows.weight_bytes)
+            for memory in memories
+        )
+        self.second = sum(work) or 1.0
+        # Ranks that are alike in every memory are numbered in the order in which they get rows.
+        self.alike = all(m.topology.is_homogeneous(m.capacity_bytes) for m in memories)
+        self.placed = 0  # rows of the heads so far
         self.upper, self.whole = [np.inf], [0]
         self.row: list[int] = []
         self.column: list[int] = []
         self.value: list[float] = []
-        limits = np.r_[np.zeros(M), np.asarray(capacity_bytes) / self.byte]
-        self.low = [-np.inf] * (2 * M + 1)
-        self.high = [*limits.tolist(), budget_bytes / self.byte]
+        self.low, self.high = [-np.inf] * M, [0.0] * M
         for r in range(M):
-            self._add(r, 0, -1.0)
-        placed = 0
-        for c in head.tolist():
-            placed += int(rows.rows[c])
-            self._place_whole(c, placed)
-        tail = np.setdiff1d(np.arange(len(rows)), head)
-        bucket = tail_buckets(rows, tail)
-        for b in range(int(bucket.max()) + 1 if len(tail) else 0):
-            self._place_bucket(tail[bucket == b])
+            self.add(r, 0, -1.0)
+        self.memories = [_Memory(self, *each) for each in zip(memories, heads, strict=True)]
 
     def bound(self) -> _Solved:
         """The solver's dual bound in seconds, with the AllReduce's latency."""
@@ -199,8 +196,53 @@ class _Model:
         if status == highspy.HighsModelStatus.kInfeasible:
             return _Solved(np.inf, False)
         bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
-        seconds = bound * (1 - SAFETY) * self.second + self.rows.latency
+        seconds = bound * (1 - SAFETY) * self.second + self.latency
         return _Solved(seconds, status != highspy.HighsModelStatus.kOptimal)
+
+    def new_column(self, upper: float, whole: bool = False) -> int:
+        self.upper.append(upper)
+        self.whole.append(int(whole))
+        return len(self.upper) - 1
+
+    def limit(self, low: float, high: float, terms: list[tuple[int, float]]) -> int:
+        """A row of the sum of the terms; its number."""
+        self.low.append(low)
+        self.high.append(high)
+        for column, value in terms:
+            self.add(len(self.low) - 1, column, value)
+        return len(self.low) - 1
+
+    def add(self, row: int, column: int, value: float) -> None:
+        self.row.append(row)
+        self.column.append(column)
+        self.value.append(float(value))
+
+
+class _Memory:
+    """The rows of one memory in a model: row `first` + j is rank j's memory, `first` + M the
+    budget."""
+
+    def __init__(self, model: _Model, items: MemoryItems, head: NDArray[np.int64]) -> None:
+        self.model, self.rows, self.topology = model, items.rows, items.topology
+        rows, topology, M = items.rows, items.topology, items.topology.ranks
+        self.copied = rows.replicas and rows.training and M > 1
+        self.byte = rows.total_bytes / M
+        # Of each part the bytes, and the time of the ranks [M] for one owned by rank j, row j.
+        self.owned = [
+            (part.bytes, part.charges.owner_seconds / model.second)
+            for part in rows.traffic(topology).parts
+        ]
+        self.everywhere = everywhere_seconds(rows, topology) / model.second
+        for capacity in [*items.capacity_bytes, items.budget_bytes]:
+            last = model.limit(-np.inf, capacity / self.byte, [])
+        self.first = last - M
+        for c in head.tolist():
+            model.placed += int(rows.rows[c])
+            self._place_whole(c, model.placed)
+        tail = np.setdiff1d(np.arange(len(rows)), head)
+        bucket = tail_buckets(rows, tail)
+        for b in range(int(bucket.max()) + 1 if len(tail) else 0):
+            self._place_bucket(tail[bucket == b])
 
     def _place_whole(self, c: int, placed: int) -> None:
         """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
@@ -209,18 +251,18 @@ class _Model:
         memory = self.rows.memory_bytes[c] / self.byte
         chosen = []
         for j in range(M):
-            if self.homogeneous and max(self._position(j)) >= placed:
+            if self.model.alike and max(self._position(j)) >= placed:
                 continue
-            owned = self._column(rows, whole=True)
+            owned = self.model.new_column(rows, whole=True)
             chosen.append((owned, 1.0))
             for weight, seconds in self.owned:
                 self._own(seconds[j], owned, weight[c])
-            self._add(M + j, owned, memory)
+            self.model.add(self.first + j, owned, memory)
         if self.copied:
-            copied = self._column(rows, whole=True)
+            copied = self.model.new_column(rows, whole=True)
             chosen.append((copied, 1.0))
             self._copy(copied, self.everywhere[c], memory)
-        self._limit(rows, rows, chosen)
+        self.model.limit(rows, rows, chosen)
 
     def _place_bucket(self, classes: NDArray[np.int64]) -> None:
         """The classes of one bucket of the tail: rows and weight by owner and everywhere."""
@@ -234,17 +276,20 @@ class _Model:
         held: list[tuple[int, float]] = []
         moved: list[list[tuple[int, float]]] = [[] for _ in parts]
         for j in range(M + self.copied):
-            n, of_part = self._column(np.inf), [self._column(np.inf) for _ in parts]
+            n, of_part = (
+                self.model.new_column(np.inf),
+                [self.model.new_column(np.inf) for _ in parts],
+            )
             held.append((n, 1.0))
             for p, w in enumerate(of_part):
                 moved[p].append((w, 1.0))
                 least, most = weights[p].min() / size / units[p], weights[p].max() / size / units[p]
-                self._limit(-np.inf, 0.0, [(n, least), (w, -1.0)])
-                self._limit(-np.inf, 0.0, [(w, 1.0), (n, -most)])
+                self.model.limit(-np.inf, 0.0, [(n, least), (w, -1.0)])
+                self.model.limit(-np.inf, 0.0, [(w, 1.0), (n, -most)])
                 if j < M:
                     self._own(self.owned[p][1][j], w, units[p])
             if j < M:
-                self._add(M + j, n, 1.0)
+                self.model.add(self.first + j, n, 1.0)
                 continue
             # A line in the rows and the weight of the first part, below what each class costs.
             weight, cost = weights[0], self.everywhere[classes]
@@ -253,43 +298,27 @@ class _Model:
             slope = slope if spread > 0 else np.zeros(M)
             self._copy(n, (cost - weight[:, None] * slope).min(axis=0) / size, 1.0)
             for r in range(M):
-                self._add(r, of_part[0], float(slope[r]) * units[0])
-        self._limit(float(rows.sum()) * size, float(rows.sum()) * size, held)
+                self.model.add(r, of_part[0], float(slope[r]) * units[0])
+        self.model.limit(float(rows.sum()) * size, float(rows.sum()) * size, held)
         for p in parts:
-            self._limit(totals[p] / units[p], totals[p] / units[p], moved[p])
+            self.model.limit(totals[p] / units[p], totals[p] / units[p], moved[p])
 
     def _own(self, seconds: Floats, column: int, weight: float) -> None:
         """What a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, costs
         them."""
         for r in range(self.topology.ranks):
-            self._add(r, column, float(seconds[r]) * weight)
+            self.model.add(r, column, float(seconds[r]) * weight)
 
     def _copy(self, column: int, seconds: Floats, memory: float) -> None:
         """What a unit of `column`, rows on all ranks, costs them and takes of the budget."""
         M = self.topology.ranks
         for r in range(M):
-            self._add(r, column, float(seconds[r]))
-            self._add(M + r, column, memory)
-        self._add(2 * M, column, (M - 1) * memory)
+            self.model.add(r, column, float(seconds[r]))
+            self.model.add(self.first + r, column, memory)
+        self.model.add(self.first + M, column, (M - 1) * memory)
 
     def _position(self, rank: int) -> tuple[int, int]:
         """The rank's node and its place there, by number."""
         node_of = np.asarray(self.topology.node_of)
         nodes = np.unique(node_of[: rank + 1])
         return len(nodes) - 1, int((node_of[:rank] == node_of[rank]).sum())
-
-    def _column(self, upper: float, whole: bool = False) -> int:
-        self.upper.append(upper)
-        self.whole.append(int(whole))
-        return len(self.upper) - 1
-
-    def _limit(self, low: float, high: float, terms: list[tuple[int, float]]) -> None:
-        self.low.append(low)
-        self.high.append(high)
-        for column, value in terms:
-            self._add(len(self.low) - 1, column, value)
-
-    def _add(self, row: int, column: int, value: float) -> None:
-        self.row.append(row)
-        self.column.append(column)
-        self.value.append(float(value))

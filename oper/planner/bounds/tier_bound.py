@@ -12,26 +12,28 @@ that with the largest b. But for any weights λ ≥ 0 of the ranks with Σλ = 1
     max_r T_r ≥ Σ_r λ_r (a_r + b_r) = Σ_r λ_r a_r + Σ_r λ_r b_r ≥ A(λ) + B(λ)
 
 for any bounds A(λ), B(λ) on the weighted means. The Lagrangian at the prices λ on the ranks' times
-is one of them, whatever its other prices are (lagrangian_bound.py). Tried are equal weights, which
-are best where ranks are alike, and elsewhere those that are best for either part, and their mean.
-The largest of all is taken.
+is one of them, whatever its other prices are (lagrangian_bound.py). Where ranks are alike equal
+weights are the best; elsewhere the weights, and the prices of each part's capacities, are those of
+one linear programme of both parts (`solve_together` in lp/restricted_master.py).
+
+The least over the AllReduce methods counts, as a plan uses one of them or none. Where that leaves a
+gap, an integer programme of both parts in which the hottest rows of each are whole is tried
+(hot_rows_bound.py). The largest of all is taken.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
-import numpy as np
-
-from oper.base.arrays import Floats
 from oper.plan.certificate import Certificate
-from oper.planner.bounds.lagrangian_bound import (
-    good_prices,
-    homogeneous_prices,
-    lagrangian,
-    usable_methods,
-)
-from oper.planner.lp.pricing import DualPrices, PricingItems, pricing_items
+from oper.planner.bounds.certify import HOT_ROWS_FROM_GAP
+from oper.planner.bounds.hot_rows_bound import whole_rows_bound
+from oper.planner.bounds.lagrangian_bound import homogeneous_prices, lagrangian, usable_methods
+from oper.planner.lp.pricing import DualPrices, pricing_items
+from oper.planner.lp.restricted_master import MemoryItems, solve_together
 from oper.planner.problem.problem import ClassProblem
+
+Memories = tuple[MemoryItems, ...]
 
 
 class Certified(NamedTuple):
@@ -48,63 +50,50 @@ def certify_together(
     if devices is None:
         return tier.certificate.of(objective_seconds)
     parts = (devices, tier)
-    alike = all(p.problem.topology.is_homogeneous(p.problem.capacity_bytes) for p in parts)
-    bounds = [WeightedBounds.of(part.problem, alike) for part in parts]
-    weights = [np.full(tier.problem.ranks, 1 / tier.problem.ranks)]
-    if not alike:
-        best = [each.best_weights() for each in bounds]
-        weights += [*best, np.asarray(np.mean(best, axis=0))]
-    means = max(sum(each.at(w) for each in bounds) for w in weights)
     largest = max((part.certificate for part in parts), key=lambda found: found.lower_bound_seconds)
-    if means > largest.lower_bound_seconds:
-        return Certificate(objective_seconds, means)
     # What all the devices' memory would allow is known of their own tables alone.
-    return replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
+    best = replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
+    by_methods = methods_of(devices.problem, tier.problem)
+    weighted = [weighted_mean_bound(memories) for memories in by_methods]
+    best = best.at_least(min(weighted))
+    if best.certified_gap > HOT_ROWS_FROM_GAP:
+        whole = [
+            max(whole_rows_bound(memories, best.lower_bound_seconds), split)
+            for memories, split in zip(by_methods, weighted, strict=True)
+        ]
+        best = best.at_least(min(whole))
+    return best
 
 
-@dataclass(frozen=True)
-class WeightedBounds:
-    """Bounds on the weighted mean of the ranks' times in one part.
-
-    `methods` are the items of each AllReduce method that a plan may use, each with prices of which
-    those on capacities and budget are kept, for weights that add up to 1: prices that are not the
-    best ones give a weaker bound, and a bound still.
-    """
-
-    problem: ClassProblem
-    methods: tuple[tuple[PricingItems, tuple[DualPrices, ...]], ...]
-
-    @staticmethod
-    def of(problem: ClassProblem, alike: bool) -> "WeightedBounds":
-        """The bounds of a problem, with the prices of ranks that are alike and, unless they are,
-        with prices of each rank's own."""
-        topology, workload = problem.topology, problem.workload
-        limits = (problem.capacity_bytes, problem.budget_bytes)
-        methods = []
-        for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
-            rows = pricing_items(problem.classes, topology, workload, method)
-            prices = [homogeneous_prices(rows, topology, *limits)]
-            own = prices[0] if alike else good_prices(rows, topology, *limits)
-            if not alike and (scale := float(own.rank.sum())) > 0:
-                fair = own.rank / scale, own.capacity / scale, own.budget / scale
-                prices.append(DualPrices(*fair))
-            methods.append((rows, tuple(prices)))
-        return WeightedBounds(problem, tuple(methods))
-
-    def at(self, weights: Floats) -> float:
-        """No plan within the limits has a smaller mean, in seconds, by `weights` [M]."""
-        return min(
-            max(self._seconds(rows, weights, each) for each in prices)
-            for rows, prices in self.methods
+def methods_of(*problems: ClassProblem) -> list[Memories]:
+    """The rows of all parts for each choice of the AllReduce methods that plans may use."""
+    usable = [usable_methods(p.workload, p.ranks, p.budget_bytes) for p in problems]
+    return [
+        tuple(
+            MemoryItems(
+                pricing_items(p.classes, p.topology, p.workload, method),
+                p.topology,
+                p.capacity_bytes,
+                p.budget_bytes,
+            )
+            for p, method in zip(problems, chosen, strict=True)
         )
+        for chosen in product(*usable)
+    ]
 
-    def best_weights(self) -> Floats:
-        """The weights by which the part's own bound is about largest."""
-        found = [(self._seconds(rows, p[-1].rank, p[-1]), p[-1].rank) for rows, p in self.methods]
-        return min(found, key=lambda bound: bound[0])[1]
 
-    def _seconds(self, rows: PricingItems, weights: Floats, prices: DualPrices) -> float:
-        found = DualPrices(weights, prices.capacity, prices.budget)
-        problem = self.problem
-        limits = (problem.capacity_bytes, problem.budget_bytes)
-        return lagrangian(rows, problem.topology, found, *limits) + rows.latency
+def weighted_mean_bound(memories: Memories) -> float:
+    """No placement of the rows in all memories has a shorter time of its slowest rank, in seconds,
+    as none has a smaller mean by weights of the ranks."""
+    return sum(
+        lagrangian(memory.rows, memory.topology, found, memory.capacity_bytes, memory.budget_bytes)
+        + memory.rows.latency
+        for memory, found in zip(memories, _prices(memories), strict=True)
+    )
+
+
+def _prices(memories: Memories) -> list[DualPrices]:
+    """Prices of each memory's limits, those of the ranks' times the same for all."""
+    if all(each.topology.is_homogeneous(each.capacity_bytes) for each in memories):
+        return [homogeneous_prices(*memory) for memory in memories]
+    return [found.prices for found in solve_together(memories)]

@@ -1,8 +1,13 @@
 """Class placement where links or capacities differ: the shares of a linear programme, rounded.
 
 In: `ClassProblem`. Out: `ClassPlacement`. The programme knows shares of classes; here they become
-whole rows, so that what rounding takes from a holder set is made up for by the next classes.
+whole rows, so that what rounding takes from a holder set is made up for by the next classes. Rows
+in two memories of the same ranks are placed by one programme (`place_together`).
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -17,7 +22,7 @@ from oper.cost.holder_sets import (
 from oper.cost.read_charges import Charges
 from oper.plan.layout import LONGEST_PERIOD
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.integer_programme import place_whole
+from oper.planner.class_placement.integer_programme import ItemsToPlace, place_whole
 from oper.planner.class_placement.partitions import Partitions, partitions
 from oper.planner.class_placement.rounding import whole_by_shares
 from oper.planner.lp import restricted_master
@@ -40,84 +45,141 @@ def place_on_heterogeneous(
 ) -> ClassPlacement:
     """The class placement for ranks of any links and capacities, with `listed_share` of all rows
     listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
-    classes, topology, workload = problem.classes, problem.topology, problem.workload
-    ranks = problem.ranks
     objective: restricted_master.Objective = "link" if problem.asked.balance == "link" else "time"
-    methods: tuple[Method, ...] = METHODS if workload.training else ("none",)
+    methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
     limits = (problem.topology, problem.capacity_bytes, problem.budget_bytes)
-
-    # Striped rows are spread in one way, whatever their counts: the programme sees those of a width
-    # as one class, and the stripes follow its shares of that.
-    parts = partitions(classes, problem.asked.threshold)
-    listed = _listed_classes(classes, parts, listed_share)
-    number = np.arange(len(classes))
-    unit = np.where(number < listed, number, listed + classes.width)
-    _, unit = np.unique(unit, return_inverse=True)
-    items = [pricing_items(classes, topology, workload, method).merged(unit) for method in methods]
-    solutions = [restricted_master.solve_items(rows, *limits, objective) for rows in items]
+    drafts = [Draft.of(problem, listed_share, method) for method in methods]
+    solutions = [restricted_master.solve_items(draft.items, *limits, objective) for draft in drafts]
     n = min(range(len(methods)), key=lambda n: solutions[n].seconds)
-    solved = solutions[n]
-    found, fraction = solved.holder_sets, solved.fraction
-    if whole and objective == "time":
-        found, fraction = _whole_hot_rows(problem, items[n].merged(solved.bucket), solved)
-    # Single owners first, as everywhere; then the holder sets that the programme uses.
-    several = np.flatnonzero((found.copies > 1) & (fraction.sum(axis=0) > 0))
-    sets = single_owner_sets(ranks) + found.take(several)
-    by_owner = np.zeros((fraction.shape[0], len(sets)))
-    owner = found.owner
-    for g in np.flatnonzero(owner >= 0):
-        by_owner[:, owner[g]] += fraction[:, g]
-    by_owner[:, ranks:] = fraction[:, several]
-    by_owner /= by_owner.sum(axis=1, keepdims=True)
-    shares = by_owner[solved.bucket[unit]]
-    traffic = classes.traffic_bytes(workload)
-    counts = whole_by_shares(classes.rows, shares, solved.bucket[unit], traffic)
-    striped = np.where(number < listed, 0, classes.rows)
-    memory = _within_capacity(problem, sets.holds.T @ (counts.T @ classes.m))
-    counts[listed:] = 0
-    keep_budget(counts, sets, classes, problem.budget_bytes, ranks)
-    return ClassPlacement("programme", sets, counts, striped, memory / memory.sum(), parts)
+    found = [(drafts[n], solutions[n])]
+    (shares,) = whole_hot_rows(found) if whole and objective == "time" else as_solved(found)
+    return drafts[n].rounded(solutions[n], *shares)
 
 
-def _whole_hot_rows(
-    problem: ClassProblem, buckets: PricingItems, solved: restricted_master.FractionalPlacement
-) -> tuple[HolderSets, Floats]:
-    """The holder sets and shares [B, G] with rows of the hottest classes whole; as they are where
+def place_together(
+    problems: Sequence[ClassProblem], listed_share: float
+) -> tuple[ClassPlacement, ...]:
+    """The class placements of problems whose rows lie in different memories of the same ranks, with
+    which the slowest rank takes the least time in all of them: hot rows are kept whole."""
+    methods = [
+        METHODS if problem.workload.training and problem.budget_bytes > 0 else METHODS[:1]
+        for problem in problems
+    ]
+    found = []
+    for chosen in product(*methods):
+        drafts = [Draft.of(p, listed_share, m) for p, m in zip(problems, chosen, strict=True)]
+        solved = restricted_master.solve_together([draft.memory for draft in drafts])
+        found.append(list(zip(drafts, solved, strict=True)))
+    best = min(found, key=lambda each: each[0][1].seconds)
+    return tuple(
+        draft.rounded(solved, *shares)
+        for (draft, solved), shares in zip(best, whole_hot_rows(best), strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A problem's classes as a programme sees them.
+
+    Striped rows are spread in one way, whatever their counts: the programme sees those of a width
+    as one class, and the stripes follow its shares of that. `unit` [C] is each class's among the
+    `items`, and the first `listed` classes are listed.
+    """
+
+    problem: ClassProblem
+    parts: Partitions
+    listed: int
+    unit: Ints
+    items: PricingItems
+
+    @staticmethod
+    def of(problem: ClassProblem, listed_share: float, method: Method) -> "Draft":
+        """For one AllReduce method."""
+        classes = problem.classes
+        parts = partitions(classes, problem.asked.threshold)
+        listed = _listed_classes(classes, parts, listed_share)
+        number = np.arange(len(classes))
+        unit = np.where(number < listed, number, listed + classes.width)
+        _, unit = np.unique(unit, return_inverse=True)
+        items = pricing_items(classes, problem.topology, problem.workload, method).merged(unit)
+        return Draft(problem, parts, listed, unit, items)
+
+    @property
+    def memory(self) -> restricted_master.MemoryItems:
+        """The items with the problem's limits."""
+        problem = self.problem
+        limits = (problem.topology, problem.capacity_bytes, problem.budget_bytes)
+        return restricted_master.MemoryItems(self.items, *limits)
+
+    def rounded(
+        self, solved: restricted_master.FractionalPlacement, found: HolderSets, fraction: Floats
+    ) -> ClassPlacement:
+        """Whole rows by the shares `fraction` [B, G] of the solution's buckets in the holder sets
+        `found`."""
+        problem, classes, ranks = self.problem, self.problem.classes, self.problem.ranks
+        # Single owners first, as everywhere; then the holder sets that the programme uses.
+        several = np.flatnonzero((found.copies > 1) & (fraction.sum(axis=0) > 0))
+        sets = single_owner_sets(ranks) + found.take(several)
+        by_owner = np.zeros((fraction.shape[0], len(sets)))
+        owner = found.owner
+        for g in np.flatnonzero(owner >= 0):
+            by_owner[:, owner[g]] += fraction[:, g]
+        by_owner[:, ranks:] = fraction[:, several]
+        by_owner /= by_owner.sum(axis=1, keepdims=True)
+        shares = by_owner[solved.bucket[self.unit]]
+        traffic = classes.traffic_bytes(problem.workload)
+        counts = whole_by_shares(classes.rows, shares, solved.bucket[self.unit], traffic)
+        striped = np.where(np.arange(len(classes)) < self.listed, 0, classes.rows)
+        memory = _within_capacity(problem, sets.holds.T @ (counts.T @ classes.m))
+        counts[self.listed :] = 0
+        keep_budget(counts, sets, classes, problem.budget_bytes, ranks)
+        return ClassPlacement("programme", sets, counts, striped, memory / memory.sum(), self.parts)
+
+
+Solved = Sequence[tuple[Draft, restricted_master.FractionalPlacement]]
+Shares = list[tuple[HolderSets, Floats]]  # of buckets in holder sets, [B, G]
+
+
+def as_solved(found: Solved) -> Shares:
+    """The fractional solutions' own."""
+    return [(solved.holder_sets, solved.fraction) for _, solved in found]
+
+
+def whole_hot_rows(found: Solved) -> Shares:
+    """The shares with rows of the hottest classes whole, in all memories; as they are solved where
     there are none of few rows, that is too large a programme, or finds nothing.
 
     Other rows stay in the holder sets that the fractional solution has for them, or get one owner.
     """
-    as_solved = solved.holder_sets, solved.fraction
+    wanted = [_hot_rows_whole(draft, solved) for draft, solved in found]
+    if not any(each.whole.any() for each in wanted):
+        return as_solved(found)
+    if sum(int(each.usable.sum()) for each in wanted) > MOST_COLUMNS:
+        return as_solved(found)
+    placed = place_whole(wanted, NODES, RELATIVE_GAP, found[0][1].seconds)
+    if placed is None:
+        return as_solved(found)
+    return [
+        (each.sets, rows / rows.sum(axis=1, keepdims=True))
+        for each, rows in zip(wanted, placed.rows, strict=True)
+    ]
+
+
+def _hot_rows_whole(draft: Draft, solved: restricted_master.FractionalPlacement) -> ItemsToPlace:
+    """The buckets of a solution, with rows of the hottest classes whole."""
+    problem, buckets = draft.problem, draft.items.merged(solved.bucket)
     hottest = np.zeros(len(buckets), dtype=bool)
     hottest[np.argsort(-buckets.weight_bytes, kind="stable")[: restricted_master.HOT_CLASSES]] = (
         True
     )
     whole = hottest & (np.bincount(solved.bucket) == 1) & (buckets.rows <= MOST_WHOLE_ROWS)
-    if not whole.any():
-        return as_solved
     sets = solved.holder_sets
     if not problem.workload.training:
         sets = sets + _some_copies(problem.topology, sets)
     used = np.zeros((len(buckets), len(sets)), dtype=bool)
     used[:, : len(solved.holder_sets)] = solved.fraction > 0
     usable = used | whole[:, None] | (sets.copies == 1)
-    if usable.sum() > MOST_COLUMNS:
-        return as_solved
-    found = place_whole(
-        buckets,
-        whole,
-        sets,
-        usable,
-        problem.topology,
-        problem.capacity_bytes,
-        problem.budget_bytes,
-        NODES,
-        RELATIVE_GAP,
-        solved.seconds,
-    )
-    if found is None:
-        return as_solved
-    return sets, found.rows / found.rows.sum(axis=1, keepdims=True)
+    return ItemsToPlace(draft.memory._replace(rows=buckets), whole, sets, usable)
 
 
 def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:

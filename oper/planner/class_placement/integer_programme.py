@@ -1,11 +1,12 @@
 """The mixed integer programme over classes: which holder sets get how many whole rows.
 
-In: `PricingItems`, the items to keep whole, holder sets, the limits. Out: `WholeRows`.
+In: `ItemsToPlace` of one memory or of several: the items to keep whole, holder sets, the limits.
+Out: `WholeRows` of each.
 
     minimise T   over n[b, g] rows of item b in holder set g, Σ_g n[b, g] = rows_b, subject to
     time         Σ n[b, g] · seconds[b, g, r] ≤ T                     rank r
-    capacity     Σ n[b, g] · m_b · [j holds g] ≤ capacity_j           rank j
-    budget       Σ n[b, g] · m_b · (copies_g - 1) ≤ budget
+    capacity     Σ n[b, g] · m_b · [j holds g] ≤ capacity_j           rank j of each memory
+    budget       Σ n[b, g] · m_b · (copies_g - 1) ≤ budget            of each memory
 
 n is whole for the items asked for, which decide the ranks' loads, and any number for the others,
 which even the loads out. Solved to a limit of nodes, so that it is the same in every run, but for
@@ -13,81 +14,127 @@ the root, which may take minutes: what is not solved within a limit of seconds, 
 mostly takes, is not used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csc_array, csr_array, vstack
+from scipy.sparse import block_diag, csc_array, csr_array, hstack, vstack
 
 from oper.base import standard_streams
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
-from oper.planner.lp.pricing import PricingItems, everywhere_seconds
-from oper.topology.topology import Topology
+from oper.planner.lp.pricing import everywhere_seconds
+from oper.planner.lp.restricted_master import MemoryItems
 
 _MOST_SECONDS = 60.0  # most take less than 3 s, so that a busy machine makes the same plans
 _OUT_OF_TIME = 1  # scipy's status
 
 
 @dataclass(frozen=True)
-class WholeRows:
-    """Rows of each item in each holder set, [B, G]; the largest rank time with the AllReduce's
-    latency; and the solver's bound on that over all placements in these holder sets."""
+class ItemsToPlace:
+    """The items of one memory, those of `whole` [B] in whole rows, and the `usable` [B, G] of the
+    holder sets."""
 
-    rows: Floats
+    memory: MemoryItems
+    whole: NDArray[np.bool_]
+    sets: HolderSets
+    usable: NDArray[np.bool_]
+
+    @property
+    def columns(self) -> tuple[Ints, Ints]:
+        """Item and holder set of each variable, [N] each."""
+        b, g = np.nonzero(self.usable)
+        return b, g
+
+    @property
+    def unit(self) -> Floats:
+        """Rows that a variable is 1 for, [N]: a whole item counts rows, of the others the variable
+        is the share."""
+        return np.where(self.whole, 1.0, self.memory.rows.rows)[self.columns[0]]
+
+    @property
+    def total(self) -> Floats:
+        """What the variables of each item sum to, [B]."""
+        return np.where(self.whole, self.memory.rows.rows, 1.0)
+
+    @property
+    def byte(self) -> float:
+        """The scale of its bytes."""
+        return self.memory.rows.total_bytes / self.memory.topology.ranks or 1.0
+
+    def seconds(self) -> Floats:
+        """What each rank takes for one row of each variable, [N, M]."""
+        items, topology, _, _ = self.memory
+        ranks, (b, g) = topology.ranks, self.columns
+        seconds = items.traffic(topology).set_seconds(b, self.sets, g, read_by_read=True)
+        if items.training:
+            everywhere = (self.sets.copies == ranks)[g] & (ranks > 1)
+            seconds[everywhere] = everywhere_seconds(items, topology)[b[everywhere]]
+        return seconds
+
+    def memory_uses(self) -> Floats:
+        """What one row of each variable uses of the capacities and the budget, [N, M + 1]."""
+        b, g = self.columns
+        memory = self.memory.rows.memory_bytes[b, None]
+        copies = self.sets.copies[g, None] - 1
+        held = [memory / self.byte * self.sets.holds[g], memory / self.byte * copies]
+        return np.concatenate(held, axis=1)
+
+
+@dataclass(frozen=True)
+class WholeRows:
+    """Rows of each item in each holder set, [B, G] of each memory; the largest rank time with the
+    AllReduce's latency; and the solver's bound on that over all placements in these holder sets."""
+
+    rows: tuple[Floats, ...]
     seconds: float
     bound_seconds: float
 
 
 def place_whole(
-    items: PricingItems,
-    whole: NDArray[np.bool_],
-    sets: HolderSets,
-    usable: NDArray[np.bool_],
-    topology: Topology,
-    capacity_bytes: Floats,
-    budget_bytes: float,
-    nodes: int,
-    relative_gap: float,
-    scale_seconds: float,
+    placed: Sequence[ItemsToPlace], nodes: int, relative_gap: float, scale_seconds: float
 ) -> WholeRows | None:
-    """Place the items, those of `whole` [B] in whole rows, in the `usable` [B, G] of the sets.
+    """Place the items of all memories.
 
     The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as its tolerances
     are absolute. None where it finds no placement within that many nodes.
     """
-    ranks = topology.ranks
-    b, g = np.nonzero(usable)
+    ranks = placed[0].memory.topology.ranks
     second = scale_seconds or 1.0
-    byte = items.total_bytes / ranks or 1.0
-    # A whole item counts rows; of the others the variable is the share.
-    unit = np.where(whole, 1.0, items.rows)[b]
-    seconds = items.traffic(topology).set_seconds(b, sets, g, read_by_read=True)
-    if items.training:
-        everywhere = (sets.copies == ranks)[g] & (ranks > 1)
-        seconds[everywhere] = everywhere_seconds(items, topology)[b[everywhere]]
-    memory = items.memory_bytes[b, None]
-    uses = np.concatenate(
-        [
-            seconds / second,
-            memory / byte * sets.holds[g],
-            memory / byte * (sets.copies[g, None] - 1),
-        ],
-        axis=1,
+    columns = [len(of.columns[0]) for of in placed]
+    unit = [of.unit[:, None] for of in placed]
+    seconds = [(of.seconds() / second * u).T for of, u in zip(placed, unit, strict=True)]
+    memory = [(of.memory_uses() * u).T for of, u in zip(placed, unit, strict=True)]
+    times = csc_array(np.concatenate([*seconds, -np.ones((ranks, 1))], axis=1))
+    nothing = csr_array((sum(len(uses) for uses in memory), 1))  # of T
+    limits = [[*of.memory.capacity_bytes, of.memory.budget_bytes] for of in placed]
+    limit = np.concatenate(
+        [np.zeros(ranks), *(np.array(n) / of.byte for n, of in zip(limits, placed, strict=True))]
     )
-    limit = np.concatenate([np.zeros(ranks), capacity_bytes / byte, [budget_bytes / byte]])
-    largest = np.concatenate([-np.ones(ranks), np.zeros(ranks + 1)])[:, None]
-    total = np.where(whole, items.rows, 1.0)
-    each = csr_array((np.ones(len(b)), (b, np.arange(len(b)))), shape=(len(items), len(b) + 1))
-    rows_below = csc_array(np.concatenate([(uses * unit[:, None]).T, largest], axis=1))
+    each = block_diag(
+        [
+            csr_array((np.ones(n), (of.columns[0], np.arange(n))), shape=(len(of.total), n))
+            for n, of in zip(columns, placed, strict=True)
+        ]
+    )
+    total = np.concatenate([of.total for of in placed])
+    whole = np.concatenate([of.whole[of.columns[0]] for of in placed])
+    most = np.concatenate([of.total[of.columns[0]] for of in placed])
     with standard_streams.native_output_dropped():
         found = milp(
-            np.concatenate([np.zeros(len(b)), [1.0]]),
-            integrality=np.concatenate([whole[b], [False]]).astype(np.int64),
-            bounds=Bounds(0.0, np.concatenate([total[b], [np.inf]])),
+            np.concatenate([np.zeros(sum(columns)), [1.0]]),
+            integrality=np.concatenate([whole, [False]]).astype(np.int64),
+            bounds=Bounds(0.0, np.concatenate([most, [np.inf]])),
             constraints=LinearConstraint(
-                vstack([rows_below, each]),
+                vstack(
+                    [
+                        times,
+                        hstack([block_diag(memory), nothing]),
+                        hstack([each, csr_array((each.shape[0], 1))]),
+                    ]
+                ),
                 np.concatenate([np.full(len(limit), -np.inf), total]),
                 np.concatenate([limit, total]),
             ),
@@ -99,7 +146,13 @@ def place_whole(
         )
     if found.x is None or found.status == _OUT_OF_TIME:
         return None
-    placed = np.zeros(usable.shape)
-    placed[b, g] = np.where(whole[b], np.rint(found.x[:-1]), np.maximum(found.x[:-1], 0.0)) * unit
+    rows = []
+    for n, of in enumerate(placed):
+        x = found.x[sum(columns[:n]) : sum(columns[: n + 1])]
+        whole_rows = of.whole[of.columns[0]]
+        in_sets = np.zeros(of.usable.shape)
+        in_sets[of.columns] = np.where(whole_rows, np.rint(x), np.maximum(x, 0.0)) * of.unit
+        rows.append(in_sets)
+    latency = sum(of.memory.rows.latency for of in placed)
     bound = max(float(found.mip_dual_bound), 0.0)
-    return WholeRows(placed, found.x[-1] * second + items.latency, bound * second + items.latency)
+    return WholeRows(tuple(rows), found.x[-1] * second + latency, bound * second + latency)

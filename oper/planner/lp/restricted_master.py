@@ -14,10 +14,14 @@ holder sets are all there from the start.
 
 Buckets put classes of one width and nearly one density together, by their averages, so the value
 is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian_bound.py`).
+
+Where rows lie in two memories, each has columns, capacities and a budget of its own, and T is the
+sum of both for every rank: `solve_together` makes that one programme.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +68,25 @@ class FractionalPlacement:
     seconds: float
 
 
+class MemoryItems(NamedTuple):
+    """The rows of one memory, its links, and its limits: `capacity_bytes` [M], and `budget_bytes`
+    of extra copies."""
+
+    rows: PricingItems
+    topology: Topology
+    capacity_bytes: Floats
+    budget_bytes: float
+
+    def check_room(self) -> None:
+        """OperError where the capacities cannot hold one copy of every row."""
+        needed, held = self.rows.total_bytes, float(np.sum(self.capacity_bytes))
+        if needed > held:
+            raise OperError(
+                f"the ranks' capacities hold {held:,.0f} bytes in all, and one copy of every row "
+                f"needs {needed:,.0f}: give more capacity or more ranks"
+            )
+
+
 def solve_items(
     rows: PricingItems,
     topology: Topology,
@@ -76,22 +99,38 @@ def solve_items(
     `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
     where the capacities cannot hold the tables.
     """
-    if rows.total_bytes > float(np.sum(capacity_bytes)):
-        raise OperError(
-            f"the ranks' capacities hold {np.sum(capacity_bytes):,.0f} bytes in all, and one copy "
-            f"of every row needs {rows.total_bytes:,.0f}: give more capacity or more ranks"
-        )
+    items = MemoryItems(rows, topology, capacity_bytes, budget_bytes)
+    items.check_room()
     bucket = buckets(rows)
-    master = RestrictedMaster(
-        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective
-    )
+    master = RestrictedMaster(items._replace(rows=rows.merged(bucket)), objective)
     master.solve()
     for _ in range(ROUNDS if rows.any_holders else 0):
         if not master.add_cheaper():
             break
         master.solve()
-    sets, fraction = master.placement()
-    return FractionalPlacement(bucket, sets, fraction, master.prices, master.seconds)
+    return master.placement(bucket)
+
+
+def solve_together(memories: Sequence[MemoryItems]) -> list[FractionalPlacement]:
+    """The fractional placements in several memories, in training, with which the slowest rank takes
+    the least time in all of them; their `seconds`, equal, are that time.
+
+    Raises OperError where the capacities of one cannot hold its tables.
+    """
+    assert not any(memory.rows.any_holders for memory in memories), "columns would be generated"
+    merged, bucket = [], []
+    for memory in memories:
+        memory.check_room()
+        bucket.append(buckets(memory.rows))
+        merged.append(memory._replace(rows=memory.rows.merged(bucket[-1])))
+    second = sum(ScaledLimits(each, "time").second for each in merged)
+    masters = [RestrictedMaster(each, "time", second) for each in merged]
+    optimise(masters)
+    seconds = masters[0].rank_time * second + sum(master.latency for master in masters)
+    return [
+        replace(master.placement(of), seconds=seconds)
+        for master, of in zip(masters, bucket, strict=True)
+    ]
 
 
 def buckets(rows: PricingItems) -> NDArray[np.int64]:
@@ -115,26 +154,23 @@ class ScaledLimits:
     """
 
     def __init__(
-        self,
-        rows: PricingItems,
-        topology: Topology,
-        capacity_bytes: Floats,
-        budget_bytes: float,
-        objective: Objective,
+        self, items: MemoryItems, objective: Objective, second: float | None = None
     ) -> None:
+        """`second` where it is to be that of other limits too."""
+        rows, topology = items.rows, items.topology
         self.rows, self.topology = rows, topology
         self.links_first = objective == "link" and topology.ranks > 1
         self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
         self.charges = Charges.of(topology)
         scale = self.charges.mean_seconds
-        self.second = scale * float(rows.rows @ rows.weight_bytes) or 1.0
+        self.second = second or scale * float(rows.rows @ rows.weight_bytes) or 1.0
         self.pair = scale * float(rows.rows @ rows.fetch_bytes) or 1.0
         self.byte = rows.total_bytes / topology.ranks or 1.0
         self.limit = np.concatenate(
             [
                 np.zeros(topology.ranks),
-                np.asarray(capacity_bytes, dtype=np.float64) / self.byte,
-                [budget_bytes / self.byte],
+                np.asarray(items.capacity_bytes, dtype=np.float64) / self.byte,
+                [items.budget_bytes / self.byte],
                 np.zeros(len(self.away) if self.links_first else 0),
             ]
         )
@@ -168,15 +204,11 @@ class RestrictedMaster:
     """The programme restricted to the columns so far, its last solution and prices."""
 
     def __init__(
-        self,
-        rows: PricingItems,
-        topology: Topology,
-        capacity_bytes: Floats,
-        budget_bytes: float,
-        objective: Objective,
+        self, items: MemoryItems, objective: Objective, second: float | None = None
     ) -> None:
+        rows, topology = items.rows, items.topology
         self.rows, self.topology = rows, topology
-        self.limits = ScaledLimits(rows, topology, capacity_bytes, budget_bytes, objective)
+        self.limits = ScaledLimits(items, objective, second)
         self.best_bound = -np.inf
         self.holder_sets = single_owner_sets(topology.ranks)
         if topology.ranks > 1 and rows.replicas:
@@ -195,28 +227,17 @@ class RestrictedMaster:
 
     def solve(self) -> None:
         """Optimise over the columns so far."""
-        limits, columns = self.limits, len(self.bucket)
+        optimise([self])
+
+    def uses(self) -> Floats:
+        """What each column, all rows of its bucket, uses of each limit, [columns, limits]."""
         rows = self.rows.rows[self.bucket, None]
-        uses = rows * limits.uses(self.holder_sets, self.bucket, self.group)
-        result = linprog(
-            np.concatenate([np.zeros(columns), limits.weights]),
-            A_ub=csc_array(np.concatenate([uses.T, limits.aims], axis=1)),
-            b_ub=limits.limit,
-            A_eq=csr_array(
-                (np.ones(columns), (self.bucket, np.arange(columns))),
-                shape=(len(self.rows), columns + len(limits.weights)),
-            ),
-            b_eq=np.ones(len(self.rows)),
-            method="highs",
-        )
-        if result.status != 0:
-            raise OperError(
-                f"the placement programme has no solution ({result.message}): the capacities "
-                "leave no room; give more capacity or more ranks"
-            )
-        self.value, self.share = float(result.fun), np.maximum(result.x[:columns], 0.0)
-        self.rank_time = float(result.x[columns])
-        self.dual = np.maximum(-result.ineqlin.marginals, 0.0)
+        return rows * self.limits.uses(self.holder_sets, self.bucket, self.group)
+
+    def take(self, value: float, share: Floats, rank_time: float, dual: Floats) -> None:
+        """A solution: its value, the columns' shares, T and the limits' prices."""
+        self.value, self.share, self.rank_time = value, share, rank_time
+        self.dual = dual
         self.prices = self._prices(self.dual)
 
     def add_cheaper(self) -> bool:
@@ -249,18 +270,24 @@ class RestrictedMaster:
             spread[2 * M + 1 :] = dual[2 * M + 1 :].mean()
         return spread
 
-    def placement(self) -> tuple[HolderSets, Floats]:
-        """The groups that are used and their shares of each bucket, [B, G]."""
+    def placement(self, bucket: Ints) -> FractionalPlacement:
+        """The last solution, of classes in `bucket` [C], in the groups that it uses."""
         fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
         used = fraction.any(axis=0)
-        return self.holder_sets.take(used), fraction[:, used]
+        sets = self.holder_sets.take(used)
+        return FractionalPlacement(bucket, sets, fraction[:, used], self.prices, self.seconds)
 
     @property
     def seconds(self) -> float:
+        return self.rank_time * self.limits.second + self.latency
+
+    @property
+    def latency(self) -> float:
+        """The AllReduce's, where there are replicas."""
         replicas = self.share[self.holder_sets.copies[self.group] > 1].any()
-        return self.rank_time * self.limits.second + self.rows.latency * bool(replicas)
+        return self.rows.latency * bool(replicas)
 
     def _prices(self, dual: Floats) -> DualPrices:
         M, limits = self.topology.ranks, self.limits
@@ -286,6 +313,50 @@ class RestrictedMaster:
         new = np.setdiff1d(np.arange(len(holds)) * len(self.holder_sets) + group, old)
         self.bucket = np.concatenate([self.bucket, new // len(self.holder_sets)])
         self.group = np.concatenate([self.group, new % len(self.holder_sets)])
+
+
+def optimise(masters: Sequence[RestrictedMaster]) -> None:
+    """Optimise over the columns so far of masters that share nothing but the ranks' times, of which
+    each takes its own part of the solution."""
+    first, M = masters[0].limits, masters[0].topology.ranks
+    uses = [master.uses() for master in masters]
+    own = [len(master.limits.limit) - M for master in masters]  # limits beside the times
+    columns, buckets = [len(u) for u in uses], [len(master.rows) for master in masters]
+    total = sum(columns)
+    after = np.zeros((M + sum(own), total))
+    item = []
+    for n, (master, used) in enumerate(zip(masters, uses, strict=True)):
+        held, limits = slice(sum(columns[:n]), sum(columns[: n + 1])), M + sum(own[:n])
+        after[:M, held] = used[:, :M].T
+        after[limits : limits + own[n], held] = used[:, M:].T
+        item.append(sum(buckets[:n]) + master.bucket)
+    aims = np.concatenate([first.aims, np.zeros((sum(own[1:]), len(first.weights)))])
+    result = linprog(
+        np.concatenate([np.zeros(total), first.weights]),
+        A_ub=csc_array(np.concatenate([after, aims], axis=1)),
+        b_ub=np.concatenate([first.limit, *(master.limits.limit[M:] for master in masters[1:])]),
+        A_eq=csr_array(
+            (np.ones(total), (np.concatenate(item), np.arange(total))),
+            shape=(sum(buckets), total + len(first.weights)),
+        ),
+        b_eq=np.ones(sum(buckets)),
+        method="highs",
+    )
+    if result.status != 0:
+        raise OperError(
+            f"the placement programme has no solution ({result.message}): the capacities "
+            "leave no room; give more capacity or more ranks"
+        )
+    share = np.maximum(result.x[:total], 0.0)
+    dual = np.maximum(-result.ineqlin.marginals, 0.0)
+    for n, master in enumerate(masters):
+        limits = M + sum(own[:n])
+        master.take(
+            float(result.fun),
+            share[sum(columns[:n]) : sum(columns[: n + 1])],
+            float(result.x[total]),
+            np.concatenate([dual[:M], dual[limits : limits + own[n]]]),
+        )
 
 
 def set_keys(sets: HolderSets) -> list[bytes]:

@@ -36,12 +36,11 @@ from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.planner.assemble_plan import assemble
 from oper.planner.enough_accesses import is_too_small, warn_if_too_small
-from oper.planner.make_placement import Watch, place
+from oper.planner.place_together import place_memories
 from oper.planner.price_plan import (
     PricedPlan,
     costs_under,
     price_tables,
-    problem_of,
     problems_of_memories,
     rank_seconds,
 )
@@ -398,10 +397,21 @@ class _Measured:
 
 
 def _measure_parts(plan: Plan, profile: Profile, report: Callable[[str], None]) -> list[_Measured]:
-    """Each memory that has tables."""
-    tables = [memory.tables for memory in plan.memories if memory.tables]
-    parts = zip(plans_of_memories(plan), tables, strict=True)
-    return [_measure(part, profile.select(of_part), report) for part, of_part in parts]
+    """Each memory that has tables, by their counts in the profile."""
+    report("the plan under the new counts")
+    problems = problems_of_memories(plan, profile)
+    parts = plans_of_memories(plan)
+    finders = [ClassFinder(problem.profile, problem.classes) for problem in problems]
+    now = [
+        price_tables(problem, RowLocator(part), finder)
+        for problem, part, finder in zip(problems, parts, finders, strict=True)
+    ]
+    report("a plan from scratch")
+    fresh = [assemble(placed) for placed in place_memories(problems)[0]]
+    return [
+        _Measured(problem, old, price_tables(problem, RowLocator(new), finder), new)
+        for problem, old, new, finder in zip(problems, now, fresh, finders, strict=True)
+    ]
 
 
 def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDrift | None:
@@ -414,11 +424,8 @@ def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDr
             warn_if_too_small(later, plan.ranks, "the held-out data, which judge nothing,")
         later = None
     if earlier is not None and profile.digest != plan.profile:
-        before = [
-            assemble(place(problem, Watch(lambda step: None)))
-            for problem in problems_of_memories(plan, earlier)
-        ]
-        return _in_this_window(plan, profile, before)
+        before = place_memories(problems_of_memories(plan, earlier))[0]
+        return _in_this_window(plan, profile, [assemble(placed) for placed in before])
     if later is None or later.digest == plan.profile:
         return None
     problems = problems_of_memories(plan, later, as_counted=True)
@@ -449,17 +456,6 @@ def _compared(
 def _worse(balance: str, now: list[Cost], fresh: list[Cost]) -> float:
     best = _aimed(balance, fresh)
     return _aimed(balance, now) / best - 1 if best > 0 else 0.0
-
-
-def _measure(plan: Plan, profile: Profile, report: Callable[[str], None]) -> _Measured:
-    """Price a plan of one memory under the counts of its tables."""
-    report("the plan under the new counts")
-    problem = problem_of(plan, profile)
-    finder = ClassFinder(profile, problem.classes)
-    now = price_tables(problem, RowLocator(plan), finder)
-    report("a plan from scratch")
-    fresh = assemble(place(problem, Watch(lambda step: None)))
-    return _Measured(problem, now, price_tables(problem, RowLocator(fresh), finder), fresh)
 
 
 def _aimed(balance: str, costs: list[Cost]) -> float:

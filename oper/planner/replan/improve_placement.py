@@ -29,7 +29,11 @@ from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
-from oper.planner.replan.programme_with_moves import FreeMoves, counts_by_programme
+from oper.planner.replan.programme_with_moves import (
+    FreeMoves,
+    MovableRows,
+    counts_by_programme,
+)
 from oper.planner.replan.replica_changes import choose_replicas
 from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
@@ -56,7 +60,7 @@ class _Start(NamedTuple):
 
 
 # The programme's moves are the fewest for their gain: other moves are to gain so much more.
-_FEWEST_MOVES = 1.1
+FEWEST_MOVES = 1.1
 
 
 def candidate_sets(topology: Topology, training: bool, free: FreeMoves | None) -> HolderSets | None:
@@ -86,18 +90,19 @@ def better_counts(
 
     def net_gain(found: PricedCounts) -> float:
         flows = net_flows(now.counts, found.counts, migration_cost)
-        cost = _moving_seconds(flows, problem.classes, migration_cost) / ranks
+        cost = moving_seconds(flows, problem.classes, migration_cost) / ranks
         gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
         return gain * horizon - cost
 
     starts = [
         _Start(now.counts, price),
-        _Start(_with_copies(problem, sets, now.counts, price), price),
+        _Start(with_copies(problem, sets, now.counts, price), price),
     ]
     if free is not None:
-        wanted = counts_by_programme(problem, sets, now.counts, price, free)
+        rows = MovableRows(problem, sets, now.counts, price, free)
+        (wanted,) = counts_by_programme([rows])
         keep_budget(wanted.counts, sets, problem.classes, problem.budget_bytes, ranks)
-        starts.append(_Start(wanted.counts, price * wanted.times_price, _FEWEST_MOVES))
+        starts.append(_Start(wanted.counts, price * wanted.times_price, FEWEST_MOVES))
     better: list[tuple[float, PricedCounts]] = []
     for start in starts:
         counts = start.counts.copy()
@@ -112,7 +117,7 @@ def better_counts(
     return [found for _, found in better]
 
 
-def _with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
+def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
     """Counts with the copies that pay, by the AllReduce method with the least mean time."""
     if len(sets) == problem.ranks:
         return counts
@@ -123,7 +128,7 @@ def _with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: F
     return changed
 
 
-def _moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
+def moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
     """Seconds of all copies over the links, of all ranks together."""
     moved_bytes = flows.rows * classes.m[flows.row_class]
     return float(moved_bytes @ migration_cost.seconds[flows.before, flows.after])

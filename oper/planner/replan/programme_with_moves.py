@@ -13,9 +13,14 @@ while they pay at the programme's own prices.
 The last percents of what moves gain take most of their bytes, on links where every move pays within
 some hundred iterations. So where many rows would move, a second programme has the least moves that
 leave LAST_GAIN of it.
+
+Rows in two memories of the same ranks have one programme: pairs, columns and limits are those of
+both, and T of a rank is the sum.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +34,11 @@ from oper.planner.class_placement.rounding import whole_by_shares
 from oper.planner.lp.pricing import PricingItems, pricing_items
 from oper.planner.lp.restricted_master import (
     FractionalPlacement,
+    MemoryItems,
     ScaledLimits,
     set_keys,
     solve_items,
+    solve_together,
 )
 from oper.planner.problem.problem import ClassProblem
 
@@ -60,6 +67,37 @@ class FreeMoves:
             found.append(FreeMoves(items, solved))
         return min(found, key=lambda free: free.placement.seconds)
 
+    @staticmethod
+    def together(problems: Sequence[ClassProblem]) -> "list[FreeMoves]":
+        """The same of each of several memories, with which the slowest rank takes the least time in
+        all of them, in training."""
+        found = []
+        for methods in product(*(METHODS if p.budget_bytes > 0 else METHODS[:1] for p in problems)):
+            items = [
+                pricing_items(p.classes, p.topology, p.workload, method)
+                for p, method in zip(problems, methods, strict=True)
+            ]
+            solved = solve_together(
+                [
+                    MemoryItems(of, p.topology, p.capacity_bytes, p.budget_bytes)
+                    for p, of in zip(problems, items, strict=True)
+                ]
+            )
+            found.append([FreeMoves(*each) for each in zip(items, solved, strict=True)])
+        return min(found, key=lambda free: free[0].placement.seconds)
+
+
+class MovableRows(NamedTuple):
+    """The rows of one memory: `counts` [C, K] by class and holder set, the `price` [K, K] of a
+    row's move, in seconds per byte and iteration, and where rows would be if moves cost nothing, in
+    holder sets that are among `sets`."""
+
+    problem: ClassProblem
+    sets: HolderSets
+    counts: Ints
+    price: Floats
+    free: FreeMoves
+
 
 @dataclass(frozen=True)
 class WantedRows:
@@ -70,49 +108,35 @@ class WantedRows:
     times_price: float
 
 
-def counts_by_programme(
-    problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, free: FreeMoves
-) -> WantedRows:
-    """The rows wanted in each of `sets`, which have those of `free` among them, from `counts`
-    [C, K] and `price` [K, K], the seconds per byte and iteration of a row's move."""
-    programme = _Programme(problem, sets, counts, price, free)
-    pair_shares, times_price = programme.solve()
-    row_class, before = np.nonzero(counts)
-    traffic = problem.classes.traffic_bytes(problem.workload)[row_class]
-    order = np.argsort(-traffic, kind="stable")  # what rounding takes is made up for by colder rows
-    row_class, before, traffic = row_class[order], before[order], traffic[order]
-    pair = programme.pair_of(free.placement.bucket[row_class], before)
-    whole = whole_by_shares(counts[row_class, before], pair_shares[pair], pair, traffic)
-    found = np.zeros_like(counts)
-    np.add.at(found, row_class, whole)
-    return WantedRows(found, times_price)
+def counts_by_programme(memories: Sequence[MovableRows]) -> list[WantedRows]:
+    """The rows wanted in each holder set of each memory."""
+    programme = _Programme(memories)
+    shares, times_price = programme.solve()
+    return [
+        WantedRows(pairs.whole_rows(of), times_price)
+        for pairs, of in zip(programme.pairs, shares, strict=True)
+    ]
 
 
-class _Programme:
-    """The programme over pairs of a bucket and a holder set that has rows of it."""
+class _Pairs:
+    """Pairs of a bucket of one memory and a holder set that has rows of it.
 
-    def __init__(
-        self, problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, free: FreeMoves
-    ) -> None:
-        placement = free.placement
-        items = free.items.merged(placement.bucket)
+    `at` are its limits' numbers among those of all memories.
+    """
+
+    def __init__(self, of: MovableRows, limits: ScaledLimits, at: Ints, limits_in_all: int) -> None:
+        _, sets, counts, price, free = of
+        self.of, self.limits, self.at, self.limits_in_all = of, limits, at, limits_in_all
+        placement, items = free.placement, limits.rows
         rows = np.zeros((len(items), len(sets)))
         np.add.at(rows, placement.bucket, counts)
-        self._sets = len(sets)
         self.bucket, self.before = np.nonzero(rows)
         self.rows = rows[self.bucket, self.before]
-        self.limits = ScaledLimits(
-            items,
-            problem.topology,
-            problem.capacity_bytes,
-            problem.budget_bytes,
-            problem.asked.balance,
-        )
         number = np.arange(len(sets))
         every = np.meshgrid(np.arange(len(items)), number, indexing="ij")
-        uses = self.limits.uses(sets, *(axis.ravel() for axis in every))
+        uses = limits.uses(sets, *(axis.ravel() for axis in every))
         self.uses = uses.reshape(*rows.shape, -1)  # of each limit, by a row
-        aimed = self.limits.pair if self.limits.links_first else self.limits.second
+        aimed = limits.pair if limits.links_first else limits.second
         self.memory = self.rows * items.memory_bytes[self.bucket]
         self.moving = items.memory_bytes[self.bucket, None] * price[self.before] / aimed
         self.allowed = np.ones(len(sets), dtype=bool) if items.replicas else sets.copies == 1
@@ -122,21 +146,86 @@ class _Programme:
         columns = wanted[self.bucket] | (self.before[:, None] == number)
         columns |= ~self.allowed[self.before, None] & (sets.copies == 1)
         self.columns = columns & self.allowed  # of each pair
+        self.stay = np.eye(len(sets))[self.before]
 
-    def pair_of(self, bucket: Ints, before: Ints) -> Ints:
-        """The number of each pair."""
-        ordered = self.bucket * self._sets + self.before
-        return np.searchsorted(ordered, bucket * self._sets + before)
+    def whole_rows(self, shares: Floats) -> Ints:
+        """Rows [C, K] by the shares of each pair's."""
+        problem, sets, counts, _, free = self.of
+        row_class, before = np.nonzero(counts)
+        traffic = problem.classes.traffic_bytes(problem.workload)[row_class]
+        order = np.argsort(-traffic, kind="stable")  # what rounding takes colder rows make up for
+        row_class, before, traffic = row_class[order], before[order], traffic[order]
+        ordered = self.bucket * len(sets) + self.before
+        pair = np.searchsorted(ordered, free.placement.bucket[row_class] * len(sets) + before)
+        whole = whole_by_shares(counts[row_class, before], shares[pair], pair, traffic)
+        found = np.zeros_like(counts)
+        np.add.at(found, row_class, whole)
+        return found
 
-    def solve(self) -> tuple[Floats, float]:
-        """The shares of each pair's rows that go to each holder set, [pairs, K], and how many times
-        its price a further move must gain."""
-        stay = np.eye(self._sets)[self.before]
+    def cheapest(self, dual: Floats) -> tuple[Ints, float]:
+        """Where the rows of each pair cost least at the prices of the limits, and what all do
+        there."""
+        cost = (self.uses @ dual[self.at])[self.bucket] + self.moving
+        cost = np.where(self.allowed, cost, np.inf)
+        return cost.argmin(axis=1), float(self.rows @ cost.min(axis=1))
+
+    def uses_by(self, shares: Floats) -> Floats:
+        """What rows placed by `shares` use of all limits."""
+        return self.in_all(np.einsum("n,nk,nkl->l", self.rows, shares, self.uses[self.bucket]))
+
+    def uses_of_columns(self) -> Floats:
+        """What each column uses of all limits, [columns, limits]."""
+        pair, after = np.nonzero(self.columns)
+        return self.in_all(self.rows[pair, None] * self.uses[self.bucket[pair], after])
+
+    def in_all(self, uses: Floats) -> Floats:
+        """Uses of this memory's limits as uses of all, in the last axis."""
+        every = np.zeros((*uses.shape[:-1], self.limits_in_all))
+        every[..., self.at] = uses
+        return every
+
+
+class _Programme:
+    """The programme over the pairs of all memories."""
+
+    def __init__(self, memories: Sequence[MovableRows]) -> None:
+        given = [
+            MemoryItems(
+                of.free.items.merged(of.free.placement.bucket),
+                of.problem.topology,
+                of.problem.capacity_bytes,
+                of.problem.budget_bytes,
+            )
+            for of in memories
+        ]
+        aim = memories[0].problem.asked.balance
+        # Links are aimed at in one memory alone, as the limits of both are seconds of ranks.
+        second = sum(ScaledLimits(each, "time").second for each in given)
+        limits = [ScaledLimits(each, aim, second) for each in given]
+        self.first = limits[0]
+        ranks = memories[0].problem.ranks
+        own = [len(each.limit) - ranks for each in limits]
+        self.limit = np.concatenate([self.first.limit, *(of.limit[ranks:] for of in limits[1:])])
+        self.aims = np.concatenate(
+            [self.first.aims, np.zeros((sum(own[1:]), len(self.first.weights)))]
+        )
+        self.pairs = []
+        for n, (of, mine) in enumerate(zip(memories, limits, strict=True)):
+            at = np.r_[np.arange(ranks), ranks + sum(own[:n]) + np.arange(own[n])]
+            self.pairs.append(_Pairs(of, mine, at, len(self.limit)))
+
+    def solve(self) -> tuple[list[Floats], float]:
+        """The shares of each pair's rows that go to each holder set, [pairs, K] of each memory, and
+        how many times its price a further move must gain."""
+        stay = [pairs.stay for pairs in self.pairs]
         best = self._all_that_pay()
         if best is None:
             return stay, 1.0
-        moved = (best.shares * (self.moving > 0)).sum(axis=1) * self.memory
-        if moved.sum() <= _FEW * self.memory.sum():
+        moved, memory = 0.0, 0.0
+        for pairs, shares in zip(self.pairs, best.shares, strict=True):
+            moved += float(((shares * (pairs.moving > 0)).sum(axis=1) * pairs.memory).sum())
+            memory += float(pairs.memory.sum())
+        if moved <= _FEW * memory:
             return best.shares, 1.0
         now = self._aimed(stay)
         least = self._optimum(best.aimed + LAST_GAIN * max(now - best.aimed, 0.0))
@@ -150,40 +239,42 @@ class _Programme:
             if found is None:
                 break
             best, best_dual = found, found.dual if best_dual is None else best_dual
-            columns = self.columns.copy()
+            new = [pairs.columns.copy() for pairs in self.pairs]
             for prices in (best.dual / 4 + best_dual * 3 / 4, best.dual):
-                cheapest, bound = self._cheapest(prices)
+                cheapest = [pairs.cheapest(prices) for pairs in self.pairs]
+                bound = sum(cost for _, cost in cheapest) - float(prices @ self.limit)
                 if bound > best_bound:
                     best_bound, best_dual = bound, prices
-                columns[np.arange(len(columns)), cheapest] = True
+                for columns, (at, _) in zip(new, cheapest, strict=True):
+                    columns[np.arange(len(columns)), at] = True
             if best.value - best_bound <= _TOLERANCE * best.value:
                 break
-            if (columns == self.columns).all():
+            if all((c == p.columns).all() for c, p in zip(new, self.pairs, strict=True)):
                 break
-            self.columns = columns
+            for columns, pairs in zip(new, self.pairs, strict=True):
+                pairs.columns = columns
         return best
 
-    def _cheapest(self, dual: Floats) -> tuple[Ints, float]:
-        """Where the rows of each pair cost least at the prices of the limits, and the bound on the
-        value that this gives."""
-        cost = (self.uses @ dual)[self.bucket] + self.moving
-        cost = np.where(self.allowed, cost, np.inf)
-        return cost.argmin(axis=1), float(self.rows @ cost.min(axis=1) - dual @ self.limits.limit)
-
-    def _aimed(self, shares: Floats) -> float:
+    def _aimed(self, shares: list[Floats]) -> float:
         """What the programme makes small but for the moves, where the rows are by `shares`."""
-        uses = np.einsum("n,nk,nkl->l", self.rows, shares, self.uses[self.bucket])
-        return float(self.limits.weights @ -(self.limits.aims * uses[:, None]).min(axis=0))
+        uses = sum(pairs.uses_by(of) for pairs, of in zip(self.pairs, shares, strict=True))
+        return float(self.first.weights @ -(self.aims * np.asarray(uses)[:, None]).min(axis=0))
 
     def _optimum(self, most: float | None = None) -> "_Optimum | None":
         """The optimum over the columns so far, or the one with the least moves of those that make
         the aim at most `most`; None where the solver has none."""
-        limits = self.limits
-        pair, after = np.nonzero(self.columns)
-        uses = self.rows[pair, None] * self.uses[self.bucket[pair], after]
-        moving = self.rows[pair] * self.moving[pair, after]
-        aims = [np.concatenate([uses.T, limits.aims], axis=1)]
-        bound, weights = limits.limit, np.array(limits.weights)
+        columns = [np.nonzero(pairs.columns) for pairs in self.pairs]
+        uses = np.concatenate([pairs.uses_of_columns() for pairs in self.pairs])
+        first_pair = np.cumsum([0, *(len(pairs.rows) for pairs in self.pairs)])
+        pair = np.concatenate([n + p for n, (p, _) in zip(first_pair, columns, strict=False)])
+        moving = np.concatenate(
+            [
+                pairs.rows[p] * pairs.moving[p, after]
+                for pairs, (p, after) in zip(self.pairs, columns, strict=True)
+            ]
+        )
+        aims = [np.concatenate([uses.T, self.aims], axis=1)]
+        bound, weights = self.limit, np.array(self.first.weights)
         if most is not None:
             aims.append(np.concatenate([np.zeros(len(pair)), weights])[None])
             bound, weights = np.append(bound, most), np.zeros(len(weights))
@@ -193,28 +284,33 @@ class _Programme:
             b_ub=bound,
             A_eq=csr_array(
                 (np.ones(len(pair)), (pair, np.arange(len(pair)))),
-                shape=(len(self.rows), len(pair) + len(weights)),
+                shape=(int(first_pair[-1]), len(pair) + len(weights)),
             ),
-            b_eq=np.ones(len(self.rows)),
+            b_eq=np.ones(int(first_pair[-1])),
             method="highs",
         )
         if result.status != 0:
             return None
-        shares = np.zeros(self.columns.shape)
-        shares[pair, after] = np.maximum(result.x[: len(pair)], 0.0)
+        found, begin = [], 0
+        for pairs, (p, after) in zip(self.pairs, columns, strict=True):
+            shares = np.zeros(pairs.columns.shape)
+            shares[p, after] = np.maximum(result.x[begin : begin + len(p)], 0.0)
+            found.append(shares)
+            begin += len(p)
         dual = np.maximum(-result.ineqlin.marginals, 0.0)
-        aimed = float(np.dot(limits.weights, result.x[len(pair) :]))
+        aimed = float(np.dot(self.first.weights, result.x[len(pair) :]))
         saved = float(dual[-1]) if most is not None else 1.0  # moves, by a second of the aim
         times_price = 1 / saved if 0 < saved < 1 else 1.0
-        return _Optimum(float(result.fun), aimed, shares, dual[: len(limits.limit)], times_price)
+        return _Optimum(float(result.fun), aimed, found, dual[: len(self.limit)], times_price)
 
 
 class _Optimum(NamedTuple):
     """A solution of the programme: its value with and without the moves, the shares of each pair,
-    the prices of the limits, and how many times its price a further move must gain."""
+    [pairs, K] of each memory, the prices of the limits, and how many times its price a further move
+    must gain."""
 
     value: float
     aimed: float
-    shares: Floats
+    shares: list[Floats]
     dual: Floats
     times_price: float

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from oper.base.arrays import Ints
 from oper.base.display import Summarised
 from oper.base.errors import OperError
 from oper.plan.layout import Layout
@@ -169,6 +170,113 @@ class Replanned(Summarised):
         }
 
 
+@dataclass(frozen=True)
+class OldRows:
+    """Where an old plan has the rows of one memory, under new counts. `free` is there where a
+    programme decides which rows move."""
+
+    plan: Plan
+    problem: Problem
+    locator: RowLocator
+    finder: ClassFinder
+    counted: Ints
+    migration_cost: MigrationCost
+    now: PricedCounts
+    free: FreeMoves | None
+
+    @staticmethod
+    def of(plan: Plan, problem: Problem, free: FreeMoves | None) -> "OldRows":
+        """The rows of a plan, of one memory, by the counts of the problem's profile."""
+        topology = plan.topology
+        sets = candidate_sets(problem.topology, plan.workload.training, free)
+        locator = RowLocator(plan, sets)
+        finder = ClassFinder(problem.profile, problem.classes)
+        counted = locator.count(finder)
+        migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
+        counts = locator.by_holder_set(counted)
+        now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
+        return OldRows(plan, problem, locator, finder, counted, migration_cost, now, free)
+
+    @property
+    def row_memory(self) -> Ints:
+        """Bytes of a row of each table, with its optimizer state, [T]."""
+        plan = self.plan
+        return np.array([table.memory_bytes(plan.workload.mode) for table in plan.tables])
+
+    def better_counts(self, horizon: int) -> list[PricedCounts]:
+        """What rows are worth moving to (improve_placement.py)."""
+        sets, cost = self.locator.holder_sets, self.migration_cost
+        return better_counts(self.problem, sets, self.now, cost, horizon, self.free)
+
+    @property
+    def unmoved(self) -> Relocation:
+        return Relocation(self.locator.layout, RowMoves.none())
+
+    def relocated(self, found: PricedCounts) -> Relocation:
+        """Rows and slots with which each holder set has the rows of `found`."""
+        if found is self.now:
+            return self.unmoved
+        return relocate(
+            self.plan.tables,
+            self.locator,
+            self.finder,
+            self.problem.classes.width,
+            self.counted,
+            found.counts,
+            net_flows(self.now.counts, found.counts, self.migration_cost),
+            self.migration_cost,
+            self.row_memory,
+        )
+
+    def replanned(
+        self,
+        best: PricedCounts,
+        relocation: Relocation,
+        fresh: Planned,
+        horizon: int,
+        old_digest: str,
+        seconds: dict[str, float],
+    ) -> Replanned:
+        """The plan with the rows of `best`, beside one from scratch."""
+        topology, locator, now = self.plan.topology, self.locator, self.now
+        moves = relocation.moves
+        migration = migration_of(moves, topology)
+        # Placements from scratch know no other holder sets than their own.
+        fresh_locator = RowLocator(assemble(fresh))
+        rows, moved_bytes = compare_placements(
+            locator, fresh_locator, self.problem.profile, self.row_memory
+        )
+        fresh_migration = Migration(
+            rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
+        )
+        record = ReplanRecord(
+            old_plan=old_digest,
+            horizon=horizon,
+            old_objective_seconds=now.cost.objective_seconds,
+            changed_rows=moves.changed_rows,
+            moved_rows=migration.rows,
+            moved_bytes=migration.link_bytes,
+        )
+
+        def unmoved() -> Plan:
+            still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
+            return _assemble(self.plan, self.problem, now, now, locator.layout, fresh, still)
+
+        costs = (now.cost, best.cost, fresh.cost)
+        return Replanned(
+            _assemble(self.plan, self.problem, best, now, relocation.layout, fresh, record),
+            moves,
+            horizon,
+            now.cost.objective_seconds,
+            migration,
+            fresh,
+            fresh_migration,
+            seconds,
+            unmoved,
+            AimedSeconds(*(aimed_seconds(self.problem, cost) for cost in costs)),
+        )
+
+
 def replan_one_memory(
     plan: Plan,
     profile: Profile,
@@ -180,8 +288,7 @@ def replan_one_memory(
 
     Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
     """
-    if horizon < 1:
-        raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
+    check_horizon(horizon)
     check_tables(plan, profile)
     began = time.perf_counter()
     topology = plan.topology
@@ -190,77 +297,31 @@ def replan_one_memory(
     # Of a plan made from these very counts no row moves: planning has found what there is.
     same_counts = plan.profile == profile.digest
     free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
-    locator = RowLocator(plan, candidate_sets(problem.topology, plan.workload.training, free))
-    finder = ClassFinder(profile, problem.classes)
-    counted = locator.count(finder)
-    migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
-    counts = locator.by_holder_set(counted)
-    now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
+    old = OldRows.of(plan, problem, free)
 
     report("moves that pay")
-    row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
-    candidates: list[PricedCounts] = []
-    if not same_counts:
-        candidates = better_counts(problem, locator.holder_sets, now, migration_cost, horizon, free)
-    best, relocation = now, Relocation(locator.layout, RowMoves.none())
-    for found in candidates:
-        flows = net_flows(now.counts, found.counts, migration_cost)
-        wanted = relocate(
-            plan.tables,
-            locator,
-            finder,
-            problem.classes.width,
-            counted,
-            found.counts,
-            flows,
-            migration_cost,
-            row_memory,
-        )
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
-        if gain * horizon > _migration(wanted.moves, topology).seconds(topology):
+    best, relocation = old.now, old.unmoved
+    for found in [] if same_counts else old.better_counts(horizon):
+        wanted = old.relocated(found)
+        gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, found.cost)
+        if gain * horizon > migration_of(wanted.moves, topology).seconds(topology):
             best, relocation = found, wanted
             break
-    moves = relocation.moves
-    migration = _migration(moves, topology)
     since = time.perf_counter()
 
     report("a plan from scratch")
     fresh = place(problem, Watch(lambda step: None))
-    # Placements from scratch know no other holder sets than their own.
-    fresh_locator = RowLocator(assemble(fresh))
-    rows, moved_bytes = compare_placements(locator, fresh_locator, profile, row_memory)
-    fresh_migration = Migration(
-        rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
-    )
     seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
-    record = ReplanRecord(
-        old_plan=old_digest,
-        horizon=horizon,
-        old_objective_seconds=now.cost.objective_seconds,
-        changed_rows=moves.changed_rows,
-        moved_rows=migration.rows,
-        moved_bytes=migration.link_bytes,
-    )
-
-    def unmoved() -> Plan:
-        still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
-        return _assemble(plan, problem, now, now, locator.layout, fresh, still)
-
-    return Replanned(
-        _assemble(plan, problem, best, now, relocation.layout, fresh, record),
-        moves,
-        horizon,
-        now.cost.objective_seconds,
-        migration,
-        fresh,
-        fresh_migration,
-        seconds,
-        unmoved,
-        AimedSeconds(*(aimed_seconds(problem, cost) for cost in (now.cost, best.cost, fresh.cost))),
-    )
+    return old.replanned(best, relocation, fresh, horizon, old_digest, seconds)
 
 
-def _migration(moves: RowMoves, topology: Topology) -> Migration:
+def check_horizon(horizon: int) -> None:
+    """OperError where it has no iteration."""
+    if horizon < 1:
+        raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
+
+
+def migration_of(moves: RowMoves, topology: Topology) -> Migration:
     """What the moves take."""
     matrix = moves.bytes_by_link(topology.ranks).astype(np.float64)
     return Migration(moves.travelling_rows, matrix)

@@ -1,29 +1,42 @@
-"""Replan of a plan with a tier: its two memories one by one, tables staying where they are.
+"""Replan of a plan with a tier: its two memories together, tables staying where they are.
 
-In: `Plan` with a tier, a newer `Profile`, a horizon. Out: `Replanned`. Moves that pay for the
-slowest rank of one memory need not pay for the slowest of both together. So of the moves of both,
-of one, and of none, those are made whose gain in the whole iteration, within the horizon, exceeds
-what they take by most.
+In: `Plan` with a tier, a newer `Profile`, a horizon. Out: `Replanned`. Which rows are worth moving
+is found for both memories at once (improve_together.py). Moves that pay beside those of the other
+memory need not pay without them: so of the moves of both, of one, and of none, those are made whose
+gain in the whole iteration, within the horizon, exceeds what they take by most.
 """
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from oper.base.arrays import Ints
-from oper.cost.objective import Cost
+from oper.plan.certificate import Certificate
 from oper.plan.memories import ReplanRecord
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories, plans_of_memories
 from oper.plan.row_moves import RowMoves
-from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.class_placement.place_classes import by_programme
 from oper.planner.make_placement import Planned
+from oper.planner.place_together import place_memories
+from oper.planner.price_plan import problems_of_memories
+from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import check_tables
+from oper.planner.replan.improve_together import Counts, aimed_of_all, better_together
 from oper.planner.replan.migration.migration_cost import Migration
-from oper.planner.replan.replan_one_memory import AimedSeconds, Replanned, replan_one_memory
+from oper.planner.replan.migration.relocate import Relocation
+from oper.planner.replan.programme_with_moves import FreeMoves
+from oper.planner.replan.replan_one_memory import (
+    AimedSeconds,
+    OldRows,
+    Replanned,
+    check_horizon,
+    migration_of,
+)
 from oper.profiling.profile import Profile
 from oper.tables.table import offsets
 
@@ -66,52 +79,101 @@ def replan_with_tier(
 
     Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
     """
+    check_horizon(horizon)
     check_tables(plan, profile)
-    old = plans_of_memories(plan)
+    began = time.perf_counter()
+    report("the old plan under the new counts")
     numbers = [np.array(m.tables, dtype=np.int64) for m in plan.memories if m.tables]
-    tried = []
-    for part, tables in zip(old, numbers, strict=True):
-        counts = profile.select(tables.tolist())
-        digest = counts.digest if plan.profile == profile.digest else plan.profile
-        part = replace(part, profile=digest)
-        tried.append(replan_one_memory(part, counts, horizon, old_digest, report))
-    unmoved = [part.unmoved() for part in tried]
-    balance = plan.asked.balance
-    old_seconds = aimed_of_both([part.cost for part in unmoved], balance)
+    same_counts = plan.profile == profile.digest
+    problems = problems_of_memories(plan, profile)
+    free = [None] * len(problems) if same_counts else _free_moves(problems)
+    old = [
+        OldRows.of(part, problem, each)
+        for part, problem, each in zip(plans_of_memories(plan), problems, free, strict=True)
+    ]
 
-    def net_gain(moves: tuple[bool, ...]) -> float:
-        chosen = [
-            part.plan if moved else still
-            for part, still, moved in zip(tried, unmoved, moves, strict=True)
-        ]
-        gain = old_seconds - aimed_of_both([part.cost for part in chosen], balance)
-        taken = (
-            part.migration.seconds(part.plan.topology)
-            for part, moved in zip(tried, moves, strict=True)
-            if moved
-        )
-        return gain * horizon - sum(taken)
+    report("moves that pay")
+    best = _Moves.none(old)
+    for found in [] if same_counts else better_together(old, horizon):
+        wanted = [of.relocated(counts) for of, counts in zip(old, found, strict=True)]
+        best = max(
+            (
+                _Moves.some(old, found, wanted, chosen)
+                for chosen in itertools.product((False, True), repeat=len(old))
+            ),
+            key=lambda moves: moves.net_gain(old, horizon),
+        )  # the first of equals, which moves least
+        if best.any:
+            break
+    since = time.perf_counter()
 
-    choices = itertools.product(
-        *((False, True) if len(p.moves.entries) else (False,) for p in tried)
-    )
-    best = max(choices, key=net_gain)  # the first of equals, which moves least
+    report("a plan from scratch")
+    fresh, certificate = place_memories(problems)
+    seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
     parts = tuple(
-        part if moved else _without_moves(part, still)
-        for part, still, moved in zip(tried, unmoved, best, strict=True)
+        of.replanned(counts, relocation, planned, horizon, old_digest, seconds)
+        for of, counts, relocation, planned in zip(
+            old, best.counts, best.relocations, fresh, strict=True
+        )
     )
-    return _joined(plan, profile, parts, numbers, unmoved)
+    return _joined(plan, profile, parts, numbers, certificate, seconds)
 
 
-def aimed_of_both(costs: list[Cost], balance: str) -> float:
-    """What plans of both memories make small together, as `aimed_seconds` of one."""
-    name = "link_seconds" if balance == "link" else "rank_seconds"
-    return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
+def _free_moves(problems: list[Problem]) -> Sequence[FreeMoves | None]:
+    """Where rows would be if moves cost nothing, of each memory; None where no programme decides
+    that. With even links as the aim each memory is looked at by itself."""
+    if problems[0].asked.balance == "link":
+        return [FreeMoves.of(problem) if by_programme(problem) else None for problem in problems]
+    if any(by_programme(problem) for problem in problems):
+        return FreeMoves.together(problems)
+    return [None] * len(problems)
 
 
-def _without_moves(part: Replanned, still: Plan) -> Replanned:
-    none = Migration(0, np.zeros_like(part.migration.bytes_by_link))
-    return replace(part, plan=still, moves=RowMoves.none(), migration=none)
+@dataclass(frozen=True)
+class _Moves:
+    """Rows of each memory, and where they get their slots."""
+
+    counts: Counts
+    relocations: tuple[Relocation, ...]
+
+    @staticmethod
+    def none(old: Sequence[OldRows]) -> "_Moves":
+        return _Moves(tuple(of.now for of in old), tuple(of.unmoved for of in old))
+
+    @staticmethod
+    def some(
+        old: Sequence[OldRows],
+        counts: Counts,
+        relocations: Sequence[Relocation],
+        chosen: tuple[bool, ...],
+    ) -> "_Moves":
+        """The moves in the memories that are `chosen`."""
+        still = _Moves.none(old)
+        return _Moves(
+            tuple(
+                new if moved else now
+                for new, now, moved in zip(counts, still.counts, chosen, strict=True)
+            ),
+            tuple(
+                new if moved else now
+                for new, now, moved in zip(relocations, still.relocations, chosen, strict=True)
+            ),
+        )
+
+    @property
+    def any(self) -> bool:
+        return any(len(relocation.moves.entries) for relocation in self.relocations)
+
+    def net_gain(self, old: Sequence[OldRows], horizon: int) -> float:
+        """Seconds gained in the horizon beyond what the moves take."""
+        balance = old[0].problem.asked.balance
+        before = aimed_of_all([of.now.cost for of in old], balance)
+        gain = before - aimed_of_all([of.cost for of in self.counts], balance)
+        taken = sum(
+            migration_of(relocation.moves, of.plan.topology).seconds(of.plan.topology)
+            for of, relocation in zip(old, self.relocations, strict=True)
+        )
+        return gain * horizon - taken
 
 
 def _joined(
@@ -119,10 +181,12 @@ def _joined(
     profile: Profile,
     parts: tuple[Replanned, ...],
     numbers: list[Ints],
-    unmoved: list[Plan],
+    certificate: Certificate,
+    seconds: dict[str, float],
 ) -> ReplannedWithTier:
-    """The parts, of the tables with these numbers, as one."""
-    first = parts[0]
+    """The parts, of the tables with these numbers, as one; the bound of `certificate` is that of
+    the plan from scratch."""
+    first, unmoved = parts[0], [part.unmoved() for part in parts]
     moves = RowMoves(
         np.concatenate(
             [_whole_rows(old, part, tables) for part, tables in zip(parts, numbers, strict=True)]
@@ -131,7 +195,7 @@ def _joined(
     order = np.lexsort((moves.entries["rank"], moves.entries["row"]))
     moves = RowMoves(moves.entries[order])
     migration = _added([part.migration for part in parts])
-    old_seconds = aimed_of_both([part.cost for part in unmoved], "time")
+    old_seconds = aimed_of_all([part.cost for part in unmoved], "time")
     assert first.plan.record is not None
     own = first.plan.record.replan
     assert own is not None
@@ -143,15 +207,11 @@ def _joined(
         moved_rows=migration.rows,
         moved_bytes=migration.link_bytes,
     )
-    certified = [Certified(part.fresh.problem, part.fresh.certificate) for part in parts]
 
     def joined(plans: list[Plan], record: ReplanRecord) -> Plan:
         devices = plans[0] if len(plans) > 1 else None
         capacity = old.cost.capacity_bytes.astype(np.float64)
         made = join_memories(devices, plans[-1], old.tier, old.topology, capacity)
-        certificate = certify_together(
-            certified[0] if len(plans) > 1 else None, certified[-1], made.cost.objective_seconds
-        )
         main = made.main
         assert main.record is not None
         recorded = replace(main, record=replace(main.record, replan=record))
@@ -161,7 +221,7 @@ def _joined(
             profile=profile.digest,
             asked=old.asked,
             limits=old.limits,
-            whole_certificate=certificate,
+            whole_certificate=certificate.of(made.cost.objective_seconds),
         )
 
     still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
@@ -173,12 +233,17 @@ def _joined(
         migration=migration,
         fresh=first.fresh,
         fresh_migration=_added([part.fresh_migration for part in parts]),
-        seconds={n: sum(part.seconds[n] for part in parts) for n in first.seconds},
+        seconds=seconds,
         unmoved=lambda: joined(unmoved, still),
         aimed=AimedSeconds(
-            aimed_of_both([part.cost for part in unmoved], old.asked.balance),
-            aimed_of_both([part.plan.cost for part in parts], old.asked.balance),
-            aimed_of_both([part.fresh.cost for part in parts], old.asked.balance),
+            *(
+                aimed_of_all(costs, old.asked.balance)
+                for costs in (
+                    [part.cost for part in unmoved],
+                    [part.plan.cost for part in parts],
+                    [part.fresh.cost for part in parts],
+                )
+            )
         ),
         parts=parts,
     )

@@ -68,11 +68,15 @@ class RowPlacement:
 
 
 def place_rows(
-    problem: Problem, placement: ClassPlacement, reserve_share: float = RESERVE_SHARE
+    problem: Problem,
+    placement: ClassPlacement,
+    reserve_share: float = RESERVE_SHARE,
+    even: bool = True,
 ) -> RowPlacement:
     """Place every row of the profile as the class placement says.
 
-    At least `reserve_share` of all rows are listed with one owner, to even out the ranks with.
+    At least `reserve_share` of all rows are listed with one owner, to even out the ranks with: by
+    swaps of them, unless not `even`.
     """
     classes, ranks = problem.classes, problem.ranks
     traffic = classes.traffic_bytes(problem.workload)
@@ -96,12 +100,24 @@ def place_rows(
     striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks, classes.D_of_node.shape[1]))
 
     before = problem.price(sets, classes.sums(counts) + striped_sums)
-    swaps = _swap_rows(problem, sets, counts, before)
+    swaps = _swap_rows(problem, sets, counts, before) if even else 0
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
     return RowPlacement(
         sets, counts, stripes, width_of_table, scan, class_of_row, sums, cost, before, swaps
     )
+
+
+def with_counts(
+    problem: Problem, placement: RowPlacement, counts: Ints, swaps: int
+) -> RowPlacement:
+    """The placement with other `counts` [C, G] of its listed rows, after so many more rounds of
+    swaps."""
+    striped = stripe_sums(problem, placement.scan)
+    more = len(placement.holder_sets) - problem.ranks
+    sums = problem.classes.sums(counts) + striped.append(Sums.zeros(more))
+    cost = problem.price(placement.holder_sets, sums)
+    return replace(placement, counts=counts, sums=sums, cost=cost, swaps=placement.swaps + swaps)
 
 
 def rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:

@@ -5,7 +5,12 @@ import pytest
 
 from oper.cost.workload import Workload
 from oper.planner.lp.pricing import pricing_items
-from oper.planner.lp.restricted_master import RestrictedMaster, buckets, solve_items
+from oper.planner.lp.restricted_master import (
+    MemoryItems,
+    RestrictedMaster,
+    buckets,
+    solve_items,
+)
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_problem
@@ -25,7 +30,7 @@ def test_on_uneven_nodes_holder_sets_are_generated_until_no_one_is_cheaper(
     items = pricing_items(problem.classes, topology, workload, "none")
     merged = items.merged(buckets(items))
     limits = (topology, problem.capacity_bytes, problem.budget_bytes)
-    master = RestrictedMaster(merged, *limits, "time")
+    master = RestrictedMaster(MemoryItems(merged, *limits), "time")
     keys = {
         s.tobytes() + h.tobytes()
         for s, h in zip(master.holder_sets.source, master.holder_sets.holds, strict=True)

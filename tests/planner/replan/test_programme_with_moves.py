@@ -13,7 +13,13 @@ from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import make_problem
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
-from oper.planner.replan.programme_with_moves import LAST_GAIN, FreeMoves, counts_by_programme
+from oper.planner.replan.programme_with_moves import (
+    LAST_GAIN,
+    FreeMoves,
+    MovableRows,
+    WantedRows,
+    counts_by_programme,
+)
 from tests.planner.replan.test_replan import drifted, random_links
 
 
@@ -31,11 +37,15 @@ def test_free_moves_gain_all_and_dear_ones_are_not_made(mode, balance) -> None:
     now = locator.by_holder_set(locator.count(ClassFinder(second, problem.classes)))
     moving = MigrationCost.of(sets, sets, topology)
 
-    dear = counts_by_programme(problem, sets, now, moving.seconds * 1e6, free)
+    def wanted_rows(times_price: float) -> WantedRows:
+        rows = MovableRows(problem, sets, now, moving.seconds * times_price, free)
+        return counts_by_programme([rows])[0]
+
+    dear = wanted_rows(1e6)
     flows = net_flows(now, dear.counts, moving)
     assert not moving.seconds[flows.before, flows.after].any()  # copies may be given up
 
-    wanted = counts_by_programme(problem, sets, now, moving.seconds * 1e-9, free)
+    wanted = wanted_rows(1e-9)
     assert (wanted.counts.sum(axis=1) == now.sum(axis=1)).all()
     assert wanted.times_price >= 1
     if balance == "time":

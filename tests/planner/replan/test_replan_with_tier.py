@@ -11,8 +11,9 @@ from oper.base.errors import OperError
 from oper.checker.check import check
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
-from oper.planner.make_placement import make_placement
+from oper.planner.place_together import place_memories
 from oper.planner.place_with_tier import plan_with_tier
+from oper.planner.price_plan import problems_of_memories
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_one_memory import replan_one_memory
@@ -24,7 +25,6 @@ from tests.support.planner.drifting import seeds
 from tests.support.planner.tiers import (
     assert_figures_are_true,
     drawn,
-    parts_row_by_row,
     rank_seconds_row_by_row,
 )
 
@@ -136,17 +136,8 @@ def test_drift_is_of_both_memories(seed):
     assert np.allclose(now, seconds, rtol=1e-9)
     assert found.objective_seconds.now == now.max()
     assert [table.table for table in found.tables] == [table.name for table in plan.tables]
-    fresh = np.zeros(plan.ranks)
-    for part, _ in parts_row_by_row(plan, newer):
-        tables = [plan.table_index(table.name) for table in part.tables]
-        fresh += fresh_seconds(part, newer, tables)
+    placed, _ = place_memories(problems_of_memories(plan, newer))
+    fresh = np.sum([part.cost.rank_seconds for part in placed], axis=0)
     assert np.allclose(found.rank_seconds.fresh, fresh, rtol=1e-9)
     latency = seconds[now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
     assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
-
-
-def fresh_seconds(part: Plan, profile: Profile, tables: list[int]) -> np.ndarray:
-    counts = profile.select(tables)
-    return make_placement(
-        counts, part.topology, part.workload, part.asked, limits=part.limits
-    ).cost.rank_seconds

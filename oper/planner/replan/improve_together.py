@@ -1,0 +1,112 @@
+"""Rows of two memories that are worth moving to, from those of an older plan, together.
+
+In: `OldRows` of each memory, a horizon. Out: `PricedCounts` of each, for each try. Tried are the
+starts of improve_placement.py: the rows as they are, with the copies on devices that pay now, and,
+where ranks differ, those that one programme of both memories wants (programme_with_moves.py). From
+each, rows of both are swapped at once, as what one memory makes a rank pay decides what the other
+should. What each memory would move by itself is tried too, for each of them and for both.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.objective import Cost
+from oper.planner.class_placement.heterogeneous import keep_budget
+from oper.planner.price_plan import price_counts
+from oper.planner.replan.improve_placement import (
+    FEWEST_MOVES,
+    PricedCounts,
+    moving_seconds,
+    with_copies,
+)
+from oper.planner.replan.migration.flows import net_flows
+from oper.planner.replan.programme_with_moves import MovableRows, counts_by_programme
+from oper.planner.replan.replan_one_memory import OldRows
+from oper.planner.row_placement.capacity_repair import keep_capacity
+from oper.planner.row_placement.swap_together import Swappable, swap_together
+
+Counts = tuple[PricedCounts, ...]  # of each memory
+
+
+class _Start(NamedTuple):
+    """Rows of each memory to swap from, and what a move must gain, in times of its price."""
+
+    counts: list[Ints]
+    times_price: float = 1.0
+    worth: float = 1.0  # of its gain, beside that of other starts
+
+
+def aimed_of_all(costs: Sequence[Cost], balance: str) -> float:
+    """What plans of several memories make small together, as `aimed_seconds` of one."""
+    name = "link_seconds" if balance == "link" else "rank_seconds"
+    return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
+
+
+def better_together(memories: Sequence[OldRows], horizon: int) -> list[Counts]:
+    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
+    links, those that gain most first."""
+    now = tuple(each.now for each in memories)
+    balance = memories[0].problem.asked.balance
+    ranks = memories[0].problem.ranks
+    old_seconds = aimed_of_all([each.cost for each in now], balance)
+
+    def net_gain(found: Counts) -> float:
+        moving = 0.0
+        for old, new in zip(memories, found, strict=True):
+            flows = net_flows(old.now.counts, new.counts, old.migration_cost)
+            moving += moving_seconds(flows, old.problem.classes, old.migration_cost) / ranks
+        gain = old_seconds - aimed_of_all([each.cost for each in found], balance)
+        return gain * horizon - moving
+
+    by_itself = [(old.now, *old.better_counts(horizon)[:1]) for old in memories]
+    better: list[tuple[float, Counts]] = [(net_gain(found), found) for found in product(*by_itself)]
+    prices = [each.migration_cost.seconds / ranks / horizon for each in memories]
+    for start in _starts(memories, prices):
+        swapped = _swapped(memories, start, prices)
+        if swapped is not None:
+            better.append((net_gain(swapped) * start.worth, swapped))
+    better.sort(key=lambda priced: -priced[0])
+    return [found for gain, found in better if gain > 0]
+
+
+def _starts(memories: Sequence[OldRows], prices: list[Floats]) -> list[_Start]:
+    sets = [each.locator.holder_sets for each in memories]
+    now = [each.now.counts for each in memories]
+    each = list(zip(memories, sets, now, prices, strict=True))
+    starts = [
+        _Start(now),
+        _Start([with_copies(old.problem, of, counts, price) for old, of, counts, price in each]),
+    ]
+    movable = [
+        MovableRows(old.problem, of, counts, price, old.free)
+        for old, of, counts, price in each
+        if old.free is not None
+    ]
+    even_links = memories[0].problem.asked.balance == "link"
+    if len(movable) == len(memories) and not even_links:
+        wanted = counts_by_programme(movable)
+        for old, of, rows in zip(memories, sets, wanted, strict=True):
+            problem = old.problem
+            keep_budget(rows.counts, of, problem.classes, problem.budget_bytes, problem.ranks)
+        starts.append(_Start([rows.counts for rows in wanted], wanted[0].times_price, FEWEST_MOVES))
+    return starts
+
+
+def _swapped(memories: Sequence[OldRows], start: _Start, prices: list[Floats]) -> Counts | None:
+    """The rows after the swaps that pay; None where a capacity is exceeded."""
+    swappable = []
+    for old, counts, price in zip(memories, start.counts, prices, strict=True):
+        problem, sets, counts = old.problem, old.locator.holder_sets, counts.copy()
+        if not keep_capacity(problem, sets, counts):
+            return None
+        cost = price_counts(problem, sets, counts)
+        swappable.append(Swappable(problem, sets, counts, cost, price * start.times_price))
+    swapped = swap_together(swappable)
+    return tuple(
+        PricedCounts(counts, price_counts(of.problem, of.holder_sets, counts), swapped.rounds)
+        for of, counts in zip(swappable, swapped.counts, strict=True)
+    )
