@@ -24,7 +24,7 @@ native.ops()  # which defines the operators
 # are numbered: there must be a mark for each of these rows (in each bucket, for all of its width),
 # and sums of wider ones leave the caches between two accesses (docs/design/numbered-rows.md).
 ROWS_PER_ACCESS = 4
-MOST_DIM = 32
+MOST_DIM = 64
 _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 

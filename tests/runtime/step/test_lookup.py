@@ -32,7 +32,7 @@ def pooled(case, dtype=torch.float32):
         min_size=1,
         max_size=3,
     ),
-    ranks=st.integers(1, 4),
+    ranks=st.integers(1, 7),  # vectors hold the fields of up to 5
     bags=st.lists(st.integers(0, 150), min_size=1, max_size=4),
     equal=st.booleans(),
     longest=st.sampled_from([None, 0, 1, 5, 40]),
@@ -115,6 +115,17 @@ def test_bags_of_one_beside_others(out):
     offsets[700:720] = 700  # and among bags of one, some of none, and one that holds them all
     case.offsets = torch.from_numpy(offsets)
     assert torch.equal(pooled(case, out), torch.from_numpy(case.expected()).to(out))
+
+
+def test_slots_of_more_than_32_bits():
+    """Arenas that begin as many bytes earlier as the slots are moved."""
+    case = random_case(np.random.default_rng(7), [16], ["fp32"], bags=[200], longest=5)
+    addresses, offsets, weights, features, bases, *rest = case.arguments()
+    slots = 2**33
+    moved = torch.where(bases != 0, bases - slots * int(case.described["row_bytes"][0]), 0)
+    batch = (addresses + slots, offsets, weights, features, moved, *rest)
+    found = ops.pooled_rows(*batch, case.out_elements, torch.float32)
+    assert torch.equal(found, torch.from_numpy(case.expected()))
 
 
 def test_elements_that_no_bag_covers_are_zero():

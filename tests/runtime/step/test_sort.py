@@ -61,7 +61,7 @@ def threads():
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    ranks=st.integers(1, 5),
+    ranks=st.integers(1, 8),  # vectors hold the fields of up to 6
     sizes=st.lists(st.integers(0, 400), max_size=8),
     buckets=st.integers(1, 4),
     slots=st.sampled_from([1, 2, 50, 5000, 2**20, 2**40]),
@@ -154,7 +154,7 @@ def test_bad_input_of_numbers():
     [
         (100, 16, 1, False, True),
         (101, 16, 1, False, False),  # more rows than four an access
-        (100, 33, 1, False, False),
+        (100, 65, 1, False, False),
         (100, 16, 2, False, False),
         (100, 16, 1, True, False),
     ],

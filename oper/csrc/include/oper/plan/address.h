@@ -22,6 +22,15 @@ OPER_HD inline int64_t make_address(int64_t field, int64_t slot) {
   return field << kSlotBits | slot;
 }
 
+// Which of `ranks + 2` an address's field is: 0 for a replica, 1 for a row of the reader's own,
+// 2 + r for one of rank r; any other is not a field. The two highest fields come round to 0.
+constexpr uint64_t kFieldsAbove = 2;
+static_assert(kReplica + kFieldsAbove == 1 << 23 && kLocal == kReplica + 1);
+
+inline uint64_t field_code(uint64_t address) {
+  return (address + (kFieldsAbove << kSlotBits)) << 1 >> (kSlotBits + 1);
+}
+
 // Where each rank's arena of each width begins, as `rank` sees it: [widths, ranks + 1].
 struct Bases {
   const int64_t* pointers;

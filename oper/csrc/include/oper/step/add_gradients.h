@@ -19,9 +19,9 @@
 
 namespace oper {
 
-constexpr int64_t kAccessesAtOnce = 64;
 constexpr int64_t kBagsAhead = 12;          // whose gradients are prefetched
-constexpr int64_t kMostFetchedBytes = 256;  // of a gradient or a sum; the hardware sees the rest
+constexpr int64_t kSumsAhead = 64;          // that are prefetched, by accesses
+constexpr int64_t kMostFetchedBytes = 256;  // of a gradient; the hardware sees the rest
 
 // The accesses of one feature, and where their gradients lie and go.
 template <typename T, typename Offset>
@@ -76,85 +76,76 @@ class RowSums {
   }
 #endif
 
-  // Chunk after chunk: the places of its accesses' sums are found, and fetched, before any is added
-  // to.
+  // Bag after bag, each as far as an access that ends a piece of its row.
   template <int kBytes, typename T, typename Offset>
   OPER_INLINE void add_bags(const FeatureGradients<T, Offset>& feature) {
     const auto begin = [&](int64_t bag) -> int64_t {
       return feature.begins ? feature.begins[bag] : feature.first + bag;
     };
     const auto fetched = std::min<int64_t>(dim_ * sizeof(T), kMostFetchedBytes);
-    int64_t bag = 0;
-    for (int64_t at = feature.first; at < feature.last;) {
-      const int64_t stop = find(feature, at);
-      for (; begin(bag) < stop; ++bag) {
-        const T* const grad = feature.grad + bag * feature.stride;
-        const int64_t ahead = std::min(kBagsAhead, feature.bags - 1 - bag) * feature.stride;
-        for (int64_t byte = 0; byte < fetched; byte += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(grad + ahead) + byte);
-        const int64_t first = std::max(begin(bag), at) - at;
-        const int64_t end = begin(bag + 1), last = std::min(end, stop) - at;
-        const Bag<T> added{grad, feature.mean ? static_cast<float>(end - begin(bag)) : 1.0f,
-                           feature.weights ? feature.weights + at : nullptr, first, last};
-        feature.weights ? add_columns_from<kBytes, true>(added, 0)
-                        : add_columns_from<kBytes, false>(added, 0);
-        if (end > stop) break;  // the rest of the bag is in the next chunk
-      }
-      at = stop;
-      if (ended_ >= 0) end_piece();
-    }
-  }
-
-  // Finds the sums of a chunk's accesses and counts these, as far as one that ends a piece of its
-  // row, which is then `ended_`. Returns where the chunk ends.
-  template <typename Feature>
-  OPER_INLINE int64_t find(const Feature& feature, int64_t begin) {
-    const int32_t* const row = feature.row + begin;
-    const int64_t size = std::min(kAccessesAtOnce, feature.last - begin);
-    const int64_t dim = dim_, fetched = std::min<int64_t>(4 * dim, kMostFetchedBytes);
-    uint16_t* const count = count_.data();
-    float* const out = out_;
-    for (int64_t n = 0; n < size; ++n) {
-      const int32_t of = row[n] - feature.first_row;
-      float* const sum = sum_of_[n] = out + of * dim;
+    for (int64_t bag = 0; bag < feature.bags; ++bag) {
+      const T* const grad = feature.grad + bag * feature.stride;
+      const int64_t ahead = std::min(kBagsAhead, feature.bags - 1 - bag) * feature.stride;
       for (int64_t byte = 0; byte < fetched; byte += 64)
-        __builtin_prefetch(reinterpret_cast<char*>(sum) + byte, 1);
-      if (++count[of] % kAccessesPerPiece == 0) {
-        ended_ = of;
-        return begin + n + 1;
+        __builtin_prefetch(reinterpret_cast<const char*>(grad + ahead) + byte);
+      const int64_t end = begin(bag + 1), length = end - begin(bag);
+      const float divisor = feature.mean ? static_cast<float>(length) : 1.0f;
+      const int64_t sums_ahead = end + kSumsAhead <= feature.last ? kSumsAhead : 0;
+      for (int64_t at = begin(bag); at < end;) {
+        const float* const weights = feature.weights ? feature.weights + at : nullptr;
+        const Bag<T> added{grad,     divisor,   weights, feature.row + at, feature.first_row,
+                           end - at, sums_ahead};
+        const int64_t count =
+            weights ? add_rows<kBytes, true>(added) : add_rows<kBytes, false>(added);
+        const int32_t last = added.row[count - 1] - feature.first_row;
+        if (count_[last] == 0) end_piece(last);
+        at += count;
       }
     }
-    return begin + size;
   }
 
-  __attribute__((noinline)) void end_piece() {
-    float* const sum = out_ + ended_ * dim_;
-    piece_row_.push_back(ended_);
+  __attribute__((noinline)) void end_piece(int32_t row) {
+    float* const sum = out_ + row * dim_;
+    piece_row_.push_back(row);
     pieces_.insert(pieces_.end(), sum, sum + dim_);
     std::fill_n(sum, dim_, 0.0f);
-    ended_ = -1;
   }
 
-  // What of a bag is in a chunk: accesses [first, last) of it.
+  // Some accesses of a bag.
   template <typename T>
   struct Bag {
     const T* grad;
     float length;          // that its gradient is divided by
-    const float* weights;  // of the chunk's accesses, or null
-    int64_t first, last;
+    const float* weights;  // of the accesses, or null
+    const int32_t* row;    // of the accesses, and of those that are prefetched
+    int32_t first_row;
+    int64_t accesses, ahead;
   };
 
-  // A bag's gradient to the sums of its accesses: columns [column, column + kVectors · lanes).
-  template <int kBytes, int kVectors, bool kWeights, typename T>
-  OPER_INLINE void add_columns(const Bag<T>& bag, int64_t column) {
+  // A bag's gradient to the sums of its accesses: columns [column, column + kVectors · lanes). The
+  // first columns count the accesses, and end with one that ends a piece of its row. Returns how
+  // many accesses were added to.
+  template <int kBytes, int kVectors, bool kWeights, bool kFirst, typename T>
+  OPER_INLINE int64_t add_columns(const Bag<T>& bag, int64_t column, int64_t dim) {
     constexpr int64_t kLanes = Vector<kBytes>::kLanes;
     using Floats = typename Vector<kBytes>::Floats;
+    // Locals, as the compiler could not know that adding leaves the members alone.
+    const int64_t size = bag.accesses, ahead = bag.ahead;
+    const int32_t* const row = bag.row;
+    const int32_t first_row = bag.first_row;
+    float* const out = out_ + column;
+    uint8_t* const count = count_.data();
     Floats added[kVectors];
     for (int v = 0; v < kVectors; ++v) load<kBytes>(bag.grad + column + v * kLanes, added[v]);
     if (!kWeights && bag.length != 1.0f)
       for (int v = 0; v < kVectors; ++v) added[v] *= 1.0f / bag.length;
-    for (int64_t n = bag.first; n < bag.last; ++n) {
-      float* const sum = sum_of_[n] + column;
+    for (int64_t n = 0; n < size; ++n) {
+      const auto* const next =
+          reinterpret_cast<const char*>(out + (row[n + ahead] - first_row) * dim);
+      for (int64_t byte = 0; byte < kVectors * kBytes; byte += 64)
+        __builtin_prefetch(next + byte, 1);
+      const int64_t of = row[n] - first_row;
+      float* const sum = out + of * dim;
       const float factor = kWeights ? bag.weights[n] / bag.length : 1.0f;
       for (int v = 0; v < kVectors; ++v) {
         Floats value;
@@ -162,36 +153,65 @@ class RowSums {
         value += kWeights ? added[v] * factor : added[v];
         std::memcpy(sum + v * kLanes, &value, kBytes);
       }
+      if (kFirst && ++count[of] == 0) return n + 1;
     }
+    return size;
+  }
+
+  // All columns, for as many accesses as end no piece but the last. Returns how many.
+  template <int kBytes, bool kWeights, typename T>
+  OPER_INLINE int64_t add_rows(Bag<T> bag) {
+    constexpr int64_t kLanes = Vector<kBytes>::kLanes;
+    // Rows of as many values as one group of vectors: loops that know their length take a
+    // seventh less.
+    switch (dim_) {
+      case kLanes: return add_columns<kBytes, 1, kWeights, true>(bag, 0, kLanes);
+      case 2 * kLanes: return add_columns<kBytes, 2, kWeights, true>(bag, 0, 2 * kLanes);
+      case 4 * kLanes: return add_columns<kBytes, 4, kWeights, true>(bag, 0, 4 * kLanes);
+      case 8 * kLanes: return add_columns<kBytes, 8, kWeights, true>(bag, 0, 8 * kLanes);
+    }
+    int64_t first = 1;
+    if (dim_ > 8 * kLanes) {
+      first = 8 * kLanes;
+      bag.accesses = add_columns<kBytes, 8, kWeights, true>(bag, 0, dim_);
+    } else if (dim_ > 2 * kLanes) {
+      first = 2 * kLanes;
+      bag.accesses = add_columns<kBytes, 2, kWeights, true>(bag, 0, dim_);
+    } else {
+      bag.accesses = add_columns<4, 1, kWeights, true>(bag, 0, dim_);
+    }
+    add_columns_from<kBytes, kWeights>(bag, first);
+    return bag.accesses;
   }
 
   // Columns [column, dim).
   template <int kBytes, bool kWeights, typename T>
   OPER_INLINE void add_columns_from(const Bag<T>& bag, int64_t column) {
     constexpr int64_t kLanes = Vector<kBytes>::kLanes;
-    for (; column + 8 * kLanes <= dim_; column += 8 * kLanes)
-      add_columns<kBytes, 8, kWeights>(bag, column);
-    if (column + 4 * kLanes <= dim_) {
-      add_columns<kBytes, 4, kWeights>(bag, column);
+    const int64_t dim = dim_;
+    for (; column + 8 * kLanes <= dim; column += 8 * kLanes)
+      add_columns<kBytes, 8, kWeights, false>(bag, column, dim);
+    if (column + 4 * kLanes <= dim) {
+      add_columns<kBytes, 4, kWeights, false>(bag, column, dim);
       column += 4 * kLanes;
     }
-    if (column + 2 * kLanes <= dim_) {
-      add_columns<kBytes, 2, kWeights>(bag, column);
+    if (column + 2 * kLanes <= dim) {
+      add_columns<kBytes, 2, kWeights, false>(bag, column, dim);
       column += 2 * kLanes;
     }
-    for (; column + kLanes <= dim_; column += kLanes) add_columns<kBytes, 1, kWeights>(bag, column);
+    for (; column + kLanes <= dim; column += kLanes)
+      add_columns<kBytes, 1, kWeights, false>(bag, column, dim);
     if constexpr (kBytes > 4) {
-      if (column < dim_) add_columns_from<kBytes / 2, kWeights>(bag, column);
+      if (column < dim) add_columns_from<kBytes / 2, kWeights>(bag, column);
     }
   }
 
   float* const out_;
   const int64_t rows_, dim_;
-  float* sum_of_[kAccessesAtOnce] = {};  // of a chunk's accesses
-  std::vector<uint16_t> count_;          // of each row's accesses so far
-  int32_t ended_ = -1;                   // the row whose piece ended
-  std::vector<int32_t> piece_row_;       // of pieces that ended
-  std::vector<float> pieces_;            // their sums [pieces, dim]
+  std::vector<uint8_t> count_;  // of the accesses so far of each row's last piece
+  static_assert(kAccessesPerPiece == 256, "a count comes round to 0 where a piece ends");
+  std::vector<int32_t> piece_row_;  // of pieces that ended
+  std::vector<float> pieces_;       // their sums [pieces, dim]
 };
 
 }  // namespace oper

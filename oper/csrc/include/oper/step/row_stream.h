@@ -16,6 +16,7 @@
 
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
+#include "oper/plan/address_vectors.h"
 #include "oper/step/feature.h"
 
 namespace oper {
@@ -93,6 +94,69 @@ struct Rows {
   int64_t count;
 };
 
+#if defined(__x86_64__)
+// Where rows of one width lie, for eight addresses at a time.
+class RowVectors {
+ public:
+  RowVectors() = default;
+
+  RowVectors(const Bases& bases, int64_t width, int64_t row_bytes) {
+    constexpr int64_t kOwn = kFieldsAbove;  // codes before the fields', both the reader's own
+    codes_ = kAddressVectors && row_bytes >> 32 == 0 ? kOwn + bases.ranks + 1 : 0;
+    if (codes_ > kMostVectorCodes) codes_ = 0;
+    row_bytes_ = row_bytes;
+    for (int64_t code = 0; code < codes_; ++code) {
+      const int64_t field = code < kOwn ? bases.rank : code - kOwn;
+      const auto arena = reinterpret_cast<uintptr_t>(bases.arena(width, make_address(field, 0)));
+      low_[code] = static_cast<uint32_t>(arena);
+      high_[code] = static_cast<uint32_t>(arena >> 32);
+      unmapped_[code] = arena == 0;
+    }
+  }
+
+  // Finds the rows of a number of addresses, a multiple of 8 and not more than `size`, which is
+  // returned: 0 if one of them is not mapped, or cannot be found in this way.
+  int64_t find(const int64_t* addresses, int64_t size, const uint8_t** rows) const {
+    return codes_ ? find_avx2(addresses, size, rows) : 0;
+  }
+
+ private:
+  OPER_AVX2_ADDRESSES static OPER_INLINE __m256i eight_of(const uint32_t* codes) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+  }
+
+  OPER_AVX2_ADDRESSES int64_t find_avx2(const int64_t* addresses, int64_t size,
+                                        const uint8_t** rows) const {
+    const __m256i lows = eight_of(low_), highs = eight_of(high_), unmapped = eight_of(unmapped_);
+    const __m256i bytes = _mm256_set1_epi64x(row_bytes_), zero = _mm256_setzero_si256();
+    const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(codes_) - 1);
+    __m256i bad = zero;
+    int64_t n = 0;
+    for (; n + 8 <= size; n += 8) {
+      const EightAddresses eight = eight_addresses(addresses + n);
+      bad = _mm256_or_si256(bad, eight.rest);
+      bad = _mm256_or_si256(bad, _mm256_cmpgt_epi32(eight.code, last));
+      bad = _mm256_or_si256(bad, _mm256_permutevar8x32_epi32(unmapped, eight.code));
+      const __m256i low = _mm256_permutevar8x32_epi32(lows, eight.code);
+      const __m256i high = _mm256_permutevar8x32_epi32(highs, eight.code);
+      const __m256i before = _mm256_mul_epu32(_mm256_unpacklo_epi32(eight.slot, zero), bytes);
+      const __m256i after = _mm256_mul_epu32(_mm256_unpackhi_epi32(eight.slot, zero), bytes);
+      auto* const to = reinterpret_cast<__m256i*>(rows + n);
+      _mm256_storeu_si256(to, _mm256_add_epi64(_mm256_unpacklo_epi32(low, high), before));
+      _mm256_storeu_si256(to + 1, _mm256_add_epi64(_mm256_unpackhi_epi32(low, high), after));
+    }
+    return _mm256_testz_si256(bad, bad) ? n : 0;
+  }
+
+  // Of the arena of each field code, and whether it is not mapped.
+  alignas(32) uint32_t low_[kMostVectorCodes] = {};
+  alignas(32) uint32_t high_[kMostVectorCodes] = {};
+  alignas(32) uint32_t unmapped_[kMostVectorCodes] = {};
+  int64_t codes_ = 0;  // 0: rows are found one by one
+  int64_t row_bytes_ = 0;
+};
+#endif
+
 // The rows of all accesses of tiles [tile, last), slice after slice.
 class RowStream {
  public:
@@ -162,7 +226,11 @@ class RowStream {
     const Bases bases = batch_.bases;
     const int64_t width = feature_->width, row_bytes = feature_->row_bytes;
     const uint8_t** const rows = next_->rows + next_->count;
-    for (int64_t n = 0; n < size; ++n) {
+    int64_t n = 0;
+#if defined(__x86_64__)
+    n = vectors_.find(addresses, size, rows);
+#endif
+    for (; n < size; ++n) {
       const uint8_t* const arena = bases.arena(width, addresses[n]);
       if (__builtin_expect(arena == nullptr, 0))
         rows[n] = not_mapped(access_ + n);
@@ -178,12 +246,20 @@ class RowStream {
     for (; tile_ < last_; ++tile_, slice_ = 0)
       while (slice_ < batch_.feature_count) {
         const Slice slice(batch_, slice_++, tile_, tiles_);
-        feature_ = &slice.feature;
+        take(slice.feature);
         access_ = slice.first_access;
         end_ = access_ + slice.accesses;
         if (access_ < end_) return true;
       }
     return false;
+  }
+
+  void take(const Feature& feature) {
+#if defined(__x86_64__)
+    if (!feature_ || feature_->width != feature.width || feature_->row_bytes != feature.row_bytes)
+      vectors_ = RowVectors(batch_.bases, feature.width, feature.row_bytes);
+#endif
+    feature_ = &feature;
   }
 
   __attribute__((noinline)) const uint8_t* not_mapped(int64_t access) {
@@ -203,6 +279,9 @@ class RowStream {
   int64_t at_ = 0;                           // in `now_`
   int64_t tile_, last_, tiles_, slice_ = 0;  // of the rows to be found next
   const Feature* feature_ = nullptr;
+#if defined(__x86_64__)
+  RowVectors vectors_;  // of the feature's rows
+#endif
   int64_t access_ = 0, end_ = 0;
   int64_t unmapped_ = -1, unmapped_width_ = 0;  // the first access of a row that is not mapped
   std::vector<uint8_t> zeros_;

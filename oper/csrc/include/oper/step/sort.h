@@ -24,15 +24,6 @@ struct SortedSegment {
   int64_t bucket;
 };
 
-// Which of `ranks + 2` an address's field is: 0 for a replica, 1 for a row of the reader's own,
-// 2 + r for one of rank r; any other is not a field. The two highest fields come round to 0.
-constexpr uint64_t kFieldsAbove = 2;
-static_assert(kReplica + kFieldsAbove == 1 << 23 && kLocal == kReplica + 1);
-
-inline uint64_t field_code(uint64_t address) {
-  return (address + (kFieldsAbove << kSlotBits)) << 1 >> (kSlotBits + 1);
-}
-
 // What bounds the addresses of a bucket: no field code and no slot is larger.
 struct Extent {
   uint64_t field_code = 0;
