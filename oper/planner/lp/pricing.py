@@ -44,6 +44,11 @@ from oper.topology.topology import Topology
 
 ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
 _ROUNDING = 1e-12  # relative, of ratios
+_CELLS = 1 << 20  # classes times holder sets, or pairs of ranks, that are looked at at a time
+# With relays, classes times holder sets that are all looked at, and ratios between which prices are
+# bounded where there are more.
+_MOST_SETS = 1 << 24
+_RATIOS = 8
 
 
 @dataclass(frozen=True)
@@ -252,32 +257,38 @@ def subset_lines(
     read_prices: Floats, prices: DualPrices, near: NDArray[np.bool_] | None = None
 ) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
-    `near` [reader, source] are sources that come before all others.
+    `near` [reader, source] are sources that come before all others. With prices of several rows,
+    [..., M, M], there are slopes for each, [..., 2^M - 1].
 
     Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
-    ranks = len(read_prices)
+    ranks = read_prices.shape[-1]
+    shape = (*read_prices.shape[:-2], 1 << ranks)
 
     def cheapest_of(prices: Floats) -> Floats:
-        nearest = np.full(1 << ranks, np.inf)
+        nearest = np.full(shape, np.inf)
         for k in range(ranks):
             half = 1 << k
-            np.minimum(nearest[:half], prices[k], out=nearest[half : 2 * half])
+            of_rank = prices[..., k, None]
+            np.minimum(nearest[..., :half], of_rank, out=nearest[..., half : 2 * half])
         return nearest
 
-    slope = np.zeros(1 << ranks)
-    for reader, of_reader in enumerate(read_prices):
+    slope = np.zeros(shape)
+    far = None
+    for reader in range(ranks):
+        of_reader = read_prices[..., reader, :]
         if near is None:
             slope += cheapest_of(of_reader)
             continue
         first = cheapest_of(np.where(near[reader], of_reader, np.inf))
-        others = cheapest_of(np.where(near[reader], np.inf, of_reader))
-        slope += np.where(np.isfinite(first), first, others)
+        if reader == 0 or (near[reader] != near[reader - 1]).any():  # its node's are alike
+            far = cheapest_of(np.where(near[reader], np.inf, of_reader))
+        slope += np.where(np.isfinite(first), first, far)
     intercept = np.full(1 << ranks, -prices.budget)
     for k in range(ranks):
         half = 1 << k
         intercept[half : 2 * half] = intercept[:half] + (prices.capacity[k] + prices.budget)
-    return slope[1:], intercept[1:]
+    return slope[..., 1:], intercept[1:]
 
 
 class _Found(NamedTuple):
@@ -289,13 +300,17 @@ class _Found(NamedTuple):
 
 
 def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """The cheapest holder sets of all; with relays the price is a bound, and the set the cheapest
-    for rows with nearly the ratio."""
+    """The cheapest holder sets of all. With relays, where these are too many for each row to be
+    looked at alone, the price is a bound, and the set the cheapest for rows with nearly the
+    ratio."""
+    ranks = len(prices.rank)
     if found.near is None:
         envelope = Envelope.of(*subset_lines(found.of_rank, prices))
         line = envelope.line[envelope.find(rows.density)]
         return _Found(line, rows.memory_bytes * envelope.value(rows.density))
-    ratios = ratios_between(rows.ratios, 16 if len(prices.rank) <= 12 else 6)
+    if len(rows) << ranks <= _MOST_SETS:
+        return _each_alone(rows, found, prices)
+    ratios = ratios_between(rows.ratios, _RATIOS)
     # The last of those that no ratio of the class is below, and how far it is from the next one.
     at_least = (ratios[None] <= rows.ratios[:, None] * (1 + _ROUNDING)).all(axis=2)
     below = np.maximum(at_least.sum(axis=1) - 1, 0)
@@ -313,6 +328,19 @@ def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -
         weight = np.where(below == n, 1 - share, 0.0) + np.where(above == n, share, 0.0)
         some = weight > 0
         price[some] += weight[some] * envelope.value(rows.density[some])
+    return _Found(line, rows.memory_bytes * price)
+
+
+def _each_alone(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
+    """The cheapest holder set of each class, and its price."""
+    line, price = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows))
+    at_a_time = max(_CELLS >> len(prices.rank), 1)
+    for begin in range(0, len(rows), at_a_time):
+        part = slice(begin, begin + at_a_time)
+        slope, intercept = subset_lines(found.at(rows.ratios[part]), prices, found.near)
+        each = rows.density[part, None] * slope + intercept
+        line[part] = each.argmin(axis=1)
+        price[part] = each.min(axis=1)
     return _Found(line, rows.memory_bytes * price)
 
 
@@ -362,9 +390,6 @@ def cheapest_holders(
         cost = least[:, None] - density * saved + byte
         cost[holds] = np.inf
     return holds, rows.memory_bytes * least
-
-
-_CELLS = 1 << 22  # classes times pairs of ranks that are looked at at a time
 
 
 def _added_one_by_one(

@@ -94,6 +94,7 @@ def test_training_replicates_only_what_pays(accesses: list[int], fetch: str, bat
     workload = Workload("training", fetch, batch)  # type: ignore[arg-type]
     classes = make_classes(accesses, [1] * len(accesses), workload, 8)
     problem = make_problem(classes, topology, workload, extra_memory=10)  # room for all
+    classes, topology = problem.classes, problem.topology
     none = np.zeros(len(classes), dtype=np.int64)
     for method in METHODS[1:]:
         levels = training_levels(classes, topology, workload, method, problem.budget_bytes)
