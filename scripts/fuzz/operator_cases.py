@@ -402,8 +402,16 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
         [_i64(1, 5, 9), _i64(0, 5)], [_i64(0, 1, 3), _i64(0, 2, 2)], [1, 0]
     ),
     "redirect_to_united": lambda: _list(
-        torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), _i64(3, 5), _i64(0, 2),
-        [0], _i64(3, 4, 5), _i64(0, 3), [2], [7],
+        torch.randint(0, 99, (40,)),
+        _i32(*range(40)),
+        _i32(0, 10, 40),
+        _i64(3, 5),
+        _i64(0, 2),
+        [0],
+        _i64(3, 4, 5),
+        _i64(0, 3),
+        [2],
+        [7],
     ),
     "relay_gradients": lambda: _list(
         [_i64(1, 5, 9), _i64(0, 5)], [torch.rand(24), torch.rand(16)], _GROUPS, [0], [8]

@@ -2,8 +2,9 @@
 
 Between nodes it goes over torch.distributed, the portable transport (gloo, NCCL, MPI), by two
 all_to_all, of sizes and of contents; ranks that share memory take part with nothing to send. (A
-step's rows and gradients, of which all widths go together: step/row_exchange.py.) What all ranks have for each other wherever they are goes the same way, or, where all of them
-share memory, through a segment of each rank, from which the others take their parts.
+step's rows and gradients, of which all widths go together: step/row_exchange.py.) What all ranks
+have for each other wherever they are goes the same way, or, where all of them share memory, through
+a segment of each rank, from which the others take their parts.
 
 Every call is collective and says what it is for; in shared memory ranks that do different things at
 once get an error, and not each other's bytes.

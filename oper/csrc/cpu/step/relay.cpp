@@ -1,5 +1,5 @@
-// torch.ops.oper.unite_slots, redirect_to_united and relay_gradients: what a rank does for all ranks
-// of its node where rows of other nodes, and their gradients, cross the network once.
+// torch.ops.oper.unite_slots, redirect_to_united and relay_gradients: what a rank does for all
+// ranks of its node where rows of other nodes, and their gradients, cross the network once.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -106,18 +106,22 @@ void redirect_to_united(at::Tensor& addresses, const at::Tensor& positions,
   }
 }
 
-OPER_SIMD void merge_to(const std::vector<Gradients>& lists, int64_t dim, float* sum, int64_t* slot,
-                        float* value) {
-  merge(lists, dim, 0, sum, [](int64_t) {}, [&](int64_t of, const float* gradient) {
+OPER_SIMD void merge_to(const std::vector<Gradients>& lists, int64_t dim, float* sum,
+                        int64_t* slots, float* values) {
+  const auto nothing = [](int64_t) {};
+  int64_t* slot = slots;
+  float* value = values;
+  const auto keep = [&](int64_t of, const float* gradient) {
     *slot++ = of;
     value = std::copy_n(gradient, dim, value);
-  });
+  };
+  merge(lists, dim, 0, sum, nothing, keep);
 }
 
 // The gradients of some groups, summed over the lists in their order, as messages: groups
-// [n·B, (n + 1)·B) of `chosen`, of B buckets of those dims, are message n. In a message the slots of
-// all its groups come first and then their gradients, to the end of a word of 8 bytes. Returns the
-// rows of each group, and the messages one after the other.
+// [n·B, (n + 1)·B) of `chosen`, of B buckets of those dims, are message n. In a message the slots
+// of all its groups come first and then their gradients, to the end of a word of 8 bytes. Returns
+// the rows of each group, and the messages one after the other.
 std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::TensorList values,
                                                    at::TensorList groups, at::IntArrayRef chosen,
                                                    at::IntArrayRef dims) {
@@ -177,8 +181,9 @@ std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::Ten
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def("unite_slots(Tensor[] slots, Tensor[] before, int[] groups)"
-        " -> (Tensor slots, Tensor before)");
+  m.def(
+      "unite_slots(Tensor[] slots, Tensor[] before, int[] groups)"
+      " -> (Tensor slots, Tensor before)");
   m.def(
       "redirect_to_united(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor slots,"
       " Tensor before, int[] groups, Tensor united, Tensor united_before, int[] fields,"
