@@ -20,11 +20,14 @@ from oper.runtime.memory.prepared_batch import BatchRows, rows_of_tensors
 
 native.ops()  # which defines the operators
 
-# Rows that a batch may name for each access, and values of a module's widest rows, up to which rows
-# are numbered: there must be a mark for each of these rows (in each bucket, for all of its width),
-# and sums of wider ones leave the caches between two accesses (docs/design/numbered-rows.md).
+# Rows that a batch may name for each access, up to which rows are numbered: there must be a mark
+# for each of these rows, in each bucket, for all of its width (docs/design/numbered-rows.md).
 ROWS_PER_ACCESS = 4
-MOST_DIM = 64
+# Values of a module's widest rows up to which they are numbered, whatever the bags; and where a bag
+# holds LONG_BAG ids on average. Sums of wide rows leave the caches between two accesses, which pays
+# where a bag's gradient is read once for many.
+NARROW_DIM, MOST_DIM = 32, 64
+LONG_BAG = 10
 _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 
@@ -46,7 +49,7 @@ class Sorter:
         self._bad_ids_too = bad_ids_too
         self.rank, self._ranks, self._device = node.rank, node.ranks, device
         self._bucket_slots = list(bucket_slots)
-        self._narrow = max(dims, default=0) <= MOST_DIM
+        self._widest = max(dims, default=0)
         self.by_position = by_position
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
@@ -66,7 +69,8 @@ class Sorter:
         """The rows of a batch, or a future of them, if they are not needed `at_once`. None of a
         batch whose `report` names a bad bag, or a bad id that is fatal."""
         read = (addresses, segment_offset, features, self.rank, self._ranks)
-        if self._numbers(len(addresses)):
+        bag_count = len(addresses) if offsets is None else len(offsets) - 1
+        if self._numbers(len(addresses), bag_count):
             return self._done(at_once, self._number, *read)
         bags = offsets if self.by_bag(offsets, weights) else None
         return self._done(at_once, self._sort, *read, bags, report)
@@ -75,12 +79,13 @@ class Sorter:
         """Whether the runs of such a batch are of bags."""
         return offsets is not None and weights is None and not self.by_position
 
-    def _numbers(self, accesses: int) -> bool:
+    def _numbers(self, accesses: int, bags: int) -> bool:
         """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
         sums rows of its own, for which accesses must be sorted."""
         rows = (1 + self._ranks) * sum(self._bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
-        wanted = self._narrow and not self.by_position
+        widest = MOST_DIM if accesses >= LONG_BAG * bags else NARROW_DIM
+        wanted = self._widest <= widest and not self.by_position
         alone = torch.get_num_threads() == 1 and self._device.kind == "cpu"
         return few and wanted and alone
 

@@ -150,22 +150,26 @@ def test_bad_input_of_numbers():
 
 
 @pytest.mark.parametrize(
-    ("slots", "dim", "number", "by_position", "numbered"),
+    ("slots", "dim", "bags", "number", "by_position", "numbered"),
     [
-        (100, 16, 1, False, True),
-        (101, 16, 1, False, False),  # more rows than four an access
-        (100, 65, 1, False, False),
-        (100, 16, 2, False, False),
-        (100, 16, 1, True, False),
+        (100, 32, None, 1, False, True),
+        (101, 32, None, 1, False, False),  # more rows than four an access
+        (100, 33, None, 1, False, False),  # wide rows, and bags of one
+        (100, 33, 6, 1, False, False),  # or fewer than ten
+        (100, 64, 5, 1, False, True),
+        (100, 65, 5, 1, False, False),
+        (100, 16, None, 2, False, False),
+        (100, 16, None, 1, True, False),
     ],
 )
-def test_when_rows_are_numbered(threads, slots, dim, number, by_position, numbered):
+def test_when_rows_are_numbered(threads, slots, dim, bags, number, by_position, numbered):
     accesses = random_accesses(np.random.default_rng(0), 1, [30, 20], 1, 20, 3, frozen=False)
     threads(number)
     node: Any = SimpleNamespace(rank=0, ranks=1, peers=range(99))
     sorter = Sorter(node, Cpu(), [slots], [dim], by_position)
+    offsets = None if bags is None else torch.linspace(0, 50, bags + 1).long()
     addresses, segments, features, *_ = accesses.tensors()
-    rows = sorter.sort(addresses, segments, None, None, features, at_once=True)
+    rows = sorter.sort(addresses, segments, offsets, None, features, at_once=True)
     _, start, slot, count = sorted_runs(accesses)
     assert isinstance(rows, NumberedRows if numbered else Runs)
     assert (rows.accesses, rows.slots.tolist()) == (50, slot.tolist())
