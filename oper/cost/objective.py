@@ -212,15 +212,12 @@ def evaluate(
     None."""
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
-    reader = np.broadcast_to(np.arange(ranks), sets.source.shape)
+    pair = (np.arange(ranks) * ranks + sets.source).ravel()
     single = sets.copies == 1
 
     def traffic(values: Floats) -> Floats:
-        matrix = np.zeros((ranks, ranks))
-        np.add.at(
-            matrix, (reader, sets.source), np.broadcast_to(values[:, None], sets.source.shape)
-        )
-        return matrix
+        moved = np.bincount(pair, np.repeat(values, ranks), minlength=ranks**2)
+        return moved.astype(np.float64, copy=False).reshape(ranks, ranks)
 
     charges = Charges.of(topology)
     away = ~np.eye(ranks, dtype=bool)
