@@ -159,6 +159,8 @@ class Charges:
 
     def paid_for_links(self, link_seconds: Floats) -> Floats:
         """C [M, M] by the ranks that pay it, [M]."""
+        if self._readers_pay:
+            return link_seconds.sum(axis=1)
         order, ends = self._by_payer
         # Sums of slices, not np.add.reduceat or bincount: those round otherwise than a row's sum.
         return np.array([part.sum() for part in np.split(link_seconds.ravel()[order], ends)])
@@ -250,6 +252,11 @@ class Charges:
         """The first entry of each pair, and after the last one, [M² + 1]."""
         entries = np.bincount(self._pair, minlength=self.ranks**2)
         return np.concatenate([[0], np.cumsum(entries)])
+
+    @cached_property
+    def _readers_pay(self) -> bool:
+        """Whether the reader of each pair pays for its link."""
+        return np.array_equal(self.payer, np.repeat(np.arange(self.ranks), self.ranks))
 
     @cached_property
     def _by_payer(self) -> tuple[Ints, Ints]:

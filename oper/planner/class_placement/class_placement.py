@@ -28,7 +28,7 @@ class ClassPlacement:
     greedy: Greedy | None = None
 
 
-def replica_bytes(classes: Classes, sets: HolderSets, counts: Ints, ranks: int) -> Floats:
-    """Memory on each rank, [M], of the `counts` [C, G] rows with several holders."""
-    copies: Floats = sets.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
+def replica_bytes(classes: Classes, sets: HolderSets, replicas: Ints) -> Floats:
+    """Memory on each rank, [M], of the `replicas` [C, G - M] rows with several holders."""
+    copies: Floats = sets.holds[len(sets) - replicas.shape[1] :].T @ classes.memory_of(replicas)
     return copies

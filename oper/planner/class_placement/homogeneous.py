@@ -35,9 +35,7 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     ranks, asked = problem.ranks, problem.asked
     sets, replicas = choose_replicas(problem)
     single = classes.rows - replicas.sum(axis=1)
-    held = replica_bytes(
-        classes, sets, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
-    )
+    held = replica_bytes(classes, sets, replicas)
     shares = problem.shares
     greedy = place_greedily(classes, single, held, shares, asked.threshold, asked.dob)
     placed = greedy.counts(ranks)

@@ -33,7 +33,7 @@ from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.aim import aimed_at, aimed_directions
-from oper.planner.row_placement.capacity_repair import keep_capacity
+from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import (
     Cuts,
@@ -47,6 +47,7 @@ from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
 
 _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
+_FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
@@ -123,7 +124,7 @@ def _make_stripes(
 ) -> list[Stripes]:
     """The stripes of each width, in proportion to the memory that each rank has left."""
     classes, ranks = problem.classes, problem.ranks
-    replicas = replica_bytes(classes, sets, counts, ranks)
+    replicas = replica_bytes(classes, sets, counts[:, ranks:])
     striped = classes.rows - cuts.listed
     left = memory_left(classes, counts[:, :ranks], striped, replicas, placement.shares)
     stripes = []
@@ -197,7 +198,7 @@ def even_memory(
     """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
     one row of each width. Where a rank has too few such rows, others get fewer."""
     ranks = len(shares)
-    memory: Floats = sets.holds.T @ (counts.T @ classes.m)
+    memory = memory_bytes(classes, sets, counts)
     for width, made in zip(classes.widths, stripes, strict=True):
         memory += made.rows.sum(axis=0) * float(width.memory_bytes)
     target = memory.sum() * shares / shares.sum()
@@ -211,20 +212,27 @@ def even_memory(
             rows[np.argsort(rows - surplus, kind="stable")[: min(short, ranks)]] += 1
         if rows.sum() != 0 or not rows.any():
             continue
-        moving = np.zeros(len(classes), dtype=np.int64)
-        mine = np.flatnonzero(classes.width == w)[::-1]
-        for r in np.flatnonzero(rows > 0):
-            held = counts[mine, r]
-            give = np.clip(rows[r] - (np.cumsum(held) - held), 0, held)
-            counts[mine, r] -= give
-            moving[mine] += give
-            memory[r] -= float(give.sum()) * row_bytes
-        for r in np.flatnonzero(rows < 0):
-            held = moving[mine]
-            take = np.clip(-rows[r] - (np.cumsum(held) - held), 0, held)
-            counts[mine, r] += take
-            moving[mine] -= take
-            memory[r] += float(take.sum()) * row_bytes
+        coldest = np.flatnonzero(classes.width == w)[::-1]
+        givers, takers = np.flatnonzero(rows > 0), np.flatnonzero(rows < 0)
+        # As many of the coldest classes as all givers find enough rows in.
+        few = _FEW_CLASSES
+        while few < len(coldest) and (
+            counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]
+        ).any():
+            few *= 4
+        mine = coldest[:few]
+        held = counts[np.ix_(mine, givers)]
+        give = np.clip(rows[givers] - (np.cumsum(held, axis=0) - held), 0, held)
+        counts[np.ix_(mine, givers)] = held - give
+        memory[givers] -= give.sum(axis=0) * row_bytes
+        # Each taker takes the coldest of what those before it have left.
+        moving = give.sum(axis=1)
+        until = np.minimum(np.cumsum(-rows[takers]), moving.sum())
+        since = np.concatenate([[0], until[:-1]])
+        end = np.cumsum(moving)[:, None]
+        take = np.minimum(end, until) - np.maximum(end - moving[:, None], since)
+        counts[np.ix_(mine, takers)] += np.maximum(take, 0)
+        memory[takers] += (until - since) * row_bytes
 
 
 def with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> Ints:
