@@ -212,12 +212,18 @@ def evaluate(
     None."""
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
-    pair = (np.arange(ranks) * ranks + sets.source).ravel()
     single = sets.copies == 1
+    # A placement's first sets are mostly those of single owners, whose sums are the matrix already.
+    owners = ranks if sets.starts_with_single_owners else 0
+    source = sets.source[owners:]
+    reader = np.broadcast_to(np.arange(ranks), source.shape)
 
     def traffic(values: Floats) -> Floats:
-        moved = np.bincount(pair, np.repeat(values, ranks), minlength=ranks**2)
-        return moved.astype(np.float64, copy=False).reshape(ranks, ranks)
+        first = values[:owners] if owners else np.zeros(ranks)
+        matrix = np.tile(first, (ranks, 1))
+        others = np.broadcast_to(values[owners:, None], source.shape)
+        np.add.at(matrix, (reader, source), others)
+        return matrix
 
     charges = Charges.of(topology)
     away = ~np.eye(ranks, dtype=bool)

@@ -42,15 +42,18 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     listed = placed.sum(axis=1)
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
-    counts = np.where(hot[:, None], placed, 0)
+    counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
+    own = counts[:, :ranks]
+    own[hot] = placed[hot]
     if problem.topology.nodes > 1 and ranks > MANY_RANKS:
-        counts[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
-    load = traffic @ counts
-    counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
+    load = traffic @ own
+    own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+    counts[:, ranks:] = replicas
     return ClassPlacement(
         step="greedy",
         holder_sets=sets,
-        counts=np.concatenate([counts, replicas], axis=1),
+        counts=counts,
         striped=single - listed,
         shares=shares,
         partitions=greedy.partitions,

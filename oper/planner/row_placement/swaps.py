@@ -36,6 +36,7 @@ _SETS_TRIED = 256
 _BISECTIONS = 24
 # β over the spread of T: the ranks well above the mean dominate, without plateaus.
 _SHARPNESS = 3.0
+_COPIED_CLASSES = 64  # at a time, so that a processor's cache holds them
 _SWAP_ROWS = [1] + [4**k for k in range(1, 16)]
 
 
@@ -53,6 +54,16 @@ class _Pair(NamedTuple):
     source: int
     target: int
     traffic_bytes: float
+
+
+def set_by_set(counts: Ints) -> Ints:
+    """A copy of `counts` [C, G] as the search reads it, the rows of a holder set one after the
+    other."""
+    found = np.empty(counts.shape, dtype=np.int64, order="F")
+    for first in range(0, len(counts), _COPIED_CLASSES):
+        part = slice(first, first + _COPIED_CLASSES)
+        found[part] = counts[part]
+    return found
 
 
 @dataclass
@@ -75,10 +86,9 @@ class SwapSearch:
             for order in [np.flatnonzero(self.width == w)]
         ]
         sets = len(self.columns)
-        # The most that a byte moved between two sets changes a rank's time by, [G, G]; of those that
-        # rounds have looked at.
-        self._reach = np.zeros((sets, sets))
-        self._reached = np.zeros(sets, dtype=bool)
+        # The most that a byte moved between two sets changes a rank's time by, [G, G]; negative
+        # where no round has looked at the two.
+        self._reach = np.full((sets, sets), -1.0)
         # Most and least traffic of a row of each width in each set, [W, G]; not of stale sets.
         self._heaviest, self._lightest = np.zeros((2, len(self._order), sets))
         self._stale = np.ones(sets, dtype=bool)
@@ -185,15 +195,13 @@ class SwapSearch:
 
     def _reach_between(self, source: Ints, target: Ints) -> Floats:
         """The most that a byte moved from a source to a target changes a rank's time by."""
-        looked_at = np.union1d(source, target)
-        new = looked_at[~self._reached[looked_at]]
-        if len(new):
-            self._reached[new] = True
-            known = np.flatnonzero(self._reached)
-            reach = cdist(self.columns[new], self.columns[known], "chebyshev")
-            self._reach[np.ix_(new, known)] = reach
-            self._reach[np.ix_(known, new)] = reach.T
-        return self._reach[np.ix_(source, target)]
+        pairs = np.ix_(source, target)
+        new = self._reach[pairs] < 0
+        of, to = source[new.any(axis=1)], target[new.any(axis=0)]
+        if len(of):
+            reach = cdist(self.columns[of], self.columns[to], "chebyshev")
+            self._reach[np.ix_(of, to)], self._reach[np.ix_(to, of)] = reach, reach.T
+        return self._reach[pairs]
 
     def _note_extremes(self, g: int) -> None:
         """Most and least traffic of a row of each width in set g."""
