@@ -14,6 +14,11 @@ from oper.planner.class_placement.greedy import Greedy
 from oper.planner.class_placement.partitions import Partitions
 from oper.planner.problem.classes import Classes
 
+# Hot rows are placed by nodes above so many ranks, and those too hot for one rank have a few copies
+# in inference. With fewer, row_placement/swaps.py tries every pair of ranks in the time there is,
+# and finds as good a place for them.
+MANY_RANKS = 32
+
 
 @dataclass(frozen=True)
 class ClassPlacement:

@@ -15,7 +15,7 @@ import heapq
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
-from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
+from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.class_placement.rounding import split_evenly
@@ -24,16 +24,13 @@ from oper.topology.topology import Topology
 
 # A row above this share of a rank's mean work stays where greedy placement put it.
 HOT_SHARE = 1 / 64
-# Hot rows are placed by nodes above so many ranks. With fewer, row_placement/swaps.py tries every
-# pair of ranks in the time there is, and finds as good a place for them.
-MANY_RANKS = 32
 
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     """The class placement for ranks with equal links and capacities."""
     classes, workload = problem.classes, problem.workload
     ranks, asked = problem.ranks, problem.asked
-    sets, replicas = choose_replicas(problem)
+    sets, replicas, load = choose_replicas(problem)
     single = classes.rows - replicas.sum(axis=1)
     held = replica_bytes(classes, sets, replicas)
     shares = problem.shares
@@ -46,8 +43,8 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     own = counts[:, :ranks]
     own[hot] = placed[hot]
     if problem.topology.nodes > 1 and ranks > MANY_RANKS:
-        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
-    load = traffic @ own
+        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
+    load = traffic @ own + load
     own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     counts[:, ranks:] = replicas
     return ClassPlacement(
@@ -61,19 +58,21 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     )
 
 
-def place_by_node(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each."""
+def place_by_node(rows: Ints, traffic: Floats, topology: Topology, load: Floats) -> Ints:
+    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each; ranks
+    have `load` [M] bytes already, of hotter rows."""
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
     order = np.argsort(-traffic, kind="stable")
     hottest_first = np.repeat(order, rows[order]).tolist()
-    ranks = np.argsort(topology.node_of, kind="stable").tolist()
+    ranks = np.argsort(topology.node_of, kind="stable")
+    free = ranks[load[ranks] == 0].tolist()
     work = traffic.tolist()
-    least: list[tuple[float, int]] = []
-    for c, rank in zip(hottest_first, ranks, strict=False):
+    least = [(float(load[rank]), rank) for rank in np.flatnonzero(load).tolist()]
+    for c, rank in zip(hottest_first, free, strict=False):
         counts[c, rank] += 1
         least.append((work[c], rank))
     heapq.heapify(least)
-    for c in hottest_first[len(ranks) :]:
+    for c in hottest_first[len(free) :]:
         load, rank = least[0]
         counts[c, rank] += 1
         heapq.heapreplace(least, (load + work[c], rank))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.planner.class_placement.homogeneous import MANY_RANKS
+from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology
 
