@@ -11,19 +11,31 @@ from oper.planner.class_placement.few_copies import copies_needed, few_copies
 from oper.planner.class_placement.homogeneous import place_on_homogeneous
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, make_problem
 
-TOPOLOGY = Topology.load("8x8-h100")
+
+
+def nodes_of_slow_memory() -> Topology:
+    """8 nodes of 8 ranks, whose memory is as slow as 1,024 readers make a fast one."""
+    node_of = tuple(rank // 8 for rank in range(64))
+    same = np.equal.outer(node_of, node_of)
+    cost = np.where(same, 1 / 100e9, 1 / 25e9)
+    np.fill_diagonal(cost, 1 / 100e9)
+    return Topology("slow", node_of, cost, 25e9, Latency.of_hops(5e-6))
+
+
+TOPOLOGY = nodes_of_slow_memory()
 WORKLOAD = Workload("inference", "raw", 1024 * TOPOLOGY.ranks)
 
 
 def hot_problem(hot: list[int], extra_rows: float, workload: Workload = WORKLOAD) -> ClassProblem:
-    """So many accesses to single hot rows, each another class, and to 6,400 rows that are even."""
+    """So many accesses to single hot rows, each another class, and 10 to each of 6,400 others."""
     classes = make_classes(
         [*hot, 10], [*[1] * len(hot), 6400], workload, TOPOLOGY.ranks, samples=10**7
     )
-    return make_problem(classes, TOPOLOGY, workload, extra_rows)
+    return make_problem(classes, TOPOLOGY, workload, extra_rows / int(classes.rows.sum()))
 
 
 @given(
@@ -79,9 +91,9 @@ def test_none_where_no_row_is_hot_and_in_training() -> None:
 
 
 def test_hot_rows_with_few_copies_lower_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of which each takes a rank several times what it has of all: a copy on every node is
-    paid for two of them."""
-    problem = hot_problem([9000 + n for n in range(16)], 16)
+    """Rows of which each is several times a rank's share of all, and a budget that pays for a copy
+    of one of them on every node."""
+    problem = hot_problem([4000 + n for n in range(16)], 20)
 
     def slowest() -> float:
         placed = place_on_homogeneous(problem)
