@@ -297,7 +297,9 @@ class Plan(Summarised):
                 write(temporary)
             header = {"schema": SCHEMA, "version": VERSION}
             files = {"files": manifest.describe_files(temporary)}
-            manifest.write_manifest(temporary, FORMAT, header | to_json_file(self._stated()) | files)
+            manifest.write_manifest(
+                temporary, FORMAT, header | to_json_file(self._stated()) | files
+            )
 
     def _write_arrays(self, folder: Path) -> None:
         arrays = {

@@ -80,9 +80,7 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
     if not workload.training:
         if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
-        return inference_levels(
-            classes, topology, workload, time_ratio(topology), budget, needed
-        )
+        return inference_levels(classes, topology, workload, time_ratio(topology), budget, needed)
     single = single_seconds(classes, topology, workload)
 
     def mean_seconds(method: Method, levels: Levels) -> float:

@@ -108,8 +108,8 @@ class Classes:
         return Sums(*(n @ getattr(self.row_sums, f.name) for f in fields(Sums)))
 
     def memory_of(self, counts: Ints) -> Floats:
-        """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact, as bytes and
-        rows are whole numbers, so that no order of additions differs from another."""
+        """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact in whatever
+        order rows are added, as bytes and rows are whole numbers."""
         memory = np.zeros(counts.shape[1])
         for w, width in enumerate(self.widths):
             of_width = counts if len(self.widths) == 1 else counts[self.width == w]

@@ -215,9 +215,10 @@ def even_memory(
         givers, takers = np.flatnonzero(rows > 0), np.flatnonzero(rows < 0)
         # As many of the coldest classes as all givers find enough rows in.
         few = _FEW_CLASSES
-        while few < len(coldest) and (
-            counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]
-        ).any():
+        while (
+            few < len(coldest)
+            and (counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]).any()
+        ):
             few *= 4
         mine = coldest[:few]
         held = counts[np.ix_(mine, givers)]

@@ -16,7 +16,6 @@ from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, make_problem
 
 
-
 def nodes_of_slow_memory() -> Topology:
     """8 nodes of 8 ranks, whose memory is as slow as 1,024 readers make a fast one."""
     node_of = tuple(rank // 8 for rank in range(64))
