@@ -37,6 +37,14 @@ class HolderSets:
         return np.where(self.copies == 1, self.holds.argmax(axis=1), -1)
 
     @property
+    def starts_with_single_owners(self) -> bool:
+        """Whether the first M sets are those of `single_owner_sets`."""
+        ranks = self.source.shape[1]
+        owners = np.arange(ranks, dtype=self.source.dtype)[:, None]
+        first = self.source[:ranks]
+        return len(first) == ranks and bool((first == owners).all())
+
+    @property
     def readers(self) -> NDArray[np.int64]:
         """How many ranks read each group from each rank, [G, M]."""
         sets, ranks = self.source.shape

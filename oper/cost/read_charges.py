@@ -244,7 +244,12 @@ class Charges:
     def traffic(self, sets: HolderSets, values: Floats) -> Floats:
         """The sums of `values` [G] over the holder sets that each rank reads from each other,
         [reader, source]; of a node's weight by the relays that read them."""
-        matrix, reads = np.zeros((self.ranks, self.ranks)), self._reads(sets)
+        matrix = np.zeros((self.ranks, self.ranks))
+        # A placement's first sets are mostly those of single owners, of which each is a column.
+        if self.asker is None and sets.starts_with_single_owners:
+            matrix[:] = values[: self.ranks]
+            sets, values = sets.take(slice(self.ranks, None)), values[self.ranks :]
+        reads = self._reads(sets)
         np.add.at(matrix.ravel(), reads.pair, values[reads.holder_set])
         return matrix
 
@@ -276,6 +281,8 @@ class Charges:
 
     def paid_for_links(self, link_seconds: Floats) -> Floats:
         """C [M, M] by the ranks that pay it, [M]."""
+        if self._readers_pay:
+            return link_seconds.sum(axis=1)
         order, ends = self._by_payer
         # Sums of slices, not np.add.reduceat or bincount: those round otherwise than a row's sum.
         return np.array([part.sum() for part in np.split(link_seconds.ravel()[order], ends)])
@@ -406,6 +413,11 @@ class Charges:
         """The first entry of each pair, and after the last one, [M² + 1]."""
         entries = np.bincount(self._pair, minlength=self.ranks**2)
         return np.concatenate([[0], np.cumsum(entries)])
+
+    @cached_property
+    def _readers_pay(self) -> bool:
+        """Whether the reader of each pair pays for its link."""
+        return np.array_equal(self.payer, np.repeat(np.arange(self.ranks), self.ranks))
 
     @cached_property
     def _by_payer(self) -> tuple[Ints, Ints]:

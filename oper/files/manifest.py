@@ -7,7 +7,6 @@ that was only indented otherwise is the same. It is a check against damage and s
 """
 
 import hashlib
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -15,7 +14,7 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.files.input_files import LISTED, MARKER, open_file
-from oper.files.json_file import read_json, write_json
+from oper.files.json_file import canonical_json, read_json, with_matrix_texts, write_json
 from oper.files.overwrite_rules import Format
 
 _HASH_BLOCK_BYTES = 1 << 22
@@ -44,7 +43,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
     """Write a folder's marker, last of all its files: `content`, and the digest of it."""
-    rest = {key: value for key, value in content.items() if key != _OWN_DIGEST}
+    rest = with_matrix_texts({k: value for k, value in content.items() if k != _OWN_DIGEST})
     write_json(folder / kind.marker, rest | {_OWN_DIGEST: _digest(rest)})
 
 
@@ -125,5 +124,7 @@ def _checked(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    digest = hashlib.sha256()
+    for piece in canonical_json(with_matrix_texts(content)):
+        digest.update(piece.encode())
+    return digest.hexdigest()

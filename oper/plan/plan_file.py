@@ -9,7 +9,7 @@ written and read in this way too.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import (
     Annotated,
@@ -127,13 +127,22 @@ class Stated:
 
 def to_json(value: Any) -> Any:
     """A typed object as JSON has it, with what is derived from its fields."""
+    return _to_json(value, np.ndarray.tolist)
+
+
+def to_json_file(value: Any) -> Any:
+    """The same with arrays as they are, for `json_file.write_json`."""
+    return _to_json(value, lambda array: array)
+
+
+def _to_json(value: Any, of_array: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        content = {name: to_json(getattr(value, name)) for name in _keys(value)}
+        content = {name: _to_json(getattr(value, name), of_array) for name in _keys(value)}
         return content | {name: getattr(value, name) for name in _derived(type(value))}
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return of_array(value)
     if isinstance(value, tuple | list):
-        return [to_json(item) for item in value]
+        return [_to_json(item, of_array) for item in value]
     return value
 
 

@@ -23,8 +23,7 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certify import certify
-from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.homogeneous import MANY_RANKS
+from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement
 from oper.planner.class_placement.partitions import partitions
 from oper.planner.class_placement.place_classes import by_programme, place_classes
 from oper.planner.exact_placement import place_exactly

@@ -5,11 +5,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
-from oper.files.json_file import parse_json, read_json, write_json
+from oper.files.json_file import (
+    canonical_json,
+    parse_json,
+    read_json,
+    with_matrix_texts,
+    write_json,
+)
 
 VALUES = st.recursive(
     st.none()
@@ -54,3 +62,26 @@ def test_a_key_twice_among_many_is_found_at_once() -> None:
     with pytest.raises(ValueError, match="'99999' twice"):
         parse_json("{" + ", ".join(keys) + "}")
     assert time.process_time() - begun < 5
+
+
+_FLOATS = st.floats() | st.sampled_from([0.0, -0.0, 1e-05, 1e16, 1e22, 5e-324])
+_MATRICES = st.lists(
+    st.lists(_FLOATS, max_size=3) | st.lists(st.integers(), max_size=2), max_size=3
+)
+_JSON = st.recursive(
+    st.none() | st.integers() | _FLOATS | st.text(max_size=3) | _MATRICES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), _JSON, max_size=4))
+def test_matrices_are_written_as_python_writes_lists_of_lists(content: dict[str, Any]) -> None:
+    canonical = "".join(canonical_json(with_matrix_texts(content)))
+    assert canonical == json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+@given(npst.arrays(np.float64, st.tuples(st.integers(0, 4), st.integers(0, 4)), elements=_FLOATS))
+def test_arrays_are_written_as_lists(matrix: np.ndarray) -> None:
+    text = with_matrix_texts({"a": [{"matrix": matrix, "vector": matrix.ravel()}]})["a"][0]
+    assert text["matrix"] == json.dumps(matrix.tolist())
+    assert json.dumps(text["vector"]) == json.dumps(matrix.ravel().tolist())

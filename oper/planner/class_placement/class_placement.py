@@ -14,6 +14,11 @@ from oper.planner.class_placement.greedy import Greedy
 from oper.planner.class_placement.partitions import Partitions
 from oper.planner.problem.classes import Classes
 
+# Hot rows are placed by nodes above so many ranks, and those too hot for one rank have a few copies
+# in inference. With fewer, row_placement/swaps.py tries every pair of ranks in the time there is,
+# and finds as good a place for them.
+MANY_RANKS = 32
+
 
 @dataclass(frozen=True)
 class ClassPlacement:
@@ -28,7 +33,7 @@ class ClassPlacement:
     greedy: Greedy | None = None
 
 
-def replica_bytes(classes: Classes, sets: HolderSets, counts: Ints, ranks: int) -> Floats:
-    """Memory on each rank, [M], of the `counts` [C, G] rows with several holders."""
-    copies: Floats = sets.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
+def replica_bytes(classes: Classes, sets: HolderSets, replicas: Ints) -> Floats:
+    """Memory on each rank, [M], of the `replicas` [C, G - M] rows with several holders."""
+    copies: Floats = sets.holds[len(sets) - replicas.shape[1] :].T @ classes.memory_of(replicas)
     return copies

@@ -41,10 +41,9 @@ class Greedy:
 
     def counts(self, ranks: int) -> Ints:
         """Listed rows of each class on each rank, [C, M]; the others are left to the stripes."""
-        cell = self.run_class * ranks + self.run_rank
-        size = len(self.single) * ranks
-        found = np.bincount(cell, weights=self.run_rows, minlength=size)
-        return found.astype(np.int64).reshape(-1, ranks)
+        found = np.zeros((len(self.single), ranks), dtype=np.int64)
+        np.add.at(found, (self.run_class, self.run_rank), self.run_rows)
+        return found
 
 
 def place_greedily(
@@ -122,7 +121,7 @@ def memory_left(
 ) -> Floats:
     """Bytes that each rank has left for striped rows, [M], if all memory in use follows `shares`
     [M]: `counts` [C, M] listed and `striped` [C] striped rows with one owner, and replicas."""
-    return _left(replica_bytes + counts.T @ classes.m, float(striped @ classes.m), shares)
+    return _left(replica_bytes + classes.memory_of(counts), float(striped @ classes.m), shares)
 
 
 def _left(held_bytes: Floats, striped_bytes: float, shares: Floats) -> Floats:

@@ -17,7 +17,7 @@ import heapq
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
-from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
+from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.class_placement.rounding import split_evenly
@@ -27,38 +27,36 @@ from oper.topology.topology import Topology
 
 # A row above this share of a rank's mean work stays where greedy placement put it.
 HOT_SHARE = 1 / 64
-# Hot rows are placed by nodes above so many ranks. With fewer, row_placement/swaps.py tries every
-# pair of ranks in the time there is, and finds as good a place for them.
-MANY_RANKS = 32
 
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     """The class placement for ranks with equal links and capacities."""
     classes, workload = problem.classes, problem.workload
     ranks, asked = problem.ranks, problem.asked
-    sets, replicas = choose_replicas(problem)
+    sets, replicas, load = choose_replicas(problem)
     single = classes.rows - replicas.sum(axis=1)
-    held = replica_bytes(
-        classes, sets, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
-    )
+    held = replica_bytes(classes, sets, replicas)
     shares = problem.shares
     greedy = place_greedily(classes, single, held, shares, asked.threshold, asked.dob)
     placed = greedy.counts(ranks)
     listed = placed.sum(axis=1)
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
-    counts = np.where(hot[:, None], placed, 0)
+    counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
+    own = counts[:, :ranks]
+    own[hot] = placed[hot]
     if isinstance(problem.topology, RelayedTopology):
         node_bytes = classes.row_sums.node_bytes[:, 0]
-        counts[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
+        own[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
     elif problem.topology.nodes > 1 and ranks > MANY_RANKS:
-        counts[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
-    load = traffic @ counts
-    counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
+    load = traffic @ own + load
+    own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+    counts[:, ranks:] = replicas
     return ClassPlacement(
         step="greedy",
         holder_sets=sets,
-        counts=np.concatenate([counts, replicas], axis=1),
+        counts=counts,
         striped=single - listed,
         shares=shares,
         partitions=greedy.partitions,
@@ -84,19 +82,21 @@ def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
     return counts
 
 
-def place_by_node(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each."""
+def place_by_node(rows: Ints, traffic: Floats, topology: Topology, load: Floats) -> Ints:
+    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each; ranks
+    have `load` [M] bytes already, of hotter rows."""
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
     order = np.argsort(-traffic, kind="stable")
     hottest_first = np.repeat(order, rows[order]).tolist()
-    ranks = np.argsort(topology.node_of, kind="stable").tolist()
+    ranks = np.argsort(topology.node_of, kind="stable")
+    free = ranks[load[ranks] == 0].tolist()
     work = traffic.tolist()
-    least: list[tuple[float, int]] = []
-    for c, rank in zip(hottest_first, ranks, strict=False):
+    least = [(float(load[rank]), rank) for rank in np.flatnonzero(load).tolist()]
+    for c, rank in zip(hottest_first, free, strict=False):
         counts[c, rank] += 1
         least.append((work[c], rank))
     heapq.heapify(least)
-    for c in hottest_first[len(ranks) :]:
+    for c in hottest_first[len(free) :]:
         load, rank = least[0]
         counts[c, rank] += 1
         heapq.heapreplace(least, (load + work[c], rank))

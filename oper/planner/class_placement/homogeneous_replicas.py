@@ -16,6 +16,7 @@ it pays. Rows that do not fit are left out, so that smaller ones fill the rest.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from oper.cost.holder_sets import (
 )
 from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
+from oper.planner.class_placement.few_copies import copies_needed, few_copies
 from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.lp.pricing import DualPrices, relayed_copies
 from oper.planner.problem.classes import Classes
@@ -51,22 +53,40 @@ class Levels:
     everywhere: Ints
 
 
-def choose_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
-    """The G holder sets, the M single owners first, and how many rows of each of the C classes
-    have each of the others, [C, G - M]."""
-    levels = _levels(problem)
+class Replicas(NamedTuple):
+    """G holder sets, the M single owners first; how many `rows` of each of the C classes have each
+    of the others, [C, G - M]; and the weight that every rank serves of rows with a few copies."""
+
+    sets: HolderSets
+    rows: Ints
+    load: Floats  # [M]
+
+
+def choose_replicas(problem: ClassProblem) -> Replicas:
+    """The replicas of all classes."""
+    needed = np.ones(len(problem.classes), dtype=np.int64)
+    if problem.asked.balance == "time":
+        needed = copies_needed(problem)
+    levels = _levels(problem, needed)
     sets, replicas = _replica_sets(problem.classes, problem.topology, problem.workload, levels)
-    return _spend_rest(problem, sets, replicas)
+    rows = np.where(needed > 1, problem.classes.rows - levels.node - levels.everywhere, 0)
+    few = few_copies(problem, rows, needed)
+    columns = np.zeros((len(rows), len(few.sets)), dtype=np.int64)
+    columns[few.class_of, np.arange(len(few.sets))] = 1
+    found = _spend_rest(problem, sets + few.sets, np.concatenate([replicas, columns], axis=1))
+    return Replicas(*found, few.load)
 
 
-def _levels(problem: ClassProblem) -> Levels:
-    """How many rows of each class are replicated, and how far."""
+def _levels(problem: ClassProblem, needed: Ints) -> Levels:
+    """How many rows of each class are replicated once a node or everywhere; all others have the
+    copies that they need, [C]."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
         if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
-        return inference_levels(classes, saved_by_copies(classes, topology), topology, budget)
+        saved = saved_by_copies(classes, topology)
+        return inference_levels(classes, saved, topology, budget, needed)
     single = single_seconds(classes, topology, workload)
 
     def mean_seconds(method: Method, levels: Levels) -> float:
@@ -209,23 +229,30 @@ def by_weight(classes: Classes, ratio: float) -> SavedByCopies:
 
 
 def inference_levels(
-    classes: Classes, saved: SavedByCopies, topology: Topology, budget_bytes: float
+    classes: Classes,
+    saved: SavedByCopies,
+    topology: Topology,
+    budget_bytes: float,
+    needed: Ints | int = 1,
 ) -> Levels:
     """Fill the budget with copies in order of what they save per byte: a class comes once for its
-    copies in the other nodes, and once for those on all ranks."""
+    copies in the other nodes, and once for those on all ranks. Rows of class c have `needed[c]`
+    copies at least, on different nodes."""
     ranks, nodes = topology.ranks, topology.nodes
-    copies_node, copies_all = nodes - 1, ranks - nodes
+    needed = np.broadcast_to(needed, len(classes))
+    budget_bytes -= float((needed - 1) * classes.rows @ classes.m)
+    copies_node, copies_all = nodes - needed, ranks - nodes
     index = np.concatenate([np.arange(len(classes))] * 2)
     step = np.repeat([0, 1], len(classes))
     key = np.concatenate([saved.nodes, saved.ranks])
-    price = np.where(step == 0, copies_node, copies_all) * classes.m[index]
+    price = np.where(step == 0, copies_node[index], copies_all) * classes.m[index]
     # A stable sort keeps a class's first step before its second at equal keys.
     order = np.argsort(-key, kind="stable")
     order = order[(key[order] > 0) & (price[order] > 0)]
     filled = np.zeros(2 * len(classes), dtype=np.int64)
     filled[order] = _fill(price[order], classes.rows[index[order]], budget_bytes)
     node, everywhere = filled[: len(classes)], filled[len(classes) :]
-    if copies_node == 0:
+    if nodes == 1:
         return Levels(np.zeros_like(node), everywhere)
     if copies_all == 0:
         return Levels(np.zeros_like(node), node)

@@ -49,5 +49,5 @@ def place_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
         placement = place_on_heterogeneous(problem, LISTED_SHARE)
         several = np.flatnonzero(placement.holder_sets.copies > 1)
         return placement.holder_sets.take(several), placement.counts[:, several]
-    sets, replicas = choose_replicas(problem)
+    sets, replicas, _ = choose_replicas(problem)
     return sets.take(np.arange(problem.ranks, len(sets))), replicas

@@ -20,10 +20,11 @@ def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> I
     share. So rows of similar traffic, and so of similar R, D and U, spread evenly in number.
     `load` [G], in bytes of `traffic` [C], is updated.
     """
-    shares = np.broadcast_to(shares, (len(rows), np.shape(shares)[-1]))
-    shares = shares / shares.sum(axis=1, keepdims=True)
+    shares = shares / shares.sum(axis=-1, keepdims=True)
+    shares = np.broadcast_to(shares, (len(rows), shares.shape[-1]))
     exact = rows[:, None] * shares
-    counts = np.floor(exact + 1e-9).astype(np.int64)
+    exact += 1e-9
+    counts = np.floor(exact, out=exact).astype(np.int64)
     load += (counts * traffic[:, None]).sum(axis=0)
     left = rows - counts.sum(axis=1)
     some = np.flatnonzero(left)

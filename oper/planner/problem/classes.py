@@ -112,6 +112,15 @@ class Classes:
         n = np.asarray(counts, dtype=np.float64).T
         return Sums(*(n @ getattr(self.row_sums, f.name) for f in fields(Sums)))
 
+    def memory_of(self, counts: Ints) -> Floats:
+        """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact in whatever
+        order rows are added, as bytes and rows are whole numbers."""
+        memory = np.zeros(counts.shape[1])
+        for w, width in enumerate(self.widths):
+            of_width = counts if len(self.widths) == 1 else counts[self.width == w]
+            memory += of_width.sum(axis=0) * float(width.memory_bytes)
+        return memory
+
     def traffic_bytes(self, workload: Workload) -> Floats:
         """Bytes that one rank moves in an iteration for a row with one owner, [C]: S·R, and S·D
         more for its gradient in training."""

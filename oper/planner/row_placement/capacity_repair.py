@@ -15,7 +15,7 @@ from oper.planner.problem.problem import ClassProblem
 
 def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
     """Memory of each rank, [M], with `counts` [C, K] rows in the columns."""
-    held: Floats = sets.holds.T @ (counts.T @ classes.m)
+    held: Floats = sets.holds.T @ classes.memory_of(counts)
     return held
 
 

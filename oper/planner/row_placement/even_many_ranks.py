@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.planner.class_placement.homogeneous import MANY_RANKS
+from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
@@ -45,13 +45,14 @@ def even_many_ranks(search: SwapSearch, topology: Topology) -> None:
         return
     far = max(far, mate)
     node_of = np.unique(topology.node_of, return_inverse=True)[1]
-    held = search.counts[:, :ranks]
+    held = search.counts[:, :ranks].astype(np.float64)  # as products would make of it every time
     light = search.traffic_bytes <= _STAYS * float((search.traffic_bytes @ held).mean())
     light_bytes = np.where(light, search.traffic_bytes, 0.0)
     for _ in range(_PASSES):
         before = float(search.seconds.max())
         wanted = targets(search.seconds, light_bytes @ held, node_of, own - mate, far - mate)
-        _move(search, wanted.more.copy())
+        moved = _move(search, wanted.more.copy())
+        held[:, moved] = search.counts[:, moved]
         gained = before - float(search.seconds.max())
         if gained <= _LEAST_GAIN * (before - float(search.seconds.mean())):
             break
@@ -122,14 +123,16 @@ def _cost(columns: Floats, mask: NDArray[np.bool_]) -> float:
     return float(found[0]) if len(found) else 0.0
 
 
-def _move(search: SwapSearch, more: Floats) -> None:
-    """Swap rows so that each rank has `more` [M] traffic, from the largest on; uses `more` up."""
+def _move(search: SwapSearch, more: Floats) -> list[int]:
+    """Swap rows so that each rank has `more` [M] traffic, from the largest on; uses `more` up. The
+    ranks whose rows are others then."""
     least = _LEFT * np.abs(more)
+    changed: set[int] = set()
     for _ in range(2 * len(more)):
         source, target = int(more.argmin()), int(more.argmax())
         amount = min(-float(more[source]), float(more[target]))
         if amount <= 0:
-            return
+            break
         moved = search.move(source, target, amount)
         more[source] += moved
         more[target] -= moved
@@ -137,3 +140,5 @@ def _move(search: SwapSearch, more: Floats) -> None:
         done = source if -more[source] <= more[target] else target
         if moved <= 0.5 * amount or abs(float(more[done])) <= least[done]:
             more[done] = 0.0
+        changed |= {source, target}
+    return sorted(changed)

@@ -33,7 +33,7 @@ from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.aim import aimed_at, aimed_directions
-from oper.planner.row_placement.capacity_repair import keep_capacity
+from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import (
     Cuts,
@@ -44,10 +44,11 @@ from oper.planner.row_placement.list_hot_rows import (
     scan_by_cuts,
 )
 from oper.planner.row_placement.striping import Stripes, make_stripes
-from oper.planner.row_placement.swaps import SwapSearch
+from oper.planner.row_placement.swaps import SwapSearch, set_by_set
 from oper.topology.pooled_links import pooled_of
 
 _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
+_FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
@@ -82,18 +83,19 @@ def place_rows(
     traffic = classes.traffic_bytes(problem.workload)
     # Holder sets without rows are left out, but for the single owners.
     used = np.r_[np.ones(ranks, dtype=bool), placement.counts[:, ranks:].any(axis=0)]
-    sets, counts = placement.holder_sets.take(used), placement.counts[:, used]
+    sets = placement.holder_sets.take(used)
+    counts = np.compress(used, placement.counts, axis=1)
 
     width_of_table = table_widths(problem.profile.tables, problem.workload.mode).of_table
     replicas = counts[:, ranks:].sum(axis=1)
     cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, reserve_share)
-    counts = with_listed(counts, cuts.listed, placement.shares, traffic)
+    list_exactly(counts, cuts.listed, placement.shares, traffic)
     stripes = _make_stripes(problem, placement, sets, counts, cuts, width_of_table)
     orders = StripeOrders.of(stripes, width_of_table)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
     class_of_row = scan.listed_classes(classes)
     listed = rows_of_classes(class_of_row, len(classes))
-    counts = with_listed(counts, listed, placement.shares, traffic)
+    list_exactly(counts, listed, placement.shares, traffic)
     even_memory(counts, classes, sets, stripes, placement.shares)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
@@ -140,7 +142,7 @@ def _make_stripes(
 ) -> list[Stripes]:
     """The stripes of each width, in proportion to the memory that each rank has left."""
     classes, ranks = problem.classes, problem.ranks
-    replicas = replica_bytes(classes, sets, counts, ranks)
+    replicas = replica_bytes(classes, sets, counts[:, ranks:])
     striped = classes.rows - cuts.listed
     left = memory_left(classes, counts[:, :ranks], striped, replicas, placement.shares)
     stripes = []
@@ -157,10 +159,8 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
     """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link where links
     are to be even; the number of rounds."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    movable = np.ones(len(sets), dtype=bool)
-    if workload.training:
-        movable[problem.ranks :] = False
-    part = np.asfortranarray(counts[:, movable])  # the search reads holder set by holder set
+    movable = slice(problem.ranks if workload.training else len(sets))
+    part = set_by_set(counts[:, movable])
     able = sets.take(movable)
     directions = aimed_directions(problem, able)
     search = SwapSearch(part, directions, classes.width, aimed_at(problem, before).copy())
@@ -222,7 +222,7 @@ def even_memory(
     """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
     one row of each width. Where a rank has too few such rows, others get fewer."""
     ranks = len(shares)
-    memory: Floats = sets.holds.T @ (counts.T @ classes.m)
+    memory = memory_bytes(classes, sets, counts)
     for width, made in zip(classes.widths, stripes, strict=True):
         memory += made.rows.sum(axis=0) * float(width.memory_bytes)
     target = memory.sum() * shares / shares.sum()
@@ -236,40 +236,46 @@ def even_memory(
             rows[np.argsort(rows - surplus, kind="stable")[: min(short, ranks)]] += 1
         if rows.sum() != 0 or not rows.any():
             continue
-        moving = np.zeros(len(classes), dtype=np.int64)
-        mine = np.flatnonzero(classes.width == w)[::-1]
-        for r in np.flatnonzero(rows > 0):
-            held = counts[mine, r]
-            give = np.clip(rows[r] - (np.cumsum(held) - held), 0, held)
-            counts[mine, r] -= give
-            moving[mine] += give
-            memory[r] -= float(give.sum()) * row_bytes
-        for r in np.flatnonzero(rows < 0):
-            held = moving[mine]
-            take = np.clip(-rows[r] - (np.cumsum(held) - held), 0, held)
-            counts[mine, r] += take
-            moving[mine] -= take
-            memory[r] += float(take.sum()) * row_bytes
+        coldest = np.flatnonzero(classes.width == w)[::-1]
+        givers, takers = np.flatnonzero(rows > 0), np.flatnonzero(rows < 0)
+        # As many of the coldest classes as all givers find enough rows in.
+        few = _FEW_CLASSES
+        while (
+            few < len(coldest)
+            and (counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]).any()
+        ):
+            few *= 4
+        mine = coldest[:few]
+        held = counts[np.ix_(mine, givers)]
+        give = np.clip(rows[givers] - (np.cumsum(held, axis=0) - held), 0, held)
+        counts[np.ix_(mine, givers)] = held - give
+        memory[givers] -= give.sum(axis=0) * row_bytes
+        # Each taker takes the coldest of what those before it have left.
+        moving = give.sum(axis=1)
+        until = np.minimum(np.cumsum(-rows[takers]), moving.sum())
+        since = np.concatenate([[0], until[:-1]])
+        end = np.cumsum(moving)[:, None]
+        take = np.minimum(end, until) - np.maximum(end - moving[:, None], since)
+        counts[np.ix_(mine, takers)] += np.maximum(take, 0)
+        memory[takers] += (until - since) * row_bytes
 
 
-def with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> Ints:
-    """Counts [C, G] whose rows of each class are `listed[c]`: further ones go to single owners, and
-    where there are fewer, single owners lose rows in proportion, and holders of replicas last."""
+def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> None:
+    """Bring `counts` [C, G], in place, to `listed[c]` rows of each class: further ones go to single
+    owners, and where there are fewer, single owners lose rows in proportion, and holders of
+    replicas last."""
     ranks = len(shares)
-    counts = counts.copy()
-    more = np.clip(listed - counts.sum(axis=1), 0, None)
-    some = np.flatnonzero(more)
+    more = listed - counts.sum(axis=1)
+    some = np.flatnonzero(more > 0)
     if len(some):
         load = traffic @ counts[:, :ranks]
-        further = split_evenly(more[some], shares, load, traffic[some])
-        counts[np.ix_(some, np.arange(ranks))] += further
-    for c in np.flatnonzero(counts.sum(axis=1) > listed):
+        counts[some, :ranks] += split_evenly(more[some], shares, load, traffic[some])
+    for c in np.flatnonzero(more < 0):
         single, replicas = counts[c, :ranks], counts[c, ranks:]
         kept = min(int(replicas.sum()), int(listed[c]))
         if kept < replicas.sum():
             counts[c, ranks:] = whole_rows(replicas.astype(np.float64), kept)
         counts[c, :ranks] = whole_rows(single.astype(np.float64), int(listed[c]) - kept)
-    return counts
 
 
 _ROUNDING = 1e-12  # of sums of seconds
@@ -295,7 +301,7 @@ def even_rows_served(
     if not len(some):
         return 0
     served = Direction(classes.R[some], sets.readers.astype(np.float64))
-    part = np.asfortranarray(counts[some])
+    part = set_by_set(counts[some])
     search = SwapSearch(part, (served,), kind[some], rows_served)
     search.run()
     counts[some] = part

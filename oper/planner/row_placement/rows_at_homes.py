@@ -31,12 +31,12 @@ from oper.planner.row_placement.list_hot_rows import (
 )
 from oper.planner.row_placement.row_placement import (
     RowPlacement,
+    list_exactly,
     rows_of_classes,
     stripe_sums,
-    with_listed,
 )
 from oper.planner.row_placement.striping import make_stripes
-from oper.planner.row_placement.swaps import SwapSearch
+from oper.planner.row_placement.swaps import SwapSearch, set_by_set
 
 
 def place_at_homes(
@@ -74,7 +74,7 @@ def place_at_homes(
     none = np.zeros((len(classes), ranks), dtype=np.int64)
     counts = np.concatenate([none, replicas], axis=1)
     equal = np.full(ranks, 1 / ranks)
-    counts = with_listed(counts, np.minimum(found, copied), equal, traffic)
+    list_exactly(counts, np.minimum(found, copied), equal, traffic)
     single = found - counts.sum(axis=1)
     counts[:, :ranks] += _split(single, shares[table], traffic, hot)
     striped_sums = stripe_sums(problem, scan)
@@ -146,7 +146,7 @@ def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, seconds: Fl
         mine = np.flatnonzero(np.array(topology.node_of) == node)
         if len(mine) == 1:
             continue
-        part = np.asfortranarray(counts[:, mine])
+        part = set_by_set(counts[:, mine])
         inside = tuple(
             Direction(bytes, columns[np.ix_(mine, mine)]) for bytes, columns in directions
         )

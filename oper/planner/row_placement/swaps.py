@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist, squareform
+from scipy.spatial.distance import cdist
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.traffic import Direction, main_direction
@@ -36,6 +36,7 @@ _SETS_TRIED = 256
 _BISECTIONS = 24
 # β over the spread of T: the ranks well above the mean dominate, without plateaus.
 _SHARPNESS = 3.0
+_COPIED_CLASSES = 64  # at a time, so that a processor's cache holds them
 _SWAP_ROWS = [1] + [4**k for k in range(1, 16)]
 
 
@@ -53,6 +54,16 @@ class _Pair(NamedTuple):
     source: int
     target: int
     traffic_bytes: float
+
+
+def set_by_set(counts: Ints) -> Ints:
+    """A copy of `counts` [C, G] as the search reads it, the rows of a holder set one after the
+    other."""
+    found = np.empty(counts.shape, dtype=np.int64, order="F")
+    for first in range(0, len(counts), _COPIED_CLASSES):
+        part = slice(first, first + _COPIED_CLASSES)
+        found[part] = counts[part]
+    return found
 
 
 @dataclass
@@ -74,12 +85,13 @@ class SwapSearch:
             for w in np.unique(self.width)
             for order in [np.flatnonzero(self.width == w)]
         ]
-        # The most that a byte moved between two sets changes a rank's time by, [G, G].
-        self._reach = squareform(pdist(self.columns, "chebyshev"))
-        self._heaviest = np.full((len(self._order), len(self.columns)), -np.inf)
-        self._lightest = np.full((len(self._order), len(self.columns)), np.inf)
-        for g in range(len(self.columns)):
-            self._note_extremes(g)
+        sets = len(self.columns)
+        # The most that a byte moved between two sets changes a rank's time by, [G, G]; negative
+        # where no round has looked at the two.
+        self._reach = np.full((sets, sets), -1.0)
+        # Most and least traffic of a row of each width in each set, [W, G]; not of stale sets.
+        self._heaviest, self._lightest = np.zeros((2, len(self._order), sets))
+        self._stale = np.ones(sets, dtype=bool)
 
     def run(self) -> None:
         """Swap until no pair lowers the smooth maximum, or ROUNDS are made; end with the
@@ -147,8 +159,7 @@ class SwapSearch:
             self.counts[a, h] += k
             self.counts[b, h] -= k
             self.counts[b, g] += k
-        self._note_extremes(g)
-        self._note_extremes(h)
+        self._stale[[g, h]] = True
 
     def _pairs(self, sharpness: float) -> list[_Pair]:
         """Pairs of holder sets, most gain first, with the traffic to move: at the least of the
@@ -156,7 +167,7 @@ class SwapSearch:
         pressure = _pressure(self.seconds, sharpness)
         along = self.columns @ pressure
         source, target = _ends(along)
-        reach = self._reach[np.ix_(source, target)]
+        reach = self._reach_between(source, target)
         falls = (along[source, None] - along[None, target]) / np.where(reach > 0, reach, 1.0)
         steep = np.where(self._swappable(source, target), falls, 0.0)
         pairs = np.argsort(-steep, axis=None, kind="stable")[:_PAIRS_TRIED]
@@ -176,11 +187,25 @@ class SwapSearch:
 
     def _swappable(self, source: Ints, target: Ints) -> NDArray[np.bool_]:
         """Whether some row of a source has more traffic than some of a target, equal in width."""
+        looked_at = np.union1d(source, target)
+        for g in looked_at[self._stale[looked_at]]:
+            self._note_extremes(g)
         heaviest, lightest = self._heaviest[:, source], self._lightest[:, target]
         return np.asarray((heaviest[:, :, None] > lightest[:, None, :]).any(axis=0))
 
+    def _reach_between(self, source: Ints, target: Ints) -> Floats:
+        """The most that a byte moved from a source to a target changes a rank's time by."""
+        pairs = np.ix_(source, target)
+        new = self._reach[pairs] < 0
+        of, to = source[new.any(axis=1)], target[new.any(axis=0)]
+        if len(of):
+            reach = cdist(self.columns[of], self.columns[to], "chebyshev")
+            self._reach[np.ix_(of, to)], self._reach[np.ix_(to, of)] = reach, reach.T
+        return self._reach[pairs]
+
     def _note_extremes(self, g: int) -> None:
         """Most and least traffic of a row of each width in set g."""
+        self._stale[g] = False
         for w, order in enumerate(self._order):
             held = order[self.counts[order, g] > 0]  # traffic ascends
             self._heaviest[w, g] = self.traffic_bytes[held[-1]] if len(held) else -np.inf
@@ -193,7 +218,7 @@ class SwapSearch:
         exceed it for the rows of h with least.
         """
         best, found = amount * (1 - 1e-6), None
-        given_rows, taken_rows = self.counts[:, g].copy(), self.counts[:, h].copy()
+        given_rows, taken_rows = self.counts[:, g], self.counts[:, h]
         left = [(order, order) for order in self._order]
         for k in _SWAP_ROWS:
             # Classes with fewer rows than k have too few for every later k.
@@ -202,12 +227,14 @@ class SwapSearch:
                 for give, take in left
                 if len(give) and len(take)
             ]
+            if not left:
+                break
             for give, take in left:
                 if not len(give) or not len(take):
                     continue
                 taken = self.traffic_bytes[take]
                 wanted = self.traffic_bytes[give] - amount / k
-                right = np.clip(np.searchsorted(taken, wanted), 0, len(take) - 1)
+                right = np.minimum(np.searchsorted(taken, wanted), len(take) - 1)
                 for index in (right, np.maximum(right - 1, 0)):
                     moved = k * (self.traffic_bytes[give] - taken[index])
                     error = np.abs(moved - amount)

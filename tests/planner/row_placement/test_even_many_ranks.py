@@ -97,7 +97,7 @@ def test_hot_rows_of_a_node_are_made_up_for_by_its_other_ranks() -> None:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * 128 > float(traffic @ classes.rows) / 64
     counts = np.zeros((len(classes), 128), dtype=np.int64)
-    counts[hot] = place_by_node(classes.rows[hot], traffic[hot], topology)
+    counts[hot] = place_by_node(classes.rows[hot], traffic[hot], topology, np.zeros(topology.ranks))
     load = traffic @ counts
     counts[~hot] = split_evenly(classes.rows[~hot], np.full(128, 1 / 128), load, traffic[~hot])
     alone, both = evened_and_not(topology, counts, classes, workload)
