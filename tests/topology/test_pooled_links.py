@@ -54,7 +54,7 @@ def test_what_a_byte_costs_is_what_ranks_and_proxies_do(
     traffic = np.ones((M, M))
 
     def paid(charges: Charges) -> np.ndarray:
-        memories, links = charges.lookup_and_link_seconds(traffic)
+        memories, links = charges.lookup_and_link_seconds(charges.through(traffic))
         return charges.paid_for_memory(memories) + charges.paid_for_links(links)
 
     np.testing.assert_allclose(paid(Charges.of(pooled)), reads)

@@ -274,7 +274,7 @@ def subset_lines(
         return nearest
 
     slope = np.zeros(shape)
-    far = None
+    far = slope
     for reader in range(ranks):
         of_reader = read_prices[..., reader, :]
         if near is None:

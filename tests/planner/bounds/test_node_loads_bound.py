@@ -141,7 +141,10 @@ def test_hosts_that_share_memory_by_hand() -> None:
     topology = hosts(2, 2, 8.0)
     workload = Workload("training", "distinct", 10**6)
     classes = make_classes([10**4], [2], workload, 4, samples=10**4)
+    # As if there were no relays, which read at the owner's position.
     problem = make_problem(classes, topology, workload, 0.0)
+    assert bound_of(problem) is None
+    problem = replace(problem, topology=topology, classes=classes)
     gradient = float(classes.S[0] * classes.D[0])
     assert gradient == pytest.approx(float(classes.S[0] * classes.R[0]))
     assert bound_of(problem) == pytest.approx(23 * gradient / 8e9, rel=1e-6)
