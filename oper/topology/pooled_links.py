@@ -20,16 +20,13 @@ node, of which j itself has no link to pass; in shared memory j's own read is on
 too.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.tables.table import Table
 from oper.topology.links import SHARED
 from oper.topology.number_ranges import LINK_COST
 from oper.topology.topology import Topology
@@ -118,14 +115,6 @@ class PooledTopology(Topology):
     def bounding(self) -> "PooledTopology":
         """The topology with the least costs that any placement of rows can have."""
         return self.with_ratio(self.least_ratio, self.least_ratio)
-
-
-def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
-    """Which of the tables are pooled on a topology, [T]."""
-    if not isinstance(topology, PooledTopology):
-        return np.zeros(len(tables), dtype=bool)
-    names = topology.tables
-    return np.array([names is None or table.name in names for table in tables], dtype=bool)
 
 
 def _near(topology: Topology) -> Floats:
