@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
+from oper.topology.pooled_links import PooledTopology
+from oper.topology.topology import Topology
 
 # Steps between lengths up to this one are kept, for as many arrays of shares at most.
 _SHORT_STEP = 16
@@ -107,6 +109,14 @@ class VectorsPerBag:
         chords: Floats = np.broadcast_to(self._mean, shares.shape).copy()
         np.divide(self.chances(shares), shares, out=chords, where=shares > 0)
         return chords
+
+
+def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
+    """Which of the tables are pooled on a topology, [T]."""
+    if not isinstance(topology, PooledTopology):
+        return np.zeros(len(tables), dtype=bool)
+    names = topology.tables
+    return np.array([names is None or table.name in names for table in tables], dtype=bool)
 
 
 class VectorRatios(NamedTuple):

@@ -5,12 +5,13 @@ In: `Planned`. Out: `Plan`.
 
 import numpy as np
 
+from oper.cost.vectors_per_bag import pooled_of
 from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
-from oper.topology.pooled_links import PooledTopology, pooled_of, without_pooling
+from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import without_relays
 
 

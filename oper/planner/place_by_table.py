@@ -21,6 +21,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.step_latency import step_latency
+from oper.cost.vectors_per_bag import pooled_of
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -29,11 +30,10 @@ from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
-from oper.planner.place_pooled import estimated_seconds, place_pooled, unplaced
+from oper.planner.place_pooled import estimated_seconds, known_lengths, place_pooled, unplaced
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
-from oper.topology.pooled_links import pooled_of
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 
@@ -52,6 +52,7 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
+    known_lengths(profile)
     usual = replace(workload, fetch=None).on(topology.nodes)
     able = poolable(profile)
     found = [place_in_memory(profile, topology, usual, asked, report)]
@@ -99,7 +100,8 @@ def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> Estimate
     lengths, asked = profile.bag_lengths, plan.asked
     if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
         return None
-    if not by_mean(topology, asked) or not plan.workload.training or lengths.length.max() < 2:
+    bags = lengths.length.max(initial=0) > 1
+    if not (bags and plan.workload.training and by_mean(topology, asked)):
         return None
     able = poolable(profile)
     fetched, pooled = (

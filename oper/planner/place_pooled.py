@@ -22,7 +22,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
-from oper.cost.vectors_per_bag import vector_bytes, vector_ratios
+from oper.cost.vectors_per_bag import pooled_of, vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
@@ -46,12 +46,13 @@ from oper.planner.least_memory import (
     shares_up_to,
 )
 from oper.planner.make_placement import Planned, Watch, within_limits
+from oper.planner.price_plan import shares_of_nodes, with_vectors
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
 from oper.planner.row_placement.rows_at_homes import place_at_homes
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology, pooled_of
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 
@@ -79,12 +80,7 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    lengths = profile.bag_lengths
-    if lengths is None:
-        raise OperError(
-            "fetch pooled: the profile does not say how long bags are, as older ones do not; "
-            "profile the log again"
-        )
+    lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
     if workload.training and topology.homogeneous and asked.balance == "time":
@@ -92,6 +88,16 @@ def place_pooled(
         if planned is not None:
             return planned
     return _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
+
+
+def known_lengths(profile: Profile) -> BagLengths:
+    """How long a profile's bags are; OperError where it does not say."""
+    if profile.bag_lengths is None:
+        raise OperError(
+            "fetch pooled or auto: the profile does not say how long bags are, as older ones do "
+            "not; profile the log again"
+        )
+    return profile.bag_lengths
 
 
 def unplaced(
@@ -287,49 +293,25 @@ def _priced(
     """A placement priced by the vectors of its own bags, and certified for these costs."""
     given = problem.topology
     assert isinstance(given, PooledTopology)
-    ratio = _ratio_of_nodes(problem, rows, lengths, least_ratio)
-    least = min(least_ratio, float(ratio.min()))
-    problem = replace(problem, topology=given.with_ratio(ratio, least))
+    problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
+    accesses = table_accesses(problem, rows)
+    problem = with_vectors(problem, rows.holder_sets, accesses, rows.sums)
     cost = problem.price(rows.holder_sets, rows.sums)
     certificate = certify(problem, cost.objective_seconds)
     return Planned(problem, placement, replace(rows, cost=cost), certificate)
 
 
-def _ratio_of_nodes(
-    problem: Problem, rows: RowPlacement, lengths: BagLengths, least_ratio: float
-) -> Floats:
-    """Bytes of vectors for a byte of rows that others read of each node, [N]."""
-    tables, shares = problem.profile.tables, node_shares(problem, rows)
-    a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
-    each = vector_bytes(lengths, tables, np.clip(shares, 0.0, 1.0)) * a_rank
-    vectors = pooled_of(problem.topology, tables) @ each
-    read = rows.sums.pooled_read_bytes @ _read_from(problem, rows.holder_sets)
-    ratio = np.full(len(vectors), least_ratio)
-    np.divide(vectors, read, out=ratio, where=(read > 0) & (vectors > 0))
-    return ratio
-
-
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
     """The share of each table's accesses that a rank of another node makes to rows of each node,
     the mean over those ranks, [T, N]."""
-    classes, profile = problem.classes, problem.profile
-    read_from = _read_from(problem, rows.holder_sets)
-    accesses = (classes.accesses[:, None] * rows.counts) @ read_from
-    table = table_of_class(classes)
-    shares = (rows.scan.striped_accesses @ read_from[: problem.ranks]).astype(np.float64)
-    np.add.at(shares, table, accesses)
-    total = np.bincount(table, classes.rows * classes.accesses, minlength=len(profile.tables))
-    found: Floats = shares / np.maximum(total, 1)[:, None]
-    return found
+    accesses = table_accesses(problem, rows)
+    return shares_of_nodes(problem, rows.holder_sets, accesses)
 
 
-def _read_from(problem: Problem, sets: HolderSets) -> Floats:
-    """The share of the ranks of all other nodes that read each holder set from each node,
-    [G, N]."""
-    node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
-    source = node_of[sets.source]
-    found = np.zeros((len(sets), nodes))
-    for node in range(nodes):
-        others = node_of != node
-        found[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
+def table_accesses(problem: Problem, rows: RowPlacement) -> Floats:
+    """The accesses of each table to rows of each holder set, [T, G]."""
+    classes = problem.classes
+    found = np.zeros((len(problem.profile.tables), len(rows.holder_sets)))
+    found[:, : problem.ranks] = rows.scan.striped_accesses
+    np.add.at(found, table_of_class(classes), classes.accesses[:, None] * rows.counts)
     return found

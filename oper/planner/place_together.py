@@ -22,8 +22,7 @@ import numpy as np
 from oper.plan.certificate import Certificate
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.class_placement import heterogeneous
-from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.class_placement import MANY_RANKS
+from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement
 from oper.planner.class_placement.place_classes import LISTED_SHARE
 from oper.planner.exact_placement import place_exactly
 from oper.planner.make_placement import Planned, Watch, place, within_limits

@@ -11,14 +11,14 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
-from oper.cost.vectors_per_bag import vector_ratios
+from oper.cost.vectors_per_bag import pooled_of, vector_bytes, vector_ratios
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
-from oper.topology.pooled_links import PooledTopology, pooled_of
+from oper.topology.pooled_links import PooledTopology
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,50 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
         of_table = locator.count_table(table, finder)
         counted += of_table
         table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
+    if isinstance(problem, Problem):
+        accesses = np.stack([sums.accesses for sums in table_sums])
+        sums = problem.classes.sums(locator.by_holder_set(counted))
+        problem = with_vectors(problem, sets, accesses, sums)
     cost = price_counts(problem, sets, locator.by_holder_set(counted))
     return PricedPlan(sets, counted, table_sums, cost)
+
+
+def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sums) -> Problem:
+    """The problem with the bytes of vectors that bags of pooled tables need where `accesses` [T, G]
+    of each table are to rows of each holder set, with sums `sums` [G]."""
+    topology, tables = problem.topology, problem.profile.tables
+    lengths = problem.profile.bag_lengths
+    if not isinstance(topology, PooledTopology) or lengths is None:
+        return problem
+    shares = np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
+    a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
+    each = vector_bytes(lengths, tables, shares) * a_rank
+    vectors = pooled_of(topology, tables) @ each
+    read = sums.pooled_read_bytes @ _read_from(problem, sets)
+    least = topology.least_ratio
+    ratio = np.full(len(vectors), least)
+    np.divide(vectors, read, out=ratio, where=(read > 0) & (vectors > 0))
+    return replace(problem, topology=topology.with_ratio(ratio, min(least, float(ratio.min()))))
+
+
+def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
+    """The share of each table's `accesses` [T, G] that a rank of another node makes to rows of each
+    node, the mean over those ranks, [T, N]."""
+    total = np.maximum(accesses.sum(axis=1), 1)[:, None]
+    found: Floats = accesses @ _read_from(problem, sets) / total
+    return found
+
+
+def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
+    """The share of the ranks of all other nodes that read each holder set from each node,
+    [G, N]."""
+    node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
+    source = node_of[sets.source]
+    found = np.zeros((len(sets), nodes))
+    for node in range(nodes):
+        others = node_of != node
+        found[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
+    return found
 
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:

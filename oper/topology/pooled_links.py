@@ -20,16 +20,13 @@ node, of which j itself has no link to pass; in shared memory j's own read is on
 too.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
-from oper.tables.table import Table
 from oper.topology.links import SHARED
 from oper.topology.number_ranges import LINK_COST
 from oper.topology.relays import RelayedTopology, relayed
@@ -113,14 +110,6 @@ class PooledTopology(Topology):
 def without_pooling(topology: Topology) -> Topology:
     """The topology as rows of tables that are not pooled see it."""
     return topology.unpooled if isinstance(topology, PooledTopology) else topology
-
-
-def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
-    """Which of the tables are pooled on a topology, [T]."""
-    if not isinstance(topology, PooledTopology):
-        return np.zeros(len(tables), dtype=bool)
-    names = topology.tables
-    return np.array([names is None or table.name in names for table in tables], dtype=bool)
 
 
 def _near(topology: Topology) -> Floats:

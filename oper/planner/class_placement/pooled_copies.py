@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, allreduce_cost
-from oper.cost.vectors_per_bag import VectorsPerBag
+from oper.cost.vectors_per_bag import VectorsPerBag, pooled_of
 from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology, pooled_of
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 _BISECTIONS = 30

@@ -14,11 +14,12 @@ from oper.base.errors import OperError
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.step_memory import DeviceStep, ProcessorStep, StepMemory
+from oper.cost.vectors_per_bag import pooled_of
 from oper.cost.workload import Workload
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
-from oper.topology.pooled_links import pooled_of, without_pooling
+from oper.topology.pooled_links import without_pooling
 from oper.topology.relays import relayed, relayed_sizes
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM

@@ -27,6 +27,7 @@ from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
 from oper.cost.traffic import Direction
+from oper.cost.vectors_per_bag import pooled_of
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
@@ -45,7 +46,6 @@ from oper.planner.row_placement.list_hot_rows import (
 )
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch, set_by_set
-from oper.topology.pooled_links import pooled_of
 
 _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 _FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
