@@ -21,7 +21,7 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
-from oper.runtime.comm.shared_segment import aligned
+from oper.runtime.comm.shared_segment import LINE_BYTES
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.tables.row_gradients import RowGradients
@@ -92,14 +92,14 @@ class RowExchange:
         end = np.zeros(len(counts), dtype=np.int64)
         widths = [self._buckets[b].width for b in buckets]
         for width in sorted(set(widths)):
-            end = aligned(end)
+            end = _rounded_up(end, LINE_BYTES)
             rows = np.zeros(len(counts), dtype=np.int64)
             for n in (n for n, of in enumerate(widths) if of == width):
                 arenas[:, n], firsts[:, n] = end, rows
                 rows = rows + counts[:, n]
                 row_bytes = self._row_bytes[buckets[n]]
             end = end + rows * row_bytes
-        sizes = aligned(end)
+        sizes = _rounded_up(end, LINE_BYTES)
         begins = (sizes.cumsum() - sizes)[:, None]
         return RowPlaces(sizes, arenas + begins, firsts)
 
@@ -216,9 +216,13 @@ class RowExchange:
 def _gradient_bytes(counts: Ints, dims: Sequence[int]) -> Ints:
     """The bytes of messages with so many rows of each bucket, [messages, buckets]: a slot and a
     gradient each."""
-    bytes = counts @ (8 + 4 * np.array(dims, dtype=np.int64))
-    words: Ints = -(-bytes // _WORD_BYTES)
-    return words * _WORD_BYTES
+    return _rounded_up(counts @ (8 + 4 * np.array(dims, dtype=np.int64)), _WORD_BYTES)
+
+
+def _rounded_up(bytes: Ints, unit: int) -> Ints:
+    """To multiples of a unit."""
+    units: Ints = -(-bytes // unit)
+    return units * unit
 
 
 def _gradients(message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
