@@ -27,7 +27,7 @@ from oper.planner.class_placement.place_classes import LISTED_SHARE
 from oper.planner.exact_placement import place_exactly
 from oper.planner.make_placement import Planned, Watch, place, within_limits
 from oper.planner.problem.problem import Problem
-from oper.planner.row_placement.aim import aimed_at
+from oper.planner.row_placement.aim import aimed_of_all
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows, with_counts
 from oper.planner.row_placement.swap_together import Swappable, swap_together
 
@@ -52,7 +52,7 @@ class Together(NamedTuple):
         both = self.devices, self.tier
         if not all(within_limits(part.problem, part.cost) for part in both):
             return np.inf
-        return float(np.sum([aimed_at(part.problem, part.cost) for part in both], axis=0).max())
+        return aimed_of_all([part.cost for part in both], self.devices.problem.asked.balance)
 
     def better_of(self, devices: Planned, tier: Planned) -> "Together":
         """These placements or others, whichever take less."""

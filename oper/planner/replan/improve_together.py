@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
-import numpy as np
-
 from oper.base.arrays import Floats, Ints
-from oper.cost.objective import Cost
 from oper.planner.class_placement.heterogeneous import keep_budget
 from oper.planner.price_plan import price_counts
 from oper.planner.replan.improve_placement import (
@@ -26,6 +23,7 @@ from oper.planner.replan.improve_placement import (
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.programme_with_moves import MovableRows, counts_by_programme
 from oper.planner.replan.replan_one_memory import OldRows
+from oper.planner.row_placement.aim import aimed_of_all
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.swap_together import Swappable, swap_together
 
@@ -38,12 +36,6 @@ class _Start(NamedTuple):
     counts: list[Ints]
     times_price: float = 1.0
     worth: float = 1.0  # of its gain, beside that of other starts
-
-
-def aimed_of_all(costs: Sequence[Cost], balance: str) -> float:
-    """What plans of several memories make small together, as `aimed_seconds` of one."""
-    name = "link_seconds" if balance == "link" else "rank_seconds"
-    return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
 
 
 def better_together(memories: Sequence[OldRows], horizon: int) -> list[Counts]:

@@ -26,7 +26,7 @@ from oper.planner.place_together import place_memories
 from oper.planner.price_plan import problems_of_memories
 from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import check_tables
-from oper.planner.replan.improve_together import Counts, aimed_of_all, better_together
+from oper.planner.replan.improve_together import Counts, better_together
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.migration.relocate import Relocation
 from oper.planner.replan.programme_with_moves import FreeMoves
@@ -37,6 +37,7 @@ from oper.planner.replan.replan_one_memory import (
     check_horizon,
     migration_of,
 )
+from oper.planner.row_placement.aim import aimed_of_all
 from oper.profiling.profile import Profile
 from oper.tables.table import offsets
 

@@ -4,6 +4,10 @@ In: `ClassProblem`, holder sets, a `Cost`. Out: the seconds that are evened out,
 each class adds to them.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost
@@ -20,6 +24,12 @@ def aimed_at(problem: ClassProblem, cost: Cost) -> Floats:
 def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
     """The largest of them."""
     return float(aimed_at(problem, cost).max())
+
+
+def aimed_of_all(costs: Sequence[Cost], balance: str) -> float:
+    """The largest of them where rows of several memories, of these costs, add up."""
+    name = "link_seconds" if balance == "link" else "rank_seconds"
+    return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
 
 
 def aimed_directions(problem: ClassProblem, sets: HolderSets) -> tuple[Direction, ...]:
