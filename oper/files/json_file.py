@@ -67,8 +67,8 @@ def write_json(path: Path | str, content: Any) -> None:
 
 
 def canonical_json(content: Any, depth: int = _MATRIX_DEPTH) -> Iterator[str]:
-    """The text of `content`, whose matrices are texts (`with_matrix_texts`), with sorted keys and
-    no white space, in pieces."""
+    """The text of `content`, whose matrices are texts (`with_matrix_texts`), in pieces, with sorted
+    keys and no white space."""
     if isinstance(content, dict) and content and depth:
         first = "{"
         for key in sorted(content):
