@@ -68,6 +68,7 @@ def some_classes(profile):
         accesses=classes[:, 0],
         samples_with_row=classes[:, 1],
         D=np.sqrt(classes[:, 1]),
+        D_of_node=np.stack([np.cbrt(classes[:, 1]), classes[:, 1] / 7], axis=1),
         expected=_expected(classes[:, 0], classes[:, 1]),
         entry_class=entries[:, 0],
         entry_table=entries[:, 1],
@@ -132,6 +133,8 @@ def test_scan(seed, rows, dtype, ranks):
         (profile.accesses, found.striped_accesses),
         (expected_of(profile), found.striped_expected),
         (np.sqrt(profile.all_samples_with_row), found.striped_touched),
+        (np.cbrt(profile.all_samples_with_row), found.striped_of_nodes[0]),
+        (profile.all_samples_with_row / 7, found.striped_of_nodes[1]),
     ):
         expected = stripe_sums(profile, ~wanted, ~wanted, order, rotation, ranks, value)
         np.testing.assert_allclose(sums, expected, rtol=1e-12)
