@@ -8,6 +8,7 @@ import numpy as np
 from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
+from oper.planner.predict_step import predict_step_of
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
 from oper.topology.pooled_links import PooledTopology
@@ -55,5 +56,6 @@ def assemble(planned: Planned) -> Plan:
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
         pooled_tables=() if pooled is None else tuple(table.name for table in profile.tables),
+        step=predict_step_of(problem, placement),
         vector_ratio=None if pooled is None else tuple(pooled.vector_ratio.tolist()),
     )

@@ -16,6 +16,7 @@ proxy's read is its mean over the ranks of j's node, of which j itself has no li
 shared memory j's own read is one of the proxies' too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -75,16 +76,8 @@ class PooledTopology(Topology):
 
     @cached_property
     def proxy(self) -> Ints:
-        """The rank that reads for each in the source's node, [reader, source]: the one at the same
-        position there, and the reader itself in its own node."""
-        node_of = np.array(self.node_of)
-        ranks = np.argsort(node_of, kind="stable")
-        size = np.bincount(node_of)
-        first = np.cumsum(size) - size
-        position = np.empty(len(node_of), dtype=np.int64)
-        position[ranks] = np.arange(len(node_of)) - first[node_of[ranks]]
-        proxy: Ints = ranks[first[node_of] + position[:, None] % size[node_of]]
-        return proxy
+        """The rank that reads for each in the source's node, [reader, source]."""
+        return proxy_ranks(self.node_of)
 
     @property
     def unpooled(self) -> Topology:
@@ -100,6 +93,19 @@ class PooledTopology(Topology):
     def bounding(self) -> "PooledTopology":
         """The topology with the least costs that any placement of rows can have."""
         return PooledTopology.of(self.unpooled, self.least_ratio, self.least_ratio, self.training)
+
+
+def proxy_ranks(node_of: Sequence[int]) -> Ints:
+    """The rank of each source's node that is at the same position there as each reader in its own,
+    and the reader itself in its own node, [reader, source]."""
+    node = np.array(node_of)
+    ranks = np.argsort(node, kind="stable")
+    size = np.bincount(node)
+    first = np.cumsum(size) - size
+    position = np.empty(len(node), dtype=np.int64)
+    position[ranks] = np.arange(len(node)) - first[node[ranks]]
+    proxy: Ints = ranks[first[node] + position[:, None] % size[node]]
+    return proxy
 
 
 def _near(topology: Topology) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from oper.base.display import Summarised
 from oper.base.errors import OperError
+from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
@@ -32,6 +33,7 @@ from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
 from oper.planner.class_placement.place_classes import by_programme
 from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.predict_step import predict_step
 from oper.planner.price_plan import price_counts
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
@@ -232,6 +234,7 @@ def replan_one_memory(
     fresh_migration = Migration(
         rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
     )
+    sets = locator.holder_sets
     seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
     record = ReplanRecord(
         old_plan=old_digest,
@@ -244,10 +247,10 @@ def replan_one_memory(
 
     def unmoved() -> Plan:
         still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
-        return _assemble(plan, problem, now, now, locator.layout, fresh, still)
+        return _assemble(plan, problem, sets, now, now, locator.layout, fresh, still)
 
     return Replanned(
-        _assemble(plan, problem, best, now, relocation.layout, fresh, record),
+        _assemble(plan, problem, sets, best, now, relocation.layout, fresh, record),
         moves,
         horizon,
         now.cost.objective_seconds,
@@ -269,6 +272,7 @@ def _migration(moves: RowMoves, topology: Topology) -> Migration:
 def _assemble(
     old: Plan,
     problem: Problem,
+    sets: HolderSets,
     best: PricedCounts,
     before: PricedCounts,
     layout: Layout,
@@ -322,4 +326,5 @@ def _assemble(
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
         pooled_tables=old.pooled_tables,
+        step=predict_step(problem, sets, best.counts, best.cost.allreduce_method),
     )
