@@ -103,8 +103,8 @@ def methods(profile: Profile, case: Case, bag: int, planners: Sequence[str]) -> 
 def oper_method(name: str, profile: Profile, case: Case) -> Method:
     """OPER's plan, with the step that it predicts."""
     plan = oper.make_plan(profile, case.topology, case.workload, case.settings)
-    assert plan.step is not None
-    return Method(name, oper_placement(plan), plan.step.seconds)
+    assert plan.step_time is not None
+    return Method(name, oper_placement(plan), plan.step_time.seconds)
 
 
 def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:

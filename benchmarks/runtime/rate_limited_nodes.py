@@ -151,13 +151,13 @@ def measure(
 
 def predicted(plan: oper.Plan) -> dict[str, Any]:
     """What the plan says: its step, and the bytes that it has a node send in one."""
-    assert plan.step is not None
+    assert plan.step_time is not None
     # The ranks of a node have equal shares of the cable, and no other links.
-    through_links = sum(phase.link_seconds for phase in plan.step.phases)
+    through_links = sum(phase.link_seconds for phase in plan.step_time.phases)
     return {
         "objective_seconds": plan.cost.objective_seconds,
-        "predicted_seconds": plan.step.seconds,
-        "step": plan_file.to_json(plan.step),
+        "predicted_seconds": plan.step_time.seconds,
+        "step": plan_file.to_json(plan.step_time),
         "predicted_sent_bytes": RANKS_A_NODE * through_links / plan.topology.link_cost[0, -1],
         "replica_accesses": plan.replica_accesses,
         "allreduce_method": plan.allreduce_method,

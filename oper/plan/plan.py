@@ -108,10 +108,10 @@ class Plan(Summarised):
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
     sums that come from each node for a byte of the rows that they are sums of, by which the plan is
-    priced. step: what a step takes, by its phases; None of a plan that was put together by hand,
-    and where tables lie in the hosts' memory. seconds: spent on each step of planning; none of a
-    plan from a folder. companions: each writes what belongs into the plan's folder beside it, such
-    as vocabularies and moves.
+    priced. step_time: what a step takes, by its phases; None of a plan that was put together by
+    hand, and where tables lie in the hosts' memory. seconds: spent on each step of planning; none
+    of a plan from a folder. companions: each writes what belongs into the plan's folder beside it,
+    such as vocabularies and moves.
     """
 
     tables: tuple[Table, ...]
@@ -132,7 +132,7 @@ class Plan(Summarised):
     simple_plans: tuple[SimplePlan, ...] = ()
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
-    step: StepTime | None = None
+    step_time: StepTime | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
@@ -269,7 +269,7 @@ class Plan(Summarised):
             **certificate,
             "held_out": to_json(self.held_out),
             "simple_plans": to_json(self.simple_plans),
-            "step": to_json(self.step),
+            "step_time": to_json(self.step_time),
             **record,
             "tier": self.tier_names,
             "memories": [{"name": memory.name, **to_json(memory.cost)} for memory in self.memories]
@@ -357,7 +357,7 @@ class Plan(Summarised):
             tables=[table.to_dict() for table in self.tables],
             pooled_tables=self.pooled_tables,
             vector_ratio=self.vector_ratio,
-            step=self.step,
+            step_time=self.step_time,
         )
 
 
@@ -483,7 +483,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         whole_certificate=stated.certificate,
         held_out=stated.held_out,
         simple_plans=stated.simple_plans,
-        step=stated.step,
+        step_time=stated.step_time,
         partition_floor=partition_floor,
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=dict(stated.log_part),

@@ -104,7 +104,7 @@ class Stated:
     memories together.
     """
 
-    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step")
+    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step_time")
 
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
@@ -124,7 +124,7 @@ class Stated:
     tables: list[dict[str, Any]]
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
-    step: StepTime | None = None
+    step_time: StepTime | None = None
 
 
 def to_json(value: Any) -> Any:

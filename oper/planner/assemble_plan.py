@@ -56,6 +56,6 @@ def assemble(planned: Planned) -> Plan:
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
         pooled_tables=() if pooled is None else tuple(table.name for table in profile.tables),
-        step=predict_step_of(problem, placement),
+        step_time=predict_step_of(problem, placement),
         vector_ratio=None if pooled is None else tuple(pooled.vector_ratio.tolist()),
     )

@@ -67,8 +67,8 @@ def headline(plan: "Plan", name: str) -> list[str]:
         gap = at_most(plan.certificate.certified_gap)
         iteration += f", {gap} longer than the best possible for {MADE_FOR[workload.mode]}"
     sentences.append(iteration)
-    if plan.step is not None:
-        sentences.append(f"Predicted step: {step_text(plan.step)}")
+    if plan.step_time is not None:
+        sentences.append(f"Predicted step: {step_text(plan.step_time)}")
     sentences.append(held_out_sentence(plan.held_out))
     faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
     sentences += [] if faster is None else [faster]
@@ -201,8 +201,8 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
     if verbose:
         facts += [(METHOD_NAMES[each.method], simple_plan_text(each)) for each in plan.simple_plans]
         facts += _making(plan)
-    if plan.step is not None:
-        facts.append(("phases of a step", phases_text(plan.step)))
+    if plan.step_time is not None:
+        facts.append(("phases of a step", phases_text(plan.step_time)))
     facts.append((_FETCHING, fetching_text(plan)))
     facts.append(
         (

@@ -326,5 +326,5 @@ def _assemble(
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
         pooled_tables=old.pooled_tables,
-        step=predict_step(problem, sets, best.counts, best.cost.allreduce_method),
+        step_time=predict_step(problem, sets, best.counts, best.cost.allreduce_method),
     )
