@@ -203,7 +203,8 @@ class Amount:
         M = place.shape[-1]
 
         def summed(values: Floats) -> Floats:
-            return np.bincount(place.ravel(), values.ravel(), minlength=M * M).reshape(M, M)
+            found: Floats = np.bincount(place.ravel(), values.ravel(), minlength=M * M)
+            return found.reshape(M, M)
 
         return Amount(summed(self.rows), summed(self.bytes))
 
@@ -230,7 +231,8 @@ class BatchRows:
     def of_figures(figures: Floats) -> "BatchRows":
         """The inverse of `figures`."""
         amounts = [Amount(figures[n], figures[n + 1]) for n in range(0, len(figures) - 1, 2)]
-        return BatchRows(*amounts, updates=figures[-1])
+        names = [f.name for f in fields(BatchRows)[:-1]]
+        return BatchRows(**dict(zip(names, amounts, strict=True)), updates=figures[-1])
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ class _Step:
         """Rows that travel themselves, and the lookup."""
         touched = self.traffic(self.rows.of_rank)
         moved = touched if self.once else self.accesses
-        copied = np.where(self.near, touched.bytes, 0.0) if self.once else 0.0 * self.near
+        copied: Floats = np.where(self.near & self.once, touched.bytes, 0.0)
         asked = moved.where(self.far)
         if "wanted" in self.latencies:
             wanted = self.of_relays(asked)
@@ -482,4 +484,5 @@ class _Step:
 
 def _of_owners(sets: HolderSets, values: Floats) -> Floats:
     """The sums over holder sets of values [G] by their first holder, [M]."""
-    return np.bincount(sets.holds.argmax(axis=1), values, minlength=sets.holds.shape[1])
+    found: Floats = np.bincount(sets.holds.argmax(axis=1), values, minlength=sets.holds.shape[1])
+    return found

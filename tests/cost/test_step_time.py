@@ -1,6 +1,7 @@
 """The phases of a step: by hand, and against the simulator, whose batch is what was expected."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.machine import Machine
 from benchmarks.planning.simulator.placement import Fetch, Placement
 from benchmarks.planning.simulator.traffic import count
-from oper.cost.allreduce import ReplicaBytes, level_seconds
+from oper.cost.allreduce import Method, ReplicaBytes, level_seconds
 from oper.cost.holder_sets import HolderSets
 from oper.cost.step_time import Amount, Bags, BatchRows, PhaseTime, StepTime, step_time
 from oper.cost.workload import Workload
@@ -32,6 +33,7 @@ from tests.support.simulator import (
 
 ROWS, BATCH = [7, 3], 3
 VECTOR = 4 * DIM
+FetchName = Literal["raw", "distinct", "pooled"]
 NAMES = {"rows": "answers"}  # of phases that the simulator calls otherwise
 
 
@@ -100,7 +102,9 @@ def vector_ratios(placement: Placement, log: Log, samples: np.ndarray, machine: 
     st.sampled_from(["raw", "distinct", "pooled"]),
     st.booleans(),
 )
-def test_a_batch_that_is_certain(seed: int, machine: Machine, fetch: str, training: bool) -> None:
+def test_a_batch_that_is_certain(
+    seed: int, machine: Machine, fetch: FetchName, training: bool
+) -> None:
     """All ranks have the same batch: each phase takes what the simulator's busiest resource does.
     But for two: which ranks share an adapter, and bags that read several nodes, are not known."""
     machine = replace(machine, adapters_per_node=machine.ranks_per_node)
@@ -196,11 +200,12 @@ def test_an_allreduce_by_levels() -> None:
     takes 6.2 ms."""
     one = ReplicaBytes(rows=0.0, all=1e9, of_any=1e9, of_rank=1e9)
     two_nodes, one_node = Topology.load("2x8-h100"), Topology.load("dgx-h100")
-    for method in ("dense", "bitmap"):
-        taken = level_seconds(two_nodes, method, one)  # type: ignore[arg-type]
+    methods: tuple[Method, ...] = ("dense", "bitmap")
+    for method in methods:
+        taken = level_seconds(two_nodes, method, one)
         assert taken == pytest.approx(2 * 7 / 8 / 370 + 2 / 2 / 8 / 38)
         assert taken == pytest.approx(8.02e-3, rel=1e-3)
-        alone = level_seconds(one_node, method, one)  # type: ignore[arg-type]
+        alone = level_seconds(one_node, method, one)
         assert alone == pytest.approx(2 * 7 / 8 / 480)
     gathered = level_seconds(two_nodes, "allgather", one)
     assert gathered == pytest.approx(7 * 2 / 370 + 1 / 38)
