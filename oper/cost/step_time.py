@@ -203,8 +203,8 @@ class Amount:
         M = place.shape[-1]
 
         def summed(values: Floats) -> Floats:
-            found: Floats = np.bincount(place.ravel(), values.ravel(), minlength=M * M)
-            return found.reshape(M, M)
+            found = np.bincount(place.ravel(), values.ravel(), minlength=M * M)
+            return found.astype(np.float64, copy=False).reshape(M, M)
 
         return Amount(summed(self.rows), summed(self.bytes))
 
@@ -484,5 +484,5 @@ class _Step:
 
 def _of_owners(sets: HolderSets, values: Floats) -> Floats:
     """The sums over holder sets of values [G] by their first holder, [M]."""
-    found: Floats = np.bincount(sets.holds.argmax(axis=1), values, minlength=sets.holds.shape[1])
-    return found
+    found = np.bincount(sets.holds.argmax(axis=1), values, minlength=sets.holds.shape[1])
+    return found.astype(np.float64, copy=False)

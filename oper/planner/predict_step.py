@@ -16,7 +16,7 @@ from oper.planner.row_placement.row_placement import RowPlacement
 
 
 def predict_step(
-    problem: Problem, sets: HolderSets, counts: NDArray[np.number], method: Method
+    problem: Problem, sets: HolderSets, counts: NDArray[np.integer], method: Method
 ) -> StepTime:
     """The step of a placement with `counts` [C, G] rows of each class in the holder sets."""
     return _step(problem, sets, rows_of_classes(problem).figures @ counts, method)
