@@ -6,18 +6,23 @@ certified. A step is shorter, as memories and links work at once and repeats com
 longer, as every phase has its latency, and moves ids and slots and reads outputs and gradients that
 no placement changes. Between two phases ranks wait for each other:
 
-    ids        ranks ask the owners of other nodes for rows, or forward the bags of pooled tables
+    wanted     ranks tell the relays of their node which distinct rows of other nodes they want
+    ids        ranks, or relays for all of their node, ask the owners of other nodes for rows, or
+               ranks forward the bags of pooled tables
     serve      owners put the rows in a row; of forwarded bags the rows are added up
     rows       rows, or sums of bags, come from other nodes
-    copies     distinct rows of the node's other ranks
+    copies     distinct rows of the node's other ranks, and those that its relays got
     pool       the lookup: bags are added up from what has come, and from rows of one's own
     vectors    gradients of forwarded bags go back
     sum        the gradients of each row are summed into the mailbox
+    node sums  relays add up their node's gradients of rows of other nodes
     gradients  to other nodes' owners, after the slots of their rows
     merge      owners read the mailboxes of their node, and update each touched row
-    sums       the replicas' AllReduce, and their update
+    sums       the replicas' AllReduce
+    replicas   the update of those that any rank touched
 
-A phase takes its latency and as long as the busiest resource needs for its bytes:
+A phase takes its waits and exchanges, and then as long as the busiest resource needs for its bytes,
+or as its kernels do however few the bytes (a short kernel's time has its own work in it):
 
     memory   of a rank: what its kernels read and write, what is sent from it and what arrives
     cache    of a rank: all that its kernels read, repeats too; the memory has each row once
