@@ -192,9 +192,6 @@ class Amount:
     rows: Floats
     bytes: Floats
 
-    def __add__(self, other: "Amount") -> "Amount":
-        return Amount(self.rows + other.rows, self.bytes + other.bytes)
-
     def where(self, which: NDArray[np.bool_]) -> "Amount":
         """The amounts where `which` holds, and none elsewhere."""
         return Amount(np.where(which, self.rows, 0.0), np.where(which, self.bytes, 0.0))

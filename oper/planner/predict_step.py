@@ -1,6 +1,6 @@
 """What a step of a placement is predicted to take: its classes of rows as the phases need them.
 
-In: a `ClassProblem` and how many rows of each class lie in each holder set. Out: `StepTime`.
+In: a `Problem` and how many rows of each class lie in each holder set. Out: `StepTime`.
 """
 
 import numpy as np
