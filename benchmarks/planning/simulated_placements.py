@@ -5,6 +5,7 @@ OPER's placement is that of `oper.make_plan`; TorchRec's comes from its own plan
 by the cost model beside it, which the simulator knows nothing of.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import oper
 from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_layout, whole_table
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.logs.batches.batch import Batch
 from oper.planner.baselines.baseline import NoPlacementError
 from oper.planner.baselines.torchrec_planner import (
     Shard,
@@ -34,9 +36,7 @@ from oper.topology.topology import Topology
 
 ZIPF = 1.05
 DIM = 64
-LOG_IDS = 1 << 18  # of each table, at least, as far as LEAST_SAMPLES allow
-LEAST_SAMPLES = 1 << 15
-SAMPLES_OF_A_BATCH = 4096  # of the log, that are counted at once
+LOG_IDS = 1 << 18  # of each table, at least
 LIMIT_SECONDS = 120.0
 
 
@@ -51,57 +51,60 @@ class Case:
 
 @dataclass(frozen=True)
 class Method:
-    """A placement by its name, and the iteration that the cost model predicts."""
+    """A placement by its name, and the step that is predicted; of TorchRec's the iteration."""
 
     name: str
     placement: Placement
     predicted_seconds: float
 
 
-def make_log(scale: float, bag: int) -> tuple[Recipe, Log, Profile]:
-    """Criteo-Kaggle's tables at a scale of their rows, with bags of so many ids, and their
-    counts."""
+def make_log(scale: float, bag: int, samples: int) -> tuple[Recipe, Log, Profile]:
+    """Criteo-Kaggle's tables at a scale of their rows, with bags of so many ids: a log of `samples`
+    at least, to be replayed, and the counts of twice as many others."""
     published = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF, dim=DIM)
     features = tuple(replace(feature, ids=bag) for feature in published.features)
     recipe = replace(published, features=features)
-    samples = max(LOG_IDS // bag, LEAST_SAMPLES)
-    log = Log.of(Synthesizer(recipe, samples).batches(), [table.name for table in recipe.tables])
-    return recipe, log, oper.profile(_batches(log, recipe.tables), list(recipe.tables))
+    total = max(3 * samples, LOG_IDS // bag)
+    made = Synthesizer(recipe, total)
+    stream = made.batches()
+    replayed = itertools.islice(stream, -(-samples // made.batch_samples))
+    log = Log.of(replayed, [table.name for table in recipe.tables])
+    return recipe, log, oper.profile(map(_as_torchrec, stream), list(recipe.tables))
 
 
-def _batches(log: Log, tables: Sequence[Table]) -> Iterator[object]:
-    """The log as TorchRec's batches."""
+def _as_torchrec(batch: Batch) -> object:
+    """A batch of the log as TorchRec has it."""
     import torch
     from torchrec import KeyedJaggedTensor
 
-    keys = [table.columns[0] for table in tables]
-    for first in range(0, log.samples, SAMPLES_OF_A_BATCH):
-        last = min(first + SAMPLES_OF_A_BATCH, log.samples)
-        ends = [offsets[first : last + 1] for offsets in log.offsets]
-        values = [of[e[0] : e[-1]] for of, e in zip(log.values, ends, strict=True)]
-        lengths = np.concatenate([np.diff(e) for e in ends]).astype(np.int32)
-        yield KeyedJaggedTensor(
-            keys,
-            torch.from_numpy(np.concatenate(values).astype(np.int64)),
-            lengths=torch.from_numpy(lengths),
-        )
+    values, lengths = [], []
+    for ids in batch.features.values():
+        values.append(ids.values)
+        lengths.append(np.diff(ids.offsets()).astype(np.int32))
+    return KeyedJaggedTensor(
+        list(batch.features),
+        torch.from_numpy(np.concatenate(values).astype(np.int64)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
 
 
-def methods(profile: Profile, case: Case, bag: int) -> Iterator[Method]:
-    """OPER's plan, that with pooled tables where bags have several ids, and TorchRec's."""
-    yield oper_method("oper", profile, case)
-    if bag > 1 and case.topology.nodes > 1:
-        pooled = replace(case, workload=replace(case.workload, fetch="pooled"))
-        yield oper_method("oper, pooled", profile, pooled)
-    if found := torchrec_placement(profile, case):
+def methods(profile: Profile, case: Case, bag: int, planners: Sequence[str]) -> Iterator[Method]:
+    """OPER's plan, that with pooled tables where bags have several ids, and TorchRec's, as far as
+    they are among the `planners`."""
+    if "oper" in planners:
+        yield oper_method("oper", profile, case)
+        if bag > 1 and case.topology.nodes > 1:
+            pooled = replace(case, workload=replace(case.workload, fetch="pooled"))
+            yield oper_method("oper, pooled", profile, pooled)
+    if "torchrec" in planners and (found := torchrec_placement(profile, case)):
         yield found
 
 
 def oper_method(name: str, profile: Profile, case: Case) -> Method:
-    """OPER's plan, with the iteration that it predicts: its bytes and its latency."""
+    """OPER's plan, with the step that it predicts."""
     plan = oper.make_plan(profile, case.topology, case.workload, case.settings)
-    seconds = plan.cost.objective_seconds + plan.step_latency.seconds
-    return Method(name, oper_placement(plan), seconds)
+    assert plan.step_time is not None
+    return Method(name, oper_placement(plan), plan.step_time.seconds)
 
 
 def whole_tables(tables: Sequence[Table], mode: str) -> list[Part]:

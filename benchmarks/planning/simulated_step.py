@@ -2,10 +2,10 @@
 
 Criteo-Kaggle's tables at a scale of their rows, dim 64, 4,096 samples a rank, bags of 1, 5 and 20
 ids. Plans are those of `oper.make_plan`, with distinct and with pooled fetches, and TorchRec's own.
-What is predicted is bytes and, of OPER's plans, the latency of a step. The simulator (simulator/)
-replays batches of the log and finds how long flows take; it shares nothing with the cost model, and
-its constants are published ones. Each plan is simulated with an adapter for each rank and with one
-for the whole node, which the cost model does not know.
+Predicted is a step of OPER's plans (oper/cost/step_time.py), and the iteration of TorchRec's.
+The simulator (simulator/) replays batches of a log that the plans were not made from
+and finds how long flows take; it shares nothing with the prediction, and its constants are
+published ones. Nodes have an adapter for each rank, or one for all.
 
     python -m benchmarks.planning.simulated_step [--topology NxG-h100,…] [--bags 1,20] [--json]
 """
@@ -26,27 +26,29 @@ from oper.base.errors import OperError
 from oper.cli.shared.console import new_table
 from oper.topology.topology import Topology
 
-TOPOLOGIES = ("dgx-h100", "2x8-h100", "8x8-h100", "16x8-h100")
+TOPOLOGIES = (
+    "dgx-h100",
+    *("2x8-h100", "8x8-h100", "16x8-h100"),
+    *("2x8-h100:1", "8x8-h100:1", "16x8-h100:1"),  # an adapter a node
+)
 BAGS = (1, 5, 20)
 SAMPLES_PER_RANK = 4096
 BOUND = "any, at least"
 EXTRA_MEMORY = 0.05  # in inference, where all rows would be everywhere if devices had the room
 Mode = Literal["training", "inference"]
+PLANNERS = ("oper", "torchrec")
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def machines_of(topology: str) -> list[Machine]:
-    """A preset's machine with an adapter for each rank, and where there are several nodes one with
-    an adapter for each node."""
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)-h100", topology.replace("dgx", "1x8"))
+def machine_of(topology: str) -> Machine:
+    """A preset's machine."""
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)-h100(?::([0-9]+))?", topology.replace("dgx", "1x8"))
     if match is None:
         raise OperError(
-            f"--topology {topology}: dgx-h100 or NxG-h100 was needed, of which the simulator has "
-            "the machine"
+            f"--topology {topology}: dgx-h100, NxG-h100 or NxG-h100:ADAPTERS was needed, of which "
+            "the simulator has the machine"
         )
-    nodes, ranks = int(match[1]), int(match[2])
-    own = h100(nodes, ranks)
-    return [own] if nodes == 1 else [own, h100(nodes, ranks, adapters_per_node=1)]
+    return h100(int(match[1]), int(match[2]), None if match[3] is None else int(match[3]))
 
 
 def measure(
@@ -55,14 +57,16 @@ def measure(
     modes: Sequence[Mode],
     scale: float,
     batches: int,
+    planners: Sequence[str] = PLANNERS,
 ) -> list[dict[str, Any]]:
     """A line for each plan and machine."""
     found = []
     for bag in bags:
-        recipe, log, profile = make_log(scale, bag)
+        most = max(machine_of(name).ranks for name in topologies)
+        recipe, log, profile = make_log(scale, bag, SAMPLES_PER_RANK * most)
         for name in topologies:
-            machines = machines_of(name)
-            batch_size = SAMPLES_PER_RANK * machines[0].ranks
+            machine = machine_of(name)
+            batch_size = SAMPLES_PER_RANK * machine.ranks
             for mode in modes:
                 extra = None if mode == "training" else EXTRA_MEMORY
                 workload = oper.Workload(mode, batch_size=batch_size)
@@ -70,44 +74,27 @@ def measure(
                 case = Case(Topology.load(name), workload, settings)
                 if mode == "training":
                     parts = whole_tables(recipe.tables, mode)
-                    samples = next(batches_of(log, machines[0].ranks, batch_size, 1))
-                    found += [
-                        {
-                            **where(bag, name, machine, mode),
-                            "method": BOUND,
-                            "predicted_seconds": None,
-                            "simulated_seconds": least_training_seconds(
-                                parts, log, samples, machine
-                            ),
-                        }
-                        for machine in machines
-                    ]
-                for method in methods(profile, case, bag):
+                    samples = next(batches_of(log, machine.ranks, batch_size, 1))
+                    bound = least_training_seconds(parts, log, samples, machine)
+                    line = {"method": BOUND, "predicted_seconds": None, "simulated_seconds": bound}
+                    found.append({"bag": bag, "topology": name, "mode": mode, **line})
+                for method in methods(profile, case, bag, planners):
                     began = time.perf_counter()
                     placed = method.placement
-                    iterations = simulate(placed, log, machines, mode, batch_size, batches)
-                    seconds = time.perf_counter() - began
-                    print(f"{bag} {name} {mode} {method.name}: {seconds:.1f} s", file=sys.stderr)
-                    found += [
-                        {
-                            **where(bag, name, machine, mode),
-                            "method": method.name,
-                            "predicted_seconds": method.predicted_seconds,
-                            **describe(iteration),
-                        }
-                        for machine, iteration in zip(machines, iterations, strict=True)
-                    ]
+                    (iteration,) = simulate(placed, log, [machine], mode, batch_size, batches)
+                    line = {
+                        "method": method.name,
+                        "predicted_seconds": method.predicted_seconds,
+                        **describe(iteration),
+                    }
+                    found.append({"bag": bag, "topology": name, "mode": mode, **line})
+                    print(
+                        f"{bag} {name} {mode} {method.name}: {method.predicted_seconds:.3g} "
+                        f"predicted, {iteration.seconds:.3g} simulated, in "
+                        f"{time.perf_counter() - began:.1f} s",
+                        file=sys.stderr,
+                    )
     return found
-
-
-def where(bag: int, topology: str, machine: Machine, mode: Mode) -> dict[str, Any]:
-    """What an iteration is simulated of."""
-    return {
-        "bag": bag,
-        "topology": topology,
-        "adapters_per_node": machine.adapters_per_node,
-        "mode": mode,
-    }
 
 
 def describe(iteration: Iteration) -> dict[str, Any]:
@@ -122,16 +109,13 @@ def describe(iteration: Iteration) -> dict[str, Any]:
 
 def table(found: Sequence[dict[str, Any]]) -> Any:
     """Microseconds."""
-    made = new_table(
-        "µs", "bag", "mode", "adapters", "method", "predicted", "simulated", "off", "latency"
-    )
+    made = new_table("µs", "bag", "mode", "method", "predicted", "simulated", "off", "latency")
     for line in found:
         predicted, simulated = line["predicted_seconds"], line["simulated_seconds"]
         made.add_row(
             line["topology"],
             str(line["bag"]),
             line["mode"],
-            str(line["adapters_per_node"]),
             line["method"],
             "-" if predicted is None else f"{1e6 * predicted:,.0f}",
             f"{1e6 * simulated:,.0f}",
@@ -147,10 +131,12 @@ def main() -> None:
     options.add_argument("--bags", default=",".join(map(str, BAGS)), help="ids of a bag, by commas")
     options.add_argument("--modes", default=",".join(MODES), help="by commas")
     options.add_argument("--batches", type=int, default=1, help="to replay")
+    options.add_argument("--planners", default=",".join(PLANNERS), help="whose plans, by commas")
     given = options.parse_args()
     bags = [int(bag) for bag in given.bags.split(",")]
     modes = [mode for mode in MODES if mode in given.modes.split(",")]
-    found = measure(given.topology.split(","), bags, modes, given.scale, given.batches)
+    topologies, planners = given.topology.split(","), given.planners.split(",")
+    found = measure(topologies, bags, modes, given.scale, given.batches, planners)
     publish(
         given,
         {"steps": found},

@@ -28,6 +28,7 @@ from benchmarks.planning.simulator.machine import Machine
 from benchmarks.runtime import step_over_a_cable as cable
 from benchmarks.runtime.step_inputs import Cell, measure_topology
 from oper.cli.shared.console import new_table
+from oper.plan import plan_file
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.runtime import two_hosts
@@ -108,7 +109,7 @@ def measure(
     for bag in bags:
         batch = BAGS[bag]
         cell = Cell(RANKS, DIM, batch, fetch="distinct", bag=bag)
-        recipe, log, profile = make_log(scale, bag)
+        recipe, log, profile = make_log(scale, bag, RANKS * batch * BLOCKS * STEPS)
         batches = folder / f"batches-{bag}.npz"
         write_batches(batches, log, recipe.tables, batch)
         workload = oper.Workload("training", "distinct", RANKS * batch)
@@ -149,16 +150,15 @@ def measure(
 
 
 def predicted(plan: oper.Plan) -> dict[str, Any]:
-    """What the plan says: its time, and the bytes that it has a node send in a step."""
-    cost, node_of = plan.cost, np.asarray(plan.topology.node_of)
-    of_other = (node_of == 1) & (node_of[:, None] == 0)  # read by node 0 from node 1
-    gradients = cost.gradient_link_seconds[of_other].sum() / plan.topology.link_cost[0, -1]
-    # A sum over all ranks is charged 2(M - 1) times the bytes that a node sends for it.
-    replicas = cost.communication_bytes.allreduce / (2 * (RANKS - 1))
+    """What the plan says: its step, and the bytes that it has a node send in one."""
+    assert plan.step_time is not None
+    # The ranks of a node have equal shares of the cable, and no other links.
+    through_links = sum(phase.link_seconds for phase in plan.step_time.phases)
     return {
-        "predicted_seconds": cost.objective_seconds + plan.step_latency.seconds,
-        "latency_seconds": plan.step_latency.seconds,
-        "predicted_sent_bytes": float(cost.link_bytes[of_other].sum() + gradients + replicas),
+        "objective_seconds": plan.cost.objective_seconds,
+        "predicted_seconds": plan.step_time.seconds,
+        "step": plan_file.to_json(plan.step_time),
+        "predicted_sent_bytes": RANKS_A_NODE * through_links / plan.topology.link_cost[0, -1],
         "replica_accesses": plan.replica_accesses,
         "allreduce_method": plan.allreduce_method,
     }

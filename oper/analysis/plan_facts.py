@@ -42,7 +42,6 @@ class PlanFigures:
         plan, replay = self.plan, cache_replay(self.plan)
         return {
             **plan.to_json(),
-            "step_latency": asdict(plan.step_latency),
             "partitions": to_json(plan.main.partitions),
             "owner_accesses": plan.owner_accesses.tolist(),
             "replica_accesses": plan.replica_accesses,

@@ -75,6 +75,47 @@ def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
     return AllReduceCost("none", 0.0)
 
 
+class ReplicaBytes(NamedTuple):
+    """What an AllReduce is of: how many replicas there are, and bytes of the float32 gradients of
+    all, of those that any rank touched, and, with their numbers, of those that one did."""
+
+    rows: float
+    all: float
+    of_any: float
+    of_rank: float
+
+
+def level_seconds(topology: Topology, method: Method, replicas: ReplicaBytes) -> float:
+    """What the bytes of an AllReduce take, level after level: by the links inside a node, where
+    every rank adds up a slice of its node's sum, then between nodes, and back. On one node it is
+    what the bus bandwidth says."""
+    M, N = topology.ranks, topology.nodes
+    if N == 1:
+        ring, bandwidth = 2 * (M - 1) / M, topology.allreduce_bandwidth
+        return {
+            "none": 0.0,
+            "dense": ring * replicas.all,
+            "bitmap": ring * replicas.of_any + (M - 1) * replicas.rows / 8,
+            "allgather": (M - 1) * replicas.of_rank,
+        }[method] / bandwidth
+    G = M / N
+    _, same_node, other_node = topology.seconds_by_kind()
+
+    def summed(size: float) -> float:
+        slices = 2 * (G - 1) / G * size * same_node
+        return slices + 2 * (N - 1) / N * size / G * other_node
+
+    def gathered(size: float, by_nodes: float) -> float:
+        return (G - 1) * by_nodes * size * same_node + (N - 1) * size * other_node
+
+    return {
+        "none": 0.0,
+        "dense": summed(replicas.all),
+        "bitmap": summed(replicas.of_any) + gathered(replicas.rows / 8, 1),
+        "allgather": gathered(replicas.of_rank, N),
+    }[method]
+
+
 class _Phases(NamedTuple):
     """What the runtime does for a method however few replicas there are (oper/runtime/allreduce/):
     kernels that run one after the other, exchanges between nodes, and sums over nodes. The ranks of
@@ -86,7 +127,7 @@ class _Phases(NamedTuple):
 
 
 _NODE_WAITS = 2
-_PHASES: dict[Method, _Phases] = {
+PHASES: dict[Method, _Phases] = {
     "dense": _Phases(kernels=4, exchanges=0, sums=1),
     "bitmap": _Phases(kernels=5, exchanges=1, sums=1),
     "allgather": _Phases(kernels=3, exchanges=2, sums=0),
@@ -96,7 +137,7 @@ _PHASES: dict[Method, _Phases] = {
 def _latency(topology: Topology, method: Method) -> float:
     if method == "none" or topology.ranks == 1:
         return 0.0
-    phases, latency = _PHASES[method], topology.latency
+    phases, latency = PHASES[method], topology.latency
     seconds = phases.kernels * latency.kernel
     if topology.nodes < topology.ranks:
         seconds += _NODE_WAITS * latency.same_node

@@ -22,7 +22,7 @@ from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
 from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
-from oper.cost.step_latency import StepLatency, step_latency
+from oper.cost.step_time import PhaseLatency, StepTime, phase_latencies
 from oper.cost.workload import Workload
 from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
@@ -109,9 +109,10 @@ class Plan(Summarised):
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
     sums that come from each node for a byte of the rows that they are sums of, by which the plan is
-    priced. seconds: spent
-    on each step of planning; none of a plan from a folder. companions: each writes what belongs
-    into the plan's folder beside it, such as vocabularies and moves.
+    priced. step_time: what a step takes, by its phases; None of a plan that was put together by
+    hand, and where tables lie in the hosts' memory. seconds: spent on each step of planning; none
+    of a plan from a folder. companions: each writes what belongs into the plan's folder beside it,
+    such as vocabularies and moves.
     """
 
     tables: tuple[Table, ...]
@@ -132,6 +133,7 @@ class Plan(Summarised):
     simple_plans: tuple[SimplePlan, ...] = ()
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
+    step_time: StepTime | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
@@ -217,14 +219,12 @@ class Plan(Summarised):
         return PooledTopology.of(topology, ratio, float(ratio.min()), training, tables)
 
     @property
-    def step_latency(self) -> StepLatency:
-        """What an iteration takes beside moving rows and gradients, however few they are."""
-        if not self.pooled_tables or self.vector_ratio is None:
-            return step_latency(self.topology, self.workload, len(self.layout.slots))
+    def phase_latencies(self) -> dict[str, PhaseLatency]:
+        """What a step does, by phase, however few rows and gradients it moves."""
         pooled = np.array([table.name in self.pooled_tables for table in self.tables])
         width = self.layout.width_of_table
         widths = len(np.unique(width[~pooled])), len(np.unique(width[pooled]))
-        return step_latency(self.topology, self.workload, *widths)
+        return phase_latencies(self.topology, self.workload, *widths)
 
     @property
     def allreduce_method(self) -> Method:
@@ -276,6 +276,7 @@ class Plan(Summarised):
             **certificate,
             "held_out": to_json(self.held_out),
             "simple_plans": to_json(self.simple_plans),
+            "step_time": to_json(self.step_time),
             **record,
             "tier": self.tier_names,
             "memories": [{"name": memory.name, **to_json(memory.cost)} for memory in self.memories]
@@ -365,6 +366,7 @@ class Plan(Summarised):
             tables=[table.to_dict() for table in self.tables],
             pooled_tables=self.pooled_tables,
             vector_ratio=self.vector_ratio,
+            step_time=self.step_time,
         )
 
 
@@ -491,6 +493,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         whole_certificate=stated.certificate,
         held_out=stated.held_out,
         simple_plans=stated.simple_plans,
+        step_time=stated.step_time,
         partition_floor=partition_floor,
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=dict(stated.log_part),

@@ -27,6 +27,7 @@ import numpy as np
 
 from oper.base.arrays import OverRanks
 from oper.base.errors import OperError
+from oper.cost.step_time import StepTime
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import Memory
@@ -103,7 +104,7 @@ class Stated:
     memories together.
     """
 
-    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio")
+    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step_time")
 
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
@@ -123,6 +124,7 @@ class Stated:
     tables: list[dict[str, Any]]
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
+    step_time: StepTime | None = None
 
 
 def to_json(value: Any) -> Any:

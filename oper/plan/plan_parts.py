@@ -143,6 +143,7 @@ def join_memories(
         counts=_join_counts(parts, [plan.counts for plan in plans]),
         memories=(on_devices, replace(host.memories[0], name=HOST, tables=tuple(in_hosts))),
         distinct_ratio=np.stack(by_table("distinct_ratio")) if measured else None,
+        step_time=None,
     )
 
 

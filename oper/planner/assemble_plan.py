@@ -9,6 +9,7 @@ from oper.cost.vectors_per_bag import pooled_of
 from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
+from oper.planner.predict_step import predict_step_of
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
 from oper.topology.pooled_links import PooledTopology, without_pooling
@@ -62,6 +63,7 @@ def assemble(planned: Planned) -> Plan:
             )
             if is_pooled
         ),
+        step_time=predict_step_of(problem, placement),
         vector_ratio=tuple(given.vector_ratio.tolist())
         if isinstance(given, PooledTopology)
         else None,

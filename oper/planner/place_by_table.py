@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cost.step_latency import step_latency
-from oper.cost.vectors_per_bag import pooled_of
+from oper.cost.step_time import latency_seconds
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -31,6 +30,7 @@ from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import estimated_seconds, known_lengths, place_pooled, unplaced
+from oper.planner.predict_step import predict_step_of
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
@@ -74,13 +74,8 @@ def by_mean(topology: Topology, asked: PlanSettings) -> bool:
 
 
 def predicted_seconds(planned: Planned) -> float:
-    """A step's time: its bytes, and its latency."""
-    problem, tables = planned.problem, planned.problem.profile.tables
-    pooled = pooled_of(problem.topology, tables)
-    _, width = table_widths(tables, problem.workload.mode)
-    widths = len(np.unique(width[~pooled])), len(np.unique(width[pooled]))
-    latency = step_latency(problem.topology, problem.workload, *widths)
-    return planned.cost.objective_seconds + latency.seconds
+    """What a step takes."""
+    return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
 @dataclass(frozen=True)
@@ -111,11 +106,12 @@ def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> Estimate
     saved = np.maximum(fetched - pooled, 0.0)
     _, width = table_widths(profile.tables, plan.workload.mode)
     may = np.array([table.name in able for table in profile.tables])
-    before = plan.cost.objective_seconds + plan.step_latency.seconds
+    widths = len(np.unique(width)), 0
+    before = plan.cost.objective_seconds + latency_seconds(topology, plan.workload, *widths)
     found = []
     for which in (may & (saved > 0), may):
         widths = len(np.unique(width[~which])), len(np.unique(width[which]))
-        latency = step_latency(topology, plan.workload, *widths).seconds
+        latency = latency_seconds(topology, plan.workload, *widths)
         after = plan.cost.objective_seconds - float((fetched - pooled)[which].sum()) + latency
         found.append(EstimatedGain(1 - after / before, int(which.sum()), len(may)))
     best = max(found, key=lambda gain: gain.share)

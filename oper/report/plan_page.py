@@ -105,6 +105,7 @@ def _first_screen(
     fits = fit(plan)
     tiles = [
         ("iteration, moving rows alone", format_duration(prediction.objective_seconds)),
+        *([] if plan.step_time is None else [("a step", format_duration(plan.step_time.seconds))]),
         ("fullest rank", f"{format_bytes(fits.held_bytes)} of {format_bytes(fits.room_bytes)}"),
         ("copies of rows", f"{format_share(used)} extra memory" if used else "none"),
     ]

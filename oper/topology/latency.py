@@ -55,8 +55,9 @@ LATENCIES = tuple(field.name for field in fields(Latency))
 # Hops are rounded from NCCL's own tuning model (nccl/src/graph/tuning.cc, hwLat): 1.9 µs over
 # NVLink (ring, LL128), 4 to 5 µs over a network (ring LL128, tree LL). A kernel of 2.9 µs takes 3.8
 # where launches overlap, and 9.6 where each is waited for (NVIDIA, "Getting Started with CUDA
-# Graphs"): between these. A message is assumed: what a proxy thread takes to post one.
-DEVICES = Latency(same_node=2e-6, other_node=5e-6, message=0.5e-6, kernel=4e-6)
+# Graphs"): between these. A thread of the host posts about 1.7 million messages a second (NVIDIA,
+# "Improving Network Performance of HPC Systems Using NVSHMEM and GPUDirect Async", 2022, of IBRC).
+DEVICES = Latency(same_node=2e-6, other_node=5e-6, message=0.6e-6, kernel=4e-6)
 # CPU ranks over shared memory and gloo: measured by `oper topology measure` on the machine of
 # presets.CPU_LOCAL.
 CPU_RANKS = Latency(same_node=20e-6, other_node=60e-6, message=10e-6, kernel=25e-6)

@@ -35,6 +35,7 @@ class Description(TypedDict):
     capacity: Capacity
     memory: tuple[NodeMemory, ...]
     transport: NotRequired[Transport | None]
+    cache_bandwidth: NotRequired[float | None]
 
 
 # As help and errors list them.
@@ -50,6 +51,7 @@ class Accelerator(NamedTuple):
     switch_allreduce: float  # bus bandwidth of eight
     host_bandwidth: float
     host_memory_bytes: int
+    cache: float | None = None  # of kernels that read rows again; None: not known
 
 
 A100 = Accelerator(
@@ -67,12 +69,16 @@ H100 = Accelerator(
     switch_allreduce=480 * GB,  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
     host_bandwidth=50.4 * GB,  # 0.8 × 63, PCIe 5.0 x16: 16 lanes of 32 GT/s, 128 of 130 bits
     host_memory_bytes=256 * 10**9,  # an eighth of the 2 TB of a DGX H100
+    # The second level's, measured on an H100 PCIe ("Nvidia's H100: Funny L2, and Tons of
+    # Bandwidth", Chips and Cheese, 2023).
+    cache=5_500 * GB,
 )
 H200 = H100._replace(  # the H100 with other memory: the same links, and hosts of 2 TB too
     memory_bytes=141 * 10**9,
     local=3_840 * GB,  # 0.8 × 4,800
 )
 B200 = H100._replace(  # PCIe 5.0 x16 and hosts of 2 TB as with the H100
+    cache=None,
     memory_bytes=180 * 10**9,  # of 192 on the device; 1,440 GB of a DGX B200
     local=6_400 * GB,  # 0.8 × 8,000
     switch=720 * GB,  # 900 the line; NCCL itself counts 18 links of 40.1 (NVIDIA/nccl #1807)
@@ -175,6 +181,7 @@ def _devices(
     made = uniform(name, node_of, bandwidth, allreduce_bandwidth, device.memory_bytes)
     cost = {kind: 1 / value for kind, value in bandwidth.items()}
     made["link_cost"] = link_matrix(node_of, cost, Network(adapters_per_node))
+    made["cache_bandwidth"] = device.cache
     return with_host(made, device.host_memory_bytes, device.host_bandwidth)
 
 

@@ -52,6 +52,8 @@ class Topology:
     transport: how ranks read each other's rows (transports.py), by their nodes and memory where
     none is given. host_memory_bytes, host_bandwidth: of each rank's share of its host's memory, and
     of the link from its device to it, bytes/s; needed for plans with a tier there (host_tier.py).
+    cache_bandwidth: of a rank's cache, bytes/s, from which its kernels read rows again; None: as
+    from memory.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Topology:
     host_memory_bytes: tuple[int, ...] | None = None
     host_bandwidth: tuple[float, ...] | None = None
     transport: Transport | None = None
+    cache_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
         cost = np.array(self.link_cost, dtype=np.float64)
@@ -85,6 +88,11 @@ class Topology:
             raise OperError(
                 f"topology {self.name}: the bandwidth of the AllReduce is "
                 f"{self.allreduce_bandwidth}, and {BANDWIDTH.needed()}"
+            )
+        if self.cache_bandwidth is not None and not BANDWIDTH.holds(self.cache_bandwidth):
+            raise OperError(
+                f"topology {self.name}: the bandwidth of caches is {self.cache_bandwidth}, and "
+                f"{BANDWIDTH.needed()}"
             )
         check_type("Topology", "latency", self.latency, Latency)
         # Nodes are numbered without gaps, whatever a file calls them.
@@ -129,6 +137,12 @@ class Topology:
     def is_one_memory(self) -> bool:
         """Whether all ranks share one memory, so that no rank's reads are served by another."""
         return self.shares_memory and self.nodes == 1
+
+    @property
+    def cache_seconds(self) -> NDArray[np.float64]:
+        """What a byte takes each rank that its kernels read again, s [M]."""
+        own = self.link_cost.diagonal()
+        return own if self.cache_bandwidth is None else np.full(len(own), 1 / self.cache_bandwidth)
 
     @property
     def of_devices(self) -> bool:
@@ -211,6 +225,8 @@ class Topology:
             "allreduce_bandwidth": self.allreduce_bandwidth,
             "latency_seconds": self.latency.content,
         }
+        if self.cache_bandwidth is not None:
+            content["cache_bandwidth"] = self.cache_bandwidth
         if SHARED in self.memory:  # left out where all are linked, as files may
             same = len(set(self.memory)) == 1
             content["memory"] = self.memory[0] if same else list(self.memory)

@@ -37,6 +37,7 @@ _KEYS = (
     "link_cost",
     "allreduce_bandwidth",
     "latency_seconds",
+    "cache_bandwidth",
     "memory",
     "transport",
     "device_memory",
@@ -72,6 +73,9 @@ def parse_topology(document: Document, default_name: str) -> Description:
         capacity=_capacity(document, ranks),
         memory=memory,
         transport=_transport(document, memory),
+        cache_bandwidth=None
+        if content.get("cache_bandwidth") is None
+        else _rate(document, ("cache_bandwidth",)),
     )
 
 

@@ -20,7 +20,7 @@ Mode = Literal["training", "inference"]
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_rows_of_a_plan(mode: Mode) -> None:
     """Every rank reads every row from where its addresses say."""
-    recipe, _, profile = make_log(scale=0.0005, bag=1)
+    recipe, _, profile = make_log(scale=0.0005, bag=1, samples=4096)
     topology = replace(oper.Topology.load("2x2-h100"), latency=Latency.of_hops(0.0))  # copies pay
     workload = oper.Workload(mode, batch_size=65_536)
     plan = oper.make_plan(profile, topology, workload, oper.PlanSettings(extra_memory=0.3))
@@ -38,7 +38,7 @@ def test_rows_of_a_plan(mode: Mode) -> None:
 def test_shards() -> None:
     """A table on one rank, one in two ranges of rows, one in two halves of its columns, one in both
     ways, and one on all ranks."""
-    recipe, _, profile = make_log(scale=0.0005, bag=1)
+    recipe, _, profile = make_log(scale=0.0005, bag=1, samples=4096)
     profile = replace(profile, tables=recipe.tables[:5])
     begin = [int(offset) for offset in profile.offsets]
     rows = [table.rows for table in profile.tables]

@@ -161,7 +161,7 @@ def test_every_key_must_be_there_and_no_other(folders: dict[str, Path], name: st
                 from_json(less, 4)
             tried += 1
     assert tried > 60
-    for key in content.keys() - {"schema", "version", "files"}:
+    for key in content.keys() - {"schema", "version", "files", "step_time"}:  # not of all plans
         with pytest.raises((KeyError, ValueError), match=key):
             from_json({k: v for k, v in content.items() if k != key}, 4)
     with pytest.raises(ValueError, match="`more` is no key"):

@@ -1,15 +1,17 @@
 """One iteration: the phases of a step, as the runtime has them, and their seconds.
 
+    wanted     ranks tell the relays of their node which rows of other nodes they want
     ids        ranks ask other nodes for rows, or forward their bags; sizes first, then contents
     serve      owners put the rows in a row; proxies and TorchRec's owners add up bags; the part of
                a forwarded bag that is its own node's is added up too
     add        vectors of owners in one node are added up (TorchRec's table-row-wise)
     answers    rows and vectors
-    copies     distinct rows of the node's other ranks, by pointer
+    copies     distinct rows of the node's other ranks, and those that its relays got, by pointer
     pool       bags are pooled from rows and vectors; raw rows of the node come by pointer
     vectors    gradients of forwarded bags go back
     spread     those of TorchRec's table-row-wise, inside the owners' nodes
     sum        gradients are summed by row into mailboxes
+    node sums  relays add up their node's gradients of rows of other nodes
     gradients  what other nodes' owners are to get
     merge      owners read the mailboxes of their node and update every touched row
     sums       the replicas' AllReduce, and the update of touched replicas
@@ -95,6 +97,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
 
     t = traffic
     phases = [
+        moving("wanted", t.wanted),
         moving("ids", t.ids, rounds=2),
         Phase("serve", _between(t.serve_moved), t.serve_memory, t.serve_cache, lands=False),
         moving("add", t.add_moved),
@@ -108,6 +111,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
             moving("vectors", t.vectors),
             moving("spread", t.spread),
             Phase("sum", none, t.sum_memory, t.sum_cache),
+            Phase("node sums", _between(t.node_sums_moved), t.node_sums_memory, zeros, lands=False),
             moving("gradients", t.gradients, rounds=4),
             Phase("merge", _between(t.merge_moved), t.merge_memory, zeros, lands=False),
             # Marks, the buffer of the sums, the sums, updates.

@@ -47,9 +47,9 @@ class Log:
         return self.values[table][places], np.repeat(np.arange(len(samples)), length)
 
     def draw(self, ranks: int, batch: int, random: np.random.Generator) -> Ints:
-        """The samples of each rank's part of a global batch, [ranks, batch]: no sample twice, as
-        far as the log has enough."""
-        drawn: list[Ints] = []
-        while sum(map(len, drawn)) < ranks * batch:
-            drawn.append(random.permutation(self.samples))
-        return np.concatenate(drawn)[: ranks * batch].reshape(ranks, batch)
+        """The samples of each rank's part of a global batch, [ranks, batch]: no sample twice where
+        the log has as many, and else each as if it were the first."""
+        size = ranks * batch
+        if size <= self.samples:
+            return random.permutation(self.samples)[:size].reshape(ranks, batch)
+        return random.integers(self.samples, size=(ranks, batch))

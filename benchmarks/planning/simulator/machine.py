@@ -59,6 +59,10 @@ class Machine:
 
     def proxy(self, rank: int, node: int) -> int:
         """The rank of a node that talks to `rank` of another: the one at its position."""
+        return int(self.proxies(np.array(rank), node))
+
+    def proxies(self, rank: NDArray[np.int64], node: int) -> NDArray[np.int64]:
+        """Those of several ranks."""
         return node * self.ranks_per_node + rank % self.ranks_per_node
 
 

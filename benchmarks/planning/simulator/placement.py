@@ -65,12 +65,15 @@ class Kind(NamedTuple):
 class Placement:
     """Holder set g is stored by the ranks that `holds[g]` marks, and rank i reads it from
     `source[g, i]`; both [G, M]. Rows with several holders are replicas, whose gradients go by an
-    AllReduce of `allreduce` ("dense", "bitmap", "allgather"; anything where there are none)."""
+    AllReduce of `allreduce` ("dense", "bitmap", "allgather"; anything where there are none).
+    relays: whether a distinct row of another node comes once a node, to the rank there at its
+    owner's position, of which the others get it, and gradients go back the same way."""
 
     source: NDArray[np.integer]
     holds: NDArray[np.bool_]
     parts: Sequence[Part]
     allreduce: str = "none"
+    relays: bool = True
 
     @cached_property
     def replicated(self) -> NDArray[np.bool_]:

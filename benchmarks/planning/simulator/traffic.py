@@ -40,6 +40,7 @@ class Traffic:
     not pooled comes from another node."""
 
     ranks: int
+    wanted: Bytes = field(init=False)
     ids: Bytes = field(init=False)
     serve_moved: Bytes = field(init=False)
     serve_memory: Bytes = field(init=False)
@@ -54,6 +55,8 @@ class Traffic:
     spread: Bytes = field(init=False)
     sum_memory: Bytes = field(init=False)
     sum_cache: Bytes = field(init=False)
+    node_sums_moved: Bytes = field(init=False)
+    node_sums_memory: Bytes = field(init=False)
     gradients: Bytes = field(init=False)
     merge_moved: Bytes = field(init=False)
     merge_memory: Bytes = field(init=False)
@@ -75,12 +78,18 @@ def count(
     traffic = Traffic(machine.ranks)
     for kind, parts in placement.kinds():
         counter = _Counter(traffic, kind, parts, placement, machine, training)
-        for position in range(machine.ranks_per_node):
+        ranks = np.arange(machine.ranks).reshape(machine.nodes, machine.ranks_per_node)
+        if counter.relayed:
+            for node, of_node in enumerate(ranks):
+                for rank in of_node:
+                    counter.add(rank, log, samples[rank])
+                counter.end_node(node)
+        else:
             # Ranks at one position of their nodes are each other's proxies.
-            for node in range(machine.nodes):
-                rank = node * machine.ranks_per_node + position
-                counter.add(rank, log, samples[rank])
-            counter.end_position(position)
+            for position, at_position in enumerate(ranks.T):
+                for rank in at_position:
+                    counter.add(rank, log, samples[rank])
+                counter.end_position(position)
         counter.end()
     return traffic
 
@@ -108,6 +117,9 @@ class _Counter:
         self.mine, self.of_position, self.of_any = np.zeros((3, len(self.holder_set)), dtype=bool)
         self.owners = [np.unique(self.owner[part.holder_set]) for part in parts]
         self.touched = np.zeros(self.M)
+        several = 1 < machine.nodes < machine.ranks
+        self.relayed = placement.relays and several and kind.fetch is Fetch.DISTINCT
+        self.asked: list[Ints] = []  # by the ranks of a node of others: row · M + source
 
     def add(self, rank: int, log: Log, samples: Ints) -> None:
         """Count the part of a rank."""
@@ -126,6 +138,8 @@ class _Counter:
         read = self._by_rank(source[self.holder_set[distinct]])
         output = len(self.parts) * batch * kind.vector_bytes
         if kind.fetch in (Fetch.RAW, Fetch.DISTINCT):
+            if self.relayed:
+                self._ask_relays(rank, distinct, source[self.holder_set[distinct]])
             self._read_rows(rank, accesses, read)
             traffic.pool_memory[rank] += output
         elif kind.fetch is Fetch.POOLED_BY_NODE:
@@ -150,12 +164,47 @@ class _Counter:
         else:
             traffic.pool_moved[:, rank] += size * np.where(near, accesses, 0)
         traffic.rows_travel |= bool(moved[far].any())
-        traffic.ids[rank] += ID_BYTES * np.where(far, moved, 0)
-        traffic.serve_memory += 2 * size * np.where(far, moved, 0)  # read, and put in a row
-        traffic.answers[:, rank] += size * np.where(far, moved, 0)
+        if not self.relayed:
+            self._ask(rank, np.where(far, moved, 0))
         held = np.where(near & (not once), 0, distinct)
         traffic.pool_memory[rank] += size * held.sum()
         traffic.pool_cache[rank] += size * np.where(near & (not once), 0, accesses).sum()
+
+    def _ask(self, rank: int, rows: Bytes) -> None:
+        """A rank asks owners in other nodes for so many rows each, [M]."""
+        traffic, size = self.traffic, self.kind.row_bytes
+        traffic.ids[rank] += ID_BYTES * rows
+        traffic.serve_memory += 2 * size * rows  # read, and put in a row
+        traffic.answers[:, rank] += size * rows
+
+    def _ask_relays(self, rank: int, rows: Ints, source: Ints) -> None:
+        """A rank tells the relays of its node which distinct rows it wants of others, and gets
+        them of these."""
+        traffic, node = self.traffic, self.node_of[rank]
+        far = self.node_of[source] != node
+        self.asked.append(rows[far] * self.M + source[far])
+        of_relay = self._by_rank(self.machine.proxies(source[far], node))
+        of_relay[rank] = 0  # what it gets itself
+        traffic.wanted[rank] += ID_BYTES * of_relay
+        traffic.copies[:, rank] += self.kind.row_bytes * of_relay
+        if self.training:
+            size = self.kind.vector_bytes + SLOT_BYTES
+            traffic.node_sums_moved[rank] += size * of_relay
+
+    def end_node(self, node: int) -> None:
+        """What relays ask of other nodes, once all ranks of theirs have told what they want: each
+        row once."""
+        source = np.unique(np.concatenate(self.asked)) % self.M
+        self.asked = []
+        by_owner = self._by_rank(source)
+        for owner in np.flatnonzero(by_owner):
+            relay = self.machine.proxy(int(owner), node)
+            rows = np.where(np.arange(self.M) == owner, by_owner, 0)
+            self._ask(relay, rows)
+            if self.training:
+                self._send(relay, rows)
+                size = self.kind.vector_bytes
+                self.traffic.node_sums_memory[relay] += size * by_owner[owner]
 
     def _forward(
         self,
@@ -244,8 +293,15 @@ class _Counter:
         traffic, size = self.traffic, self.kind.vector_bytes + SLOT_BYTES
         near, far = self._near_and_far(rank)
         traffic.merge_moved[rank] += size * np.where(near, rows, 0)
-        traffic.gradients[rank] += size * np.where(far, rows, 0)
-        traffic.merge_memory += size * np.where(near, 0, rows)
+        traffic.merge_memory[rank] += size * rows[rank]
+        if not self.relayed:
+            self._send(rank, np.where(far, rows, 0))
+
+    def _send(self, rank: int, rows: Bytes) -> None:
+        """A rank sends owners in other nodes the gradients of so many rows each, [M]."""
+        size = self.kind.vector_bytes + SLOT_BYTES
+        self.traffic.gradients[rank] += size * rows
+        self.traffic.merge_memory += size * rows
 
     def end_position(self, position: int) -> None:
         """Gradients of pooled tables, once all ranks at a position have forwarded their bags: each

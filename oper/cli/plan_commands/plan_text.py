@@ -21,7 +21,7 @@ from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
     from oper.analysis.plan_facts import Copies, LinkUse, PlanFigures
-    from oper.cost.step_latency import StepLatency
+    from oper.cost.step_time import StepTime
     from oper.plan.plan import Plan
     from oper.plan.reference_figures import SimplePlan
     from oper.planner.memory_curve import CurvePoint
@@ -66,8 +66,10 @@ def headline(plan: "Plan", name: str) -> list[str]:
     if plan.certificate is not None:
         gap = at_most(plan.certificate.certified_gap)
         iteration += f", {gap} longer than the best possible for {MADE_FOR[workload.mode]}"
-    iteration += f"; beside it {format_duration(plan.step_latency.seconds)} of latency"
-    sentences += [iteration, held_out_sentence(plan.held_out)]
+    sentences.append(iteration)
+    if plan.step_time is not None:
+        sentences.append(f"Predicted step: {step_text(plan.step_time)}")
+    sentences.append(held_out_sentence(plan.held_out))
     faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
     sentences += [] if faster is None else [faster]
     found = fit(plan)
@@ -199,31 +201,34 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
     if verbose:
         facts += [(METHOD_NAMES[each.method], simple_plan_text(each)) for each in plan.simple_plans]
         facts += _making(plan)
-    facts.append(("latency", latency_text(plan.step_latency)))
+    if plan.step_time is not None:
+        facts.append(("phases of a step", phases_text(plan.step_time)))
     facts.append((_FETCHING, fetching_text(plan)))
     facts.append(
         (
             "times",
-            "predicted, of moving rows and gradients alone: without latency, sorts and dense "
-            "layers",
+            "predicted; of an iteration, and of ranks: of moving rows and gradients alone, by "
+            "which plans are compared. A step has latency, outputs and ids too, and memories and "
+            "links work at once; sorts and dense layers are in neither",
         )
     )
     return facts
 
 
-def latency_text(found: "StepLatency") -> str:
-    """What an iteration takes however few its bytes."""
-    parts = [plural(found.kernels, "kernel")]
-    if found.waits:
-        parts.append(f"{plural(found.waits, 'wait')} for the ranks of the node")
-    if found.exchanges:
-        parts.append(
-            f"{plural(found.exchanges, 'exchange')} with {plural(found.peers, 'rank')} of other "
-            "nodes"
-        )
-    return (
-        f"{format_duration(found.seconds)} an iteration, wherever rows are, for {', '.join(parts)}"
-    )
+def step_text(step: "StepTime") -> str:
+    """What a step takes, and what of."""
+    parts = {
+        "memory": step.memory_seconds,
+        "links": step.link_seconds,
+        "latency": step.latency_seconds,
+    }
+    taken = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items())
+    return f"{format_duration(step.seconds)} ({taken})"
+
+
+def phases_text(step: "StepTime") -> str:
+    """The phases of a step, and what each takes."""
+    return ", ".join(f"{phase.name} {format_duration(phase.seconds)}" for phase in step.phases)
 
 
 def _step_memory(plan: "Plan") -> str:

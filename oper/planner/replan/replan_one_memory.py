@@ -23,6 +23,7 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.base.display import Summarised
 from oper.base.errors import OperError
+from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
@@ -33,6 +34,7 @@ from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
 from oper.planner.class_placement.place_classes import by_programme
 from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.predict_step import predict_step
 from oper.planner.price_plan import price_counts
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
@@ -239,6 +241,7 @@ class OldRows:
     ) -> Replanned:
         """The plan with the rows of `best`, beside one from scratch."""
         topology, locator, now = self.plan.topology, self.locator, self.now
+        sets = locator.holder_sets
         moves = relocation.moves
         migration = migration_of(moves, topology)
         # Placements from scratch know no other holder sets than their own.
@@ -260,11 +263,13 @@ class OldRows:
 
         def unmoved() -> Plan:
             still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
-            return _assemble(self.plan, self.problem, now, now, locator.layout, fresh, still)
+            return _assemble(
+                self.plan, self.problem, sets, now, now, locator.layout, fresh, still
+            )
 
         costs = (now.cost, best.cost, fresh.cost)
         return Replanned(
-            _assemble(self.plan, self.problem, best, now, relocation.layout, fresh, record),
+            _assemble(self.plan, self.problem, sets, best, now, relocation.layout, fresh, record),
             moves,
             horizon,
             now.cost.objective_seconds,
@@ -330,6 +335,7 @@ def migration_of(moves: RowMoves, topology: Topology) -> Migration:
 def _assemble(
     old: Plan,
     problem: Problem,
+    sets: HolderSets,
     best: PricedCounts,
     before: PricedCounts,
     layout: Layout,
@@ -383,4 +389,5 @@ def _assemble(
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
         pooled_tables=old.pooled_tables,
+        step_time=predict_step(problem, sets, best.counts, best.cost.allreduce_method),
     )

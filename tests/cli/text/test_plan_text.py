@@ -71,7 +71,7 @@ def test_sentences_first_then_ranks_then_tables_then_why(here: Path, command: st
     )
     places = [text.index(words) for words in order]
     assert places == sorted(places)
-    assert "without latency, sorts and dense layers" in one_line(text)
+    assert "of moving rows and gradients alone" in one_line(text)
     verbose = fine(*command.replace("other", "again").split(), "-v")
     for words in ("balance, min/max", "produced by", "rounds of swaps"):
         assert words in verbose

@@ -1,0 +1,126 @@
+"""What a step of a placement is predicted to take: its classes of rows as the phases need them.
+
+In: a `Problem` and how many rows of each class lie in each holder set. Out: `StepTime`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats
+from oper.cost.allreduce import Method
+from oper.cost.holder_sets import HolderSets
+from oper.cost.step_time import Amount, Bags, BatchRows, Part, StepTime, step_time
+from oper.cost.vectors_per_bag import pooled_of
+from oper.planner.problem.classes import table_widths
+from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.row_placement import RowPlacement
+
+
+def predict_step(
+    problem: Problem, sets: HolderSets, counts: NDArray[np.integer], method: Method
+) -> StepTime:
+    """The step of a placement with `counts` [C, G] rows of each class in the holder sets."""
+    of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)
+    figures = [of_row[:, part] @ counts[part] for part in (~pooled, pooled)]
+    return _step(problem, sets, figures, method)
+
+
+def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
+    """The step of a placement of rows, of which some are striped: of each width in proportion to
+    the touches of the ranks' stripes."""
+    classes, counts, ranks = problem.classes, placement.counts, problem.ranks
+    tables, pooled = problem.profile.tables, _pooled_classes(problem)
+    width_of_table = table_widths(tables, problem.workload.mode).of_table
+    pooled_table = pooled_of(problem.topology, tables)
+    of_row = rows_of_classes(problem).figures
+    striped = classes.rows - counts.sum(axis=1)
+    found: list[Floats] = []
+    for part, of_tables in ((~pooled, ~pooled_table), (pooled, pooled_table)):
+        figures = of_row[:, part] @ counts[part]
+        for w in range(len(classes.widths)):
+            of_width = part & (classes.width == w)
+            of_stripes = placement.scan.striped_touched[of_tables & (width_of_table == w)]
+            touched = of_stripes.sum(axis=0)
+            if touched.any():
+                of_all = of_row[:, of_width] @ striped[of_width]
+                figures[:, :ranks] += np.outer(of_all, touched / touched.sum())
+        found.append(figures)
+    return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
+
+
+def _step(
+    problem: Problem, sets: HolderSets, figures: Sequence[Floats], method: Method
+) -> StepTime:
+    """The step by the figures of tables that are not pooled, and of those that are."""
+    pooled = pooled_of(problem.topology, problem.profile.tables)
+    width = table_widths(problem.profile.tables, problem.workload.mode).of_table
+    parts = [
+        Part(
+            len(np.unique(width[tables])), BatchRows.of_figures(of), bags_of_rank(problem, tables)
+        )
+        for of, tables in zip(figures, (~pooled, pooled), strict=True)
+    ]
+    return step_time(problem.topology, problem.workload, sets, *parts, method)
+
+
+def _pooled_classes(problem: Problem) -> NDArray[np.bool_]:
+    """Which classes are of pooled tables, [C]."""
+    return np.broadcast_to(problem.classes.pooled, len(problem.classes))
+
+
+def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
+    """A rank's bags of some tables, [T], of as many features as tables have where the profile does
+    not know them."""
+    profile, tables = problem.profile, problem.profile.tables
+    samples = problem.workload.batch_size / problem.ranks
+    lengths = profile.bag_lengths
+    if lengths is None:
+        a_sample = np.array([len(table.columns) for table in tables], dtype=np.float64)
+    else:
+        a_sample = lengths.bags_of_tables / max(profile.samples, 1)
+    a_sample = np.where(of, a_sample, 0.0)
+    dims = np.array([table.dim for table in tables], dtype=np.float64)
+    sizes = np.array([table.row_bytes for table in tables], dtype=np.float64)
+    accesses = np.where(of, profile.accesses_of_tables, 0)
+    read = float(accesses @ sizes)
+    ratio = 4 * float(accesses @ dims) / read if read else 1.0
+    number = samples * float(a_sample.sum())
+    return Bags(number, 4 * samples * float(a_sample @ dims), ratio)
+
+
+def rows_of_classes(problem: Problem) -> BatchRows:
+    """What is expected of one row of each class, [C] each."""
+    classes, topology = problem.classes, problem.topology
+    a_rank = problem.workload.batch_size / problem.ranks
+    accesses = classes.expected / max(classes.samples, 1) * a_rank
+
+    def amount(rows: Floats) -> Amount:
+        return Amount(rows, rows * classes.S)
+
+    def by(ranks: float) -> Floats:
+        return touched_together(classes.D, ranks, a_rank, problem.ranks, classes.samples)
+
+    written = classes.m if problem.workload.training else classes.S
+    return BatchRows(
+        all=amount(np.ones(len(classes))),
+        read=amount(accesses),
+        of_rank=amount(classes.D),
+        of_node=amount(by(problem.ranks / topology.nodes)),
+        of_position=amount(by(topology.nodes)),
+        of_any=amount(classes.U),
+        updates=2 * written * classes.U,  # read, and written
+    )
+
+
+def touched_together(D: Floats, together: float, drawn: float, ranks: int, samples: int) -> Floats:
+    """The chance that one of so many ranks touches a row that each, of its `drawn` samples, touches
+    with chance D: 1 - (1 - D)^ranks; where the batch is a part of the log no sample is drawn twice,
+    so that the exponent is a little larger (expected_reads.py)."""
+    power = together
+    if drawn * ranks < samples:
+        power = np.log1p(-together * drawn / samples) / np.log1p(-drawn / samples)
+    with np.errstate(divide="ignore"):
+        found: Floats = -np.expm1(power * np.log1p(-np.minimum(D, 1.0)))
+    return found
