@@ -60,10 +60,14 @@ def copies_needed(problem: ClassProblem) -> Ints:
     a, b = own - mate, far - mate
     even = (a / ranks - b / nodes) * total
     hottest = a * float(weight.max(initial=0.0))
-    if b < 0 or hottest <= max(even, 0.0):
+    if hottest <= even or even <= 0:  # no row is hot; or a node of hot rows is as fast as others
         return one
     saved = PairSeconds.of(topology).saved_by_further_node(ranks // nodes) / ranks
     mean = Charges.of(topology).mean_owner_seconds * total
+    copies = _with_rest(classes, weight, one, nodes, problem.budget_bytes)
+    left = np.where(copies >= nodes, 0.0, weight) if copies is not None else weight
+    if a * float(left.max()) <= even:  # the hottest have a copy on every node anyway
+        return one
     best, needed = np.inf, one
     largest = max(even, hottest / ranks)
     while largest < hottest * _STEP:

@@ -97,7 +97,7 @@ def place_by_node(rows: Ints, traffic: Floats, topology: Topology, load: Floats)
         least.append((work[c], rank))
     heapq.heapify(least)
     for c in hottest_first[len(free) :]:
-        load, rank = least[0]
+        lightest, rank = least[0]
         counts[c, rank] += 1
-        heapq.heapreplace(least, (load + work[c], rank))
+        heapq.heapreplace(least, (lightest + work[c], rank))
     return counts
