@@ -266,8 +266,9 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
         basis = CountBasis.COUNTED
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
+    of_rank, of_any = ratios
     R, D, U = expected_reads(
-        *counts, plan.samples, workload, topology.ranks, *ratios, pooled=pooled
+        *counts, plan.samples, workload, topology.ranks, of_rank, of_any, pooled
     )
     sizes = relayed_sizes(topology)
     of_nodes = node_touches(counts[1], plan.samples, workload, topology.ranks, sizes, *ratios)

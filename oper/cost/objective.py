@@ -315,7 +315,7 @@ def evaluate(
             degree_of_balance(memory_bytes / np.maximum(capacity, 1)),
             lookups if topology.is_one_memory else lookup_seconds,
             link_seconds,
-            charges.links,
+            Charges.of(topology).links,
         ),
         mailbox_bytes=round(step.batch_bytes),
     )
@@ -337,9 +337,13 @@ class _Pooled(NamedTuple):
         """Of the bytes that ranks read of each other, of the rows that they touch there, and of
         those with one owner, [reader, source] each."""
         away, other = ~np.eye(topology.ranks, dtype=bool), topology.masks()["other_node"]
-        lookup_seconds, _ = Charges.of_memory(topology).lookup_and_link_seconds(touched)
-        _, link_seconds = Charges.of(topology).lookup_and_link_seconds(read)
-        gradients = Charges.of_gradients(topology).lookup_and_link_seconds(owned)
+
+        def seconds(charges: Charges, traffic: Floats) -> tuple[Floats, Floats]:
+            return charges.lookup_and_link_seconds(charges.through(traffic))
+
+        lookup_seconds, _ = seconds(Charges.of_memory(topology), touched)
+        _, link_seconds = seconds(Charges.of(topology), read)
+        gradients = seconds(Charges.of_gradients(topology), owned)
         # Between nodes as many vectors go back as came.
         ratios = topology.vector_ratio[np.array(topology.node_of)]
         sent = np.where(away, read, 0.0) * np.where(other, ratios, 1.0)

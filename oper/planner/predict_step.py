@@ -56,13 +56,11 @@ def _step(
     """The step by the figures of tables that are not pooled, and of those that are."""
     pooled = pooled_of(problem.topology, problem.profile.tables)
     width = table_widths(problem.profile.tables, problem.workload.mode).of_table
-    parts = [
-        Part(
-            len(np.unique(width[tables])), BatchRows.of_figures(of), bags_of_rank(problem, tables)
-        )
+    fetched, added_up = (
+        Part(len(np.unique(width[tables])), BatchRows.of_figures(of), bags_of_rank(problem, tables))
         for of, tables in zip(figures, (~pooled, pooled), strict=True)
-    ]
-    return step_time(problem.topology, problem.workload, sets, *parts, method)
+    )
+    return step_time(problem.topology, problem.workload, sets, fetched, added_up, method)
 
 
 def _pooled_classes(problem: Problem) -> NDArray[np.bool_]:

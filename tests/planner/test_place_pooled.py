@@ -105,7 +105,8 @@ def seconds_written_out(
     """What reads and gradients of rows with one owner take each rank, [M]. Of `pooled` tables
     (all): its own reads, those of the ranks that it is proxy of, and one vector for each bag and
     node that has any; ids of a bag are independent, but for rows that repeat. Of others: each row
-    that it touches once, and its gradient."""
+    that it touches once, and its gradient; those of another node through the rank there at its
+    owner's position, which asks once for what any rank of its node touches."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None
     T, b = np.zeros(M), batch / M / profile.samples
@@ -120,13 +121,20 @@ def seconds_written_out(
         sent = np.bincount(owner[t], touched, minlength=M + 1)
         T += sent[M] * S * LOCAL
         if pooled is not None and table.name not in pooled:
+            in_node = -np.expm1(batch / NODES * np.log1p(-np.minimum(s, 1 - 1e-16)))
+            relayed = np.bincount(owner[t], in_node, minlength=M + 1)
             for r in range(M):
                 for reader in range(M):
-                    near = reader // PER_NODE == r // PER_NODE
-                    link = 0.0 if reader == r else NEAR if near else FAR
-                    T[reader] += (1 + training) * sent[r] * S * link
-                    served = not (shared and near and reader != r)
-                    T[r] += LOCAL * sent[r] * S * (served + training)
+                    node = reader // PER_NODE
+                    # Of another node the rank at the owner's position, which reads for the others.
+                    at = r if node == r // PER_NODE else node * PER_NODE + r % PER_NODE
+                    if reader == at != r:
+                        T[reader] += (1 + training) * relayed[r] * S * FAR
+                        T[r] += (1 + training) * relayed[r] * S * LOCAL
+                        continue
+                    T[reader] += (1 + training) * sent[r] * S * NEAR * (reader != at)
+                    served = not (shared and reader != at)
+                    T[at] += LOCAL * sent[r] * S * (served + training)
             continue
         for node in range(NODES):
             members = range(node * PER_NODE, (node + 1) * PER_NODE)

@@ -14,6 +14,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_pooled import place_pooled
 from oper.topology.latency import Latency
+from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 from tests.runtime.test_engine import assert_equals_unsharded
 from tests.support.examples import examples
@@ -34,7 +35,7 @@ def planned(case: Case, nodes: tuple[int, ...], pooled: list[bool], extra_memory
     profile = oper.profile(batches(), list(tables))
     cost = np.where(np.equal.outer(nodes, nodes), 1e-9, 1e-8)
     ranks = Topology(
-        "nodes", nodes, cost, 1e8, Latency.of_hops(0.0), memory=("shared",) * len(set(nodes))
+        "nodes", nodes, cost, 1e8, Latency.of_hops(0.0), memory=(SHARED,) * len(set(nodes))
     )
     names = frozenset(table.name for table, of in zip(tables, pooled, strict=False) if of)
     workload = Workload("training", "distinct", 16 * case.ranks)

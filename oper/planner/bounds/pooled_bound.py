@@ -79,7 +79,7 @@ class MeanOfCopies:
         pooled += np.outer(a_row, 1 - np.minimum(of_pooled, N) / N)
         if isinstance(topology.unpooled, RelayedTopology):
             of_others, of_rank, of_node = relayed_copies(topology.unpooled, even)
-            others = np.outer(sums.read_bytes, of_rank)
+            others: Floats = np.outer(sums.read_bytes, of_rank)
             others += np.outer(sums.node_bytes[:, 0], of_node)
         else:
             fetched, _ = homogeneous_lines(topology.unpooled, even)
@@ -129,8 +129,7 @@ class MeanOfCopies:
         """What each table takes with the copies of the budget, [T]."""
         chosen = self.cheapest(self.price(budget_bytes))
         seconds = self.seconds[np.arange(len(chosen)), chosen]
-        found: Floats = np.bincount(self.table, seconds, minlength=self.tables)
-        return found
+        return np.bincount(self.table, seconds, minlength=self.tables).astype(np.float64)
 
 
 def _bends(line: Floats, nodes: int) -> Ints:

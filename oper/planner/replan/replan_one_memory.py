@@ -263,9 +263,7 @@ class OldRows:
 
         def unmoved() -> Plan:
             still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
-            return _assemble(
-                self.plan, self.problem, sets, now, now, locator.layout, fresh, still
-            )
+            return _assemble(self.plan, self.problem, sets, now, now, locator.layout, fresh, still)
 
         costs = (now.cost, best.cost, fresh.cost)
         return Replanned(
