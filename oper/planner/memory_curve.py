@@ -73,7 +73,8 @@ def _placed(problem: Problem, topology: Topology) -> Planned:
     if not isinstance(problem.topology, PooledTopology):
         return place(problem, Watch(lambda step: None))
     asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
-    return place_pooled(problem.profile, topology, problem.workload, asked)
+    tables = problem.topology.tables
+    return place_pooled(problem.profile, topology, problem.workload, asked, tables=tables)
 
 
 def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:

@@ -52,9 +52,10 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    known_lengths(profile)
     usual = replace(workload, fetch=None).on(topology.nodes)
     able = poolable(profile)
+    if able:
+        known_lengths(profile)
     found = [place_in_memory(profile, topology, usual, asked, report)]
     if by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
@@ -63,7 +64,7 @@ def place_by_table(
     if able == {table.name for table in profile.tables}:
         pooled = replace(workload, fetch="pooled")
         found.append(place_pooled(profile, topology, pooled, asked, report))
-    elif able:
+    elif able and (usual.training or topology.homogeneous):
         found.append(place_pooled(profile, topology, usual, asked, report, able))
     return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
 

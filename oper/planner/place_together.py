@@ -26,10 +26,13 @@ from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacem
 from oper.planner.class_placement.place_classes import LISTED_SHARE
 from oper.planner.exact_placement import place_exactly
 from oper.planner.make_placement import Planned, Watch, place, within_limits
+from oper.planner.place_pooled import place_pooled
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.aim import aimed_of_all
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows, with_counts
 from oper.planner.row_placement.swap_together import Swappable, swap_together
+from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import without_relays
 
 # The programme places the rows anew above these gaps, with so many of all rows listed: as where one
 # memory's rows are placed by a programme (make_placement.py).
@@ -89,11 +92,20 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
 def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certificate]:
     """The placement of the rows of one memory, or those of both together, and its certificate."""
     watch = Watch(lambda step: None)
-    placed = [place(problem, watch) for problem in problems]
+    placed = [_placed_alone(problem, watch) for problem in problems]
     if len(placed) == 1:
         return placed, placed[0].certificate
     devices, tier, certificate = place_together(placed[0], placed[1], watch)
     return [devices, tier], certificate
+
+
+def _placed_alone(problem: Problem, watch: Watch) -> Planned:
+    """The placement of one memory; pooled tables find their homes, and what vectors cost, anew."""
+    if not isinstance(problem.topology, PooledTopology):
+        return place(problem, watch)
+    ranks, tables = without_relays(problem.topology.unpooled), problem.topology.tables
+    asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
+    return place_pooled(problem.profile, ranks, problem.workload, asked, tables=tables)
 
 
 def _exact(best: Together) -> Together:

@@ -13,7 +13,7 @@ from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets
 from oper.cost.step_time import Amount, Bags, BatchRows, Part, StepTime, step_time
 from oper.cost.vectors_per_bag import pooled_of
-from oper.planner.problem.classes import table_widths
+from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.row_placement import RowPlacement
 
@@ -105,11 +105,17 @@ def rows_of_classes(problem: Problem) -> BatchRows:
         all=amount(np.ones(len(classes))),
         read=amount(accesses),
         of_rank=amount(classes.D),
-        of_node=amount(by(problem.ranks / topology.nodes)),
-        of_position=amount(by(topology.nodes)),
+        of_node=amount(_of_node(classes, by(problem.ranks / topology.nodes))),
+        of_position=amount(np.minimum(by(topology.nodes), classes.U)),
         of_any=amount(classes.U),
         updates=2 * written * classes.U,  # read, and written
     )
+
+
+def _of_node(classes: Classes, unmeasured: Floats) -> Floats:
+    """The chance that any rank of a node touches a row: where relays need it, as they are priced,
+    of nodes of unlike sizes the mean."""
+    return classes.D_of_node.mean(axis=1) if classes.D_of_node.shape[1] else unmeasured
 
 
 def touched_together(D: Floats, together: float, drawn: float, ranks: int, samples: int) -> Floats:

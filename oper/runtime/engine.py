@@ -121,7 +121,13 @@ class EmbeddingEngine:
             self.node.fail(error)
             self.node.close()
             raise
-        self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
+        self._guard = EngineGuard(
+            self.node,
+            self.signals,
+            group,
+            # Ranks of several nodes look up together, in inference too.
+            waiting=self.training or memory.all_to_all is not None,
+        )
         slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
         dims = [bucket.dim for bucket in self.buckets]
         # What is not trained is read all the same: row 0 in the place of a bad id.

@@ -98,7 +98,11 @@ class PooledTopology(Topology):
     def on(self, topology: Topology) -> "PooledTopology":
         """A topology without pooling, such as `unpooled` with other memory, with these vectors."""
         return PooledTopology.of(
-            topology, self.vector_ratio, self.least_ratio, self.training, self.tables
+            relayed(topology, self.relays),
+            self.vector_ratio,
+            self.least_ratio,
+            self.training,
+            self.tables,
         )
 
     @property

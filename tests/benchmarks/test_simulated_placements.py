@@ -22,12 +22,12 @@ def test_rows_of_a_plan(mode: Mode) -> None:
     """Every rank reads every row from where its addresses say."""
     recipe, _, profile = make_log(scale=0.0005, bag=1, samples=4096)
     topology = replace(oper.Topology.load("2x2-h100"), latency=Latency.of_hops(0.0))  # copies pay
-    workload = oper.Workload(mode, batch_size=65_536)
+    workload = oper.Workload(mode, "raw", batch_size=65_536)
     plan = oper.make_plan(profile, topology, workload, oper.PlanSettings(extra_memory=0.3))
     placement = oper_placement(replace(plan, pooled_tables=(recipe.tables[1].name,)))
     assert placement.replicated[np.concatenate([p.holder_set for p in placement.parts])].any()
     for t, part in enumerate(placement.parts):
-        assert part.fetch is (Fetch.POOLED_BY_NODE if t == 1 else Fetch.DISTINCT)
+        assert part.fetch is (Fetch.POOLED_BY_NODE if t == 1 else Fetch.RAW)
         for rank in range(4):
             rows = np.arange(recipe.tables[t].rows)
             field = plan.layout.addresses(t, rows, rank) >> SLOT_BITS

@@ -198,7 +198,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("plan p -o new --topology cpu:2 --batch-size 0", ["--batch-size '0'", "at least 1 was"]),
         ("plan p -o new --batch-size=many", ["--batch-size 'many': a whole number"]),
         ("plan p -o new --mode train", ["--mode 'train': training or inference was needed"]),
-        ("plan p -o new --fetch all", ["--fetch 'all': raw, distinct or pooled was needed"]),
+        ("plan p -o new --fetch all", ["--fetch 'all': raw, distinct, pooled or auto was needed"]),
         ("plan p -o new --balance even", ["--balance 'even': time or link was needed"]),
         (
             "plan p q r -o new --topology cpu:2",

@@ -50,7 +50,7 @@ def sums_by_row(problem: Problem, profile: Profile, owner: np.ndarray) -> Sums:
     sizes = relayed_sizes(problem.topology)
     of_nodes = node_touches(samples_with_row, profile.samples, problem.workload, ranks, sizes)
     values = [np.ones(len(S)), m, S, accesses, R, S * R, S * D, S * U, (S + 4) * D]
-    values += [of_nodes, S[:, None] * of_nodes]
+    values += [of_nodes, S[:, None] * of_nodes, *np.zeros((3, len(S)))]  # none pooled
     sums = [np.zeros((ranks, *value.shape[1:])) for value in values]
     for total, value in zip(sums, values, strict=True):
         np.add.at(total, owner, value)

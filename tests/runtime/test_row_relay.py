@@ -24,6 +24,8 @@ from tests.support.scheduler.cached_cases import Script, run_cached
 
 # Alike; in turns; of unlike sizes; one rank alone; and all alone.
 NODES = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 1), (0, 0, 0, 1, 1), (0, 1, 1, 2), (0, 1, 2)]
+# Rank 1 is asked by rank 5, of the second node, and by rank 4, of the third.
+NODES += [(0, 0, 1, 2, 2, 1)]
 
 
 def assert_equal(found: list[dict], expected: list[dict], *names: str) -> None:

@@ -117,7 +117,9 @@ def with_counts(
     swaps."""
     striped = stripe_sums(problem, placement.scan)
     more = len(placement.holder_sets) - problem.ranks
-    sums = problem.classes.sums(counts) + striped.append(Sums.zeros(more))
+    sums = problem.classes.sums(counts) + striped.append(
+        Sums.zeros(more, problem.classes.D_of_node.shape[1])
+    )
     cost = problem.price(placement.holder_sets, sums)
     return replace(placement, counts=counts, sums=sums, cost=cost, swaps=placement.swaps + swaps)
 

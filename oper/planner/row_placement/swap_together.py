@@ -57,6 +57,17 @@ class Swapped(NamedTuple):
     rounds: int
 
 
+def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, ...]]:
+    """The directions of memories, with some that move nothing where one has fewer: no relay reads
+    rows of the tier."""
+    most = max(map(len, of_each))
+    found = []
+    for directions in of_each:
+        still = Direction(*map(np.zeros_like, directions[0]))
+        found.append((*directions, *[still] * (most - len(directions))))
+    return found
+
+
 def swap_together(memories: Sequence[Swappable]) -> Swapped:
     """Swap while that lowers the largest T in all memories, or the slowest link where links are to
     be even, by more than the rows' prices."""
@@ -71,7 +82,7 @@ def swap_together(memories: Sequence[Swappable]) -> Swapped:
             np.concatenate([direction.bytes for direction in same]),
             np.concatenate([direction.columns for direction in same]),
         )
-        for same in zip(*of_each, strict=True)
+        for same in zip(*_as_many(of_each), strict=True)
     )
     widths = np.cumsum([0, *(len(each.problem.classes.widths) for each in memories)])
     width = [each.problem.classes.width + w for each, w in zip(memories, widths, strict=False)]

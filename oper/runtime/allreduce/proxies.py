@@ -18,7 +18,8 @@ from oper.runtime.comm.node import Node
 
 
 class Proxies:
-    """The proxies and clients of this rank, ascending; none where the group is one node."""
+    """The proxies of this rank, in the order of their nodes, and its clients, ascending; none where
+    the group is one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -63,7 +63,8 @@ class RowExchange:
         if united:
             self.members = node.peers
             self.owners_of = {peer: self._proxies.clients_of(peer) for peer in node.peers}
-            self.askers = self._proxies.proxies
+            # Ascending, as messages come: proxies are in the order of their nodes.
+            self.askers = sorted(self._proxies.proxies)
             senders = {*node.peers, *self.askers}
             self.order = [r for members in self._proxies.nodes for r in members if r in senders]
 

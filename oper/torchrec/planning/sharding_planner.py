@@ -75,6 +75,11 @@ class OperShardingPlanner(ShardingPlanner):
             raise OperError(
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"
             )
+        if fetch not in (None, "raw", "distinct"):
+            raise OperError(
+                f"OperShardingPlanner: fetch {fetch!r}, and raw or distinct was needed; make the "
+                "plan by `oper plan --fetch …`, and give it to a sharder"
+            )
         self._topology = topology_of(topology)
         self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)

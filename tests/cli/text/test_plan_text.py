@@ -28,6 +28,7 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.plan.settings import Limits
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper
 
@@ -311,7 +312,9 @@ def used(link_bytes: Any, topology: Topology, balance: float = 0.2) -> str | Non
         dob=Balance(1.0, 1.0, balance),
         rank_seconds=np.ones(ranks),
     )
-    plan: Any = SimpleNamespace(ranks=ranks, host=None, topology=topology, cost=cost)
+    plan: Any = SimpleNamespace(
+        ranks=ranks, host=None, topology=topology, cost_topology=topology, cost=cost
+    )
     found = link_use(plan)
     return None if found is None else links_text(found)
 
@@ -342,7 +345,7 @@ def test_bytes_through_links_are_the_means_of_their_pairs(ranks: int, seed: int)
     random = np.random.default_rng(seed)
     cost = random.choice([1.0, 3.0], (ranks, ranks))
     moved = np.where(cost > 1, 10.0, 20.0)
-    topology: Any = SimpleNamespace(link_cost=cost, ranks=ranks)
+    topology = Topology("t", (0,) * ranks, cost, 1.0, Latency.of_hops(0.0))
     text = used(moved, topology, 0.1)
     assert text is not None
     away = cost[~np.eye(ranks, dtype=bool)]

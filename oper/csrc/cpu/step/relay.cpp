@@ -86,11 +86,11 @@ void redirect_to_united(at::Tensor& addresses, const at::Tensor& positions,
                     "groups, fields, firsts: as many of each were needed");
   TORCH_CHECK_VALUE(run_start.numel() == slots.numel() + 1, "run_start: ", run_start.numel(),
                     " elements, and one more than the ", slots.numel(), " slots were needed");
-  check_offsets_within(start, slots.numel(), positions.numel(), "run_start", "positions");
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto [first, last] = own.range(groups[i], "before");
+    check_offsets_within(start + first, last - first, positions.numel(), "run_start", "positions");
     const auto [begin, end] = all.range(static_cast<int64_t>(i), "united_before");
-    check_size(fields[i], 0, kMostThings, "fields");
+    check_size(fields[i], 0, kReplica - 1, "fields");
     check_size(firsts[i], 0, kMostRows - (end - begin), "firsts");
     int64_t at = begin;
     for (int64_t run = first; run < last; ++run, ++at) {
