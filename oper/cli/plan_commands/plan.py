@@ -149,7 +149,7 @@ def make(
             print_plan(figures, str(output), verbose)
         if gain is not None:
             new_console().print(
-                f"--fetch auto: up to {format_percent(gain.share)} shorter by estimate, latency included "
+                f"--fetch auto: up to {format_percent(gain.share)} shorter by estimate "
                 f"({gain.pooled_tables} of {plural(gain.tables, 'table')} pooled; sums in another "
                 "order)"
             )
