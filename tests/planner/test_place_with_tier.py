@@ -98,7 +98,7 @@ def assert_memory_is_kept(plan: Plan) -> None:
 # Plan and bounds, against all placements of a few rows in both memories
 
 
-@at_least(150)
+@at_least(30)
 @given(seeds)
 @examples(40)
 @example(3)  # one by one, both memories' hot rows go to the same rank
