@@ -13,6 +13,7 @@ OTHERS = {
     "oper.files.input_files": "the one way",
     "oper.files.storage": "what was written, to flush it",
     "oper.files.temporaries": "our own locks",
+    "oper.files.json_file": "what it writes",
     "oper.profiling.counter_arrays": "counters that it makes",
     "oper.profiling.counter_files": "counters that it writes",
     "oper.report.render_page": "a part of the package",
