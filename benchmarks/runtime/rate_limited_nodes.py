@@ -2,10 +2,11 @@
 
 Two network namespaces are joined by a cable (a veth pair) which `tc` limits, each way, to 100
 Mbit/s to 10 Gbit/s. Two ranks in each train Criteo-Kaggle's tables by OPER's own plan for a
-topology with these links: the rows of this host as `oper topology measure` finds them, the cable's
-rate without headers shared by a node's two ranks, a hop as it is measured. Beside the plan's time
-stands that of the simulator of `benchmarks/planning/simulated_step.py`, whose machine has the same
-figures.
+topology with these links: the rows of this host as `oper topology measure` finds them, the bytes a
+second that pass the cable while as many come back, and a hop, as they are measured. The first is
+less than the cable's rate: TCP's acknowledgements wait behind what goes the same way. Beside the
+plan's time stands that of the simulator of `benchmarks/planning/simulated_step.py`, whose machine
+has the same figures.
 
     python -m benchmarks.runtime.rate_limited_nodes [--rates 100e6,1e9] [--bags 1,5] [--json]
 """
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from benchmarks.planning.simulated_placements import make_log, oper_placement
 from benchmarks.planning.simulator.iteration import simulate
 from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.machine import Machine
-from benchmarks.runtime import step_over_a_cable as cable
+from benchmarks.runtime import step_over_a_cable
 from benchmarks.runtime.step_inputs import Cell, measure_topology
 from oper.cli.shared.console import new_table
 from oper.plan import plan_file
@@ -38,18 +39,32 @@ RANKS = NODES * RANKS_A_NODE
 RATES = (100e6, 300e6, 1e9, 3e9, 10e9)  # bits a second
 BAGS = {1: 4096, 5: 1024}  # ids of a bag, and samples of a rank
 DIM = 64
-BLOCKS, STEPS = 8, 2  # a block is so many steps in a row; the fastest one counts
+BLOCKS, STEPS = 12, 2  # a block is so many steps in a row; their median counts
 # Of a frame of 1,514 bytes what Ethernet (14), IP (20) and TCP (32, with its time stamps) leave.
 PAYLOAD = 1448 / 1514
 LINKS_SHARE = 0.8  # of the step, from which on a plan is to predict it
 
 
-def topology_of(rate: float, hop: float, measured: Topology) -> Topology:
+class Cable(NamedTuple):
+    """What it is as measured: seconds of an exchange of a few bytes between all ranks, with all its
+    messages, and bytes that a host sends a second while as many come."""
+
+    hop: float
+    bytes_a_second: float
+
+    @classmethod
+    def measured(cls, hosts: tuple[int, int], limit: int) -> "Cable":
+        """Of a cable of so many bits a second each way."""
+        hops = two_hosts.run(hosts, step_over_a_cable.hop_seconds, bits_a_second=limit)
+        rates = two_hosts.run(hosts, step_over_a_cable.bytes_a_second, bits_a_second=limit)
+        return cls(max(hops), RANKS_A_NODE * min(rates))
+
+
+def topology_of(rate: float, cable: Cable, measured: Topology) -> Topology:
     """What a plan is made for: a cable of `rate` bits/s, which a node's ranks share; a sum over all
-    ranks sends as many bytes as a rank has from each node to the other. `hop` is an exchange's,
-    with all its messages."""
+    ranks sends as many bytes as a rank has from each node to the other."""
     local, same_node, _ = measured.seconds_by_kind()
-    bytes_a_second = PAYLOAD * rate / 8
+    bytes_a_second = cable.bytes_a_second
     node_of = [rank // RANKS_A_NODE for rank in range(RANKS)]
     content = {
         "name": f"{rate / 1e6:g} Mbit/s",
@@ -61,13 +76,13 @@ def topology_of(rate: float, hop: float, measured: Topology) -> Topology:
         },
         # NCCL's bus bandwidth counts 2(M - 1)/M of them.
         "allreduce_bandwidth": 2 * (RANKS - 1) / RANKS * bytes_a_second,
-        "latency_seconds": asdict(replace(measured.latency, other_node=hop, message=0.0)),
+        "latency_seconds": asdict(replace(measured.latency, other_node=cable.hop, message=0.0)),
         "memory": "shared",
     }
     return Topology.from_dict(content)
 
 
-def machine_of(rate: float, hop: float, measured: Topology) -> Machine:
+def machine_of(cable: Cable, measured: Topology) -> Machine:
     """The same for the simulator: an adapter a node."""
     bandwidth = 1 / measured.seconds_by_kind()[0]
     return Machine(
@@ -77,10 +92,10 @@ def machine_of(rate: float, hop: float, measured: Topology) -> Machine:
         memory_bandwidth=bandwidth,
         cache_bandwidth=bandwidth,
         link_bandwidth=None,
-        adapter_bandwidth=PAYLOAD * rate / 8,
+        adapter_bandwidth=cable.bytes_a_second,
         adapters_per_node=1,
         near_hop=measured.latency.same_node,
-        far_hop=hop,
+        far_hop=cable.hop,
         message=0.0,
         kernel=measured.latency.kernel,
     )
@@ -116,18 +131,18 @@ def measure(
         for rate in rates:
             print(f"bags of {bag}, {rate:g} bit/s", file=sys.stderr)
             hosts, limit = (RANKS_A_NODE, RANKS_A_NODE), int(rate)
-            hop = max(two_hosts.run(hosts, cable.hop_seconds, bits_a_second=limit))
-            topology = topology_of(rate, hop, measured)
+            cable = Cable.measured(hosts, limit)
+            topology = topology_of(rate, cable, measured)
             plan = oper.make_plan(profile, topology, workload)
             saved = folder / f"plan-{bag}-{rate:g}"
             plan.save(saved)
             arguments = (cell, recipe.tables, saved, batches, STEPS)
-            ranks = two_hosts.run(hosts, cable.step_seconds, *arguments, bits_a_second=limit)
+            ranks = two_hosts.run(hosts, step_over_a_cable.step_seconds, *arguments, bits_a_second=limit)
             slowest = np.max([rank["seconds"] for rank in ranks], axis=0)  # of each block
             (simulated,) = simulate(
                 oper_placement(plan),
                 log,
-                [machine_of(rate, hop, measured)],
+                [machine_of(cable, measured)],
                 "training",
                 workload.batch_size,
                 batches=3,
@@ -136,8 +151,9 @@ def measure(
                 "bag": bag,
                 "batch": batch,
                 "bits_a_second": rate,
-                "hop_seconds": hop,
-                "step_seconds": float(slowest.min()),
+                "hop_seconds": cable.hop,
+                "bytes_a_second": cable.bytes_a_second,
+                "step_seconds": float(np.median(slowest)),
                 "block_seconds": slowest.tolist(),
                 **predicted(plan),
                 "simulated_seconds": simulated.seconds,
@@ -168,14 +184,16 @@ def table(found: Sequence[dict[str, Any]]) -> Any:
     """Milliseconds, and megabytes that a node sends in a step."""
     made = new_table(
         "Mbit/s",
+        "both ways",
         *("bag", "step", "predicted", "off", "simulated", "off"),
         *("sent", "predicted", "links' share", "CPU"),
     )
     for line in found:
         step = line["step_seconds"]
-        share = 8 * line["sent_bytes"] / line["bits_a_second"] / step
+        share = PAYLOAD * line["sent_bytes"] / line["bytes_a_second"] / step
         made.add_row(
             f"{line['bits_a_second'] / 1e6:,.0f}",
+            f"{8 * line['bytes_a_second'] / 1e6:,.0f}",
             str(line["bag"]),
             f"{1e3 * step:.1f}",
             *_against(line["predicted_seconds"], step),

@@ -20,6 +20,8 @@ from oper.tables.table import Table
 
 WARM_UP = 2  # steps, in which buffers grow and connections are made
 PROBES = 50
+EXCHANGES = 20
+EXCHANGED_BYTES = 1_500_000  # of each rank, what a step of 4,096 samples sends at once
 
 
 def hop_seconds(rank: int, group: dist.ProcessGroup) -> float:
@@ -32,6 +34,23 @@ def hop_seconds(rank: int, group: dist.ProcessGroup) -> float:
         dist.all_to_all_single(received, sent)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
+
+
+def bytes_a_second(rank: int, group: dist.ProcessGroup) -> float:
+    """What this rank sends a second, while as much comes to it and both ranks of its host do so:
+    the median of exchanges with the rank at the same place of the other host."""
+    sizes = [0] * dist.get_world_size()
+    sizes[(rank + len(sizes) // 2) % len(sizes)] = EXCHANGED_BYTES
+    sent, received = (torch.zeros(EXCHANGED_BYTES, dtype=torch.uint8) for _ in range(2))
+    seconds = []
+    for _ in range(EXCHANGES):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_to_all_single(received, sent, sizes, sizes)
+        taken = torch.tensor(time.perf_counter() - start)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        seconds.append(float(taken))
+    return EXCHANGED_BYTES / statistics.median(seconds)
 
 
 def step_seconds(

@@ -20,17 +20,17 @@ MEASURED = oper.Topology.load("cpu:4")
 
 
 def test_a_topology_has_the_cables_rate() -> None:
-    """10 Mbit/s, of which 1,448 of 1,514 bytes are ours, shared by two ranks. A sum of x bytes
-    of every rank has a node send x."""
-    topology = rate_limited_nodes.topology_of(10e6, 1e-3, MEASURED)
-    payload = 10e6 / 8 * 1448 / 1514
+    """What passes it is shared by two ranks. A sum of x bytes of every rank has a node send x."""
+    payload = 1e6
+    cable = rate_limited_nodes.Cable(1e-3, payload)
+    topology = rate_limited_nodes.topology_of(10e6, cable, MEASURED)
     assert topology.node_of == (0, 0, 1, 1)
     assert topology.link_cost[0, 2] == pytest.approx(2 / payload)
     assert topology.link_cost[0, 1] == MEASURED.link_cost[0, 1]
     moved = 1e6
     assert 2 * 3 / 4 * moved / topology.allreduce_bandwidth == pytest.approx(moved / payload)
     assert topology.shares_memory
-    machine = rate_limited_nodes.machine_of(10e6, 1e-3, MEASURED)
+    machine = rate_limited_nodes.machine_of(cable, MEASURED)
     assert machine.adapter_bandwidth == pytest.approx(payload)
 
 
@@ -49,6 +49,14 @@ def test_ranks_read_their_samples(tmp_path: Path) -> None:
         everything += [ids.tolist() for ids in batches[0][tables[0].columns[0]].to_dense()]
     expected = [log.bags(0, np.array([sample]))[0].tolist() for sample in range(64)]
     assert sorted(everything) == sorted(expected)
+
+
+def test_a_cable_is_measured() -> None:
+    if reason := two_hosts.missing():
+        pytest.skip(reason)
+    cable = rate_limited_nodes.Cable.measured((2, 2), 1_000_000_000)
+    assert cable.hop > 0
+    assert 0 < cable.bytes_a_second < 1.05 * 1e9 / 8
 
 
 def limits(rank: int, group: Any) -> list[dict[str, Any]]:
