@@ -15,6 +15,7 @@ import oper
 from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_layout, whole_table
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.cost.workload import Fetch as Fetched
 from oper.logs.batches.batch import Batch
 from oper.planner.baselines.baseline import NoPlacementError
 from oper.planner.baselines.torchrec_planner import (
@@ -38,6 +39,7 @@ ZIPF = 1.05
 DIM = 64
 LOG_IDS = 1 << 18  # of each table, at least
 LIMIT_SECONDS = 120.0
+FETCHES: tuple[Fetched, ...] = ("pooled", "auto")
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,14 @@ def _as_torchrec(batch: Batch) -> object:
 
 
 def methods(profile: Profile, case: Case, bag: int, planners: Sequence[str]) -> Iterator[Method]:
-    """OPER's plan, that with pooled tables where bags have several ids, and TorchRec's, as far as
-    they are among the `planners`."""
+    """OPER's plan, those with all tables pooled and with some where bags have several ids, and
+    TorchRec's, as far as they are among the `planners`."""
     if "oper" in planners:
         yield oper_method("oper", profile, case)
         if bag > 1 and case.topology.nodes > 1:
-            pooled = replace(case, workload=replace(case.workload, fetch="pooled"))
-            yield oper_method("oper, pooled", profile, pooled)
+            for fetch in FETCHES:
+                workload = replace(case.workload, fetch=fetch)
+                yield oper_method(f"oper, {fetch}", profile, replace(case, workload=workload))
     if "torchrec" in planners and (found := torchrec_placement(profile, case)):
         yield found
 

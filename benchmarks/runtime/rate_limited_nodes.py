@@ -137,7 +137,9 @@ def measure(
             saved = folder / f"plan-{bag}-{rate:g}"
             plan.save(saved)
             arguments = (cell, recipe.tables, saved, batches, STEPS)
-            ranks = two_hosts.run(hosts, step_over_a_cable.step_seconds, *arguments, bits_a_second=limit)
+            ranks = two_hosts.run(
+                hosts, step_over_a_cable.step_seconds, *arguments, bits_a_second=limit
+            )
             slowest = np.max([rank["seconds"] for rank in ranks], axis=0)  # of each block
             (simulated,) = simulate(
                 oper_placement(plan),
