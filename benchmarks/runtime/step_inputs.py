@@ -7,16 +7,23 @@ settings: nothing is tuned.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from benchmarks.common import DATA
+from benchmarks.runtime import ranks as processes
+from oper.measure.measure_ranks import RankMeasurement
+from oper.measure.measurement import Measurement
+from oper.runtime.memory.device import device_of
 from oper.synth.log_writer import write_log
 from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import Recipe, load_recipe
@@ -34,8 +41,7 @@ LOG_SAMPLES = BATCHES * 4 * 8192  # the largest cell's
 class Cell:
     """One measurement: W ranks, values per row, samples per rank, the tables' optimizer, and
     what runs: the training step or the lookup of the collection alone, or the DLRM's step; the
-    plan's rows and how they are fetched, pooled for all tables; whether each rank is a node, apart
-    from the others."""
+    plan's rows and how they are fetched; whether each rank is a node, apart from the others."""
 
     world_size: int
     dim: int
@@ -62,17 +68,12 @@ class Cell:
             "fetch": self.fetch,
         }
 
-    @property
-    def planned_fetch(self) -> str:
-        """How the plan's rows are fetched that are not pooled."""
-        return "distinct" if self.fetch == "pooled" else self.fetch
-
 
 def recipe_of(cell: Cell, scale: float) -> Recipe:
-    """The generator's recipe with the cell's dim, dtype and optimizer."""
+    """The generator's recipe with the cell's dim, dtype, optimizer and bags."""
     recipe = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF, dim=cell.dim)
     features = (
-        replace(f, table=replace(f.table, optimizer=cell.optimizer, dtype=cell.dtype))
+        replace(f, table=replace(f.table, optimizer=cell.optimizer, dtype=cell.dtype), ids=cell.bag)
         for f in recipe.features
     )
     return replace(recipe, features=tuple(features))
@@ -100,23 +101,35 @@ def measure_topology(ranks: int, row_bytes: int, folder: Path) -> Path:
     return path
 
 
+def measure_apart(ranks: int, row_bytes: int, folder: Path) -> Path:
+    """The same where each rank is a node, apart from the others."""
+    path = folder / f"apart-{ranks}-{row_bytes}.yaml"
+    if not path.exists():
+        measured = processes.run(_measure_rank, ranks, row_bytes)[0]
+        path.write_text(measured.to_yaml("ranks apart"), encoding="utf-8")
+    return path
+
+
+def _measure_rank(rank: int, row_bytes: int) -> Measurement:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # for one thread, as a step's ranks have
+    store, limit = dist.distributed_c10d._get_default_store(), timedelta(seconds=60)
+    return RankMeasurement(store, rank, limit, None, row_bytes, device_of("cpu")).measure()
+
+
 def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of the cell's plan, and what `oper plan --json` says of it."""
-    profile = folder / f"profile-{cell.dim}-{cell.dtype}-{cell.optimizer}"
+    profile = folder / f"profile-{cell.dim}-{cell.dtype}-{cell.optimizer}-{cell.bag}"
     if not profile.exists():
         recipe = recipe_of(cell, scale)
-        write_profile(Synthesizer(recipe, recipe.samples), profile)
+        write_profile(Synthesizer(recipe, recipe.samples // cell.bag), profile)
     mode = "training" if cell.training else "inference"
-    # Of samples of one id each: a bag is as many.
-    samples = cell.world_size * cell.batch * cell.bag
-    name = (
-        f"{mode}-{cell.planned_fetch}-{'apart-' if cell.apart else ''}{cell.world_size}-{samples}"
-    )
+    batch = cell.world_size * cell.batch
+    name = f"{mode}-{cell.fetch}-{'apart-' if cell.apart else ''}{cell.world_size}-{batch}"
     plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
-    topology: Any = f"{cell.world_size}x1-a100"
-    if not cell.apart:
-        topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
-    workload = ("--mode", mode, "--fetch", cell.planned_fetch, "--batch-size", samples)
+    measured = measure_apart if cell.apart else measure_topology
+    topology = measured(cell.world_size, 4 * cell.dim, folder)
+    workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", batch)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),
         *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--force", "--json"),

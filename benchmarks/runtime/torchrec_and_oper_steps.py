@@ -10,7 +10,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +114,10 @@ def torchrec_model(module: nn.Module, sharding: str, batch: int) -> nn.Module:
     )
 
 
-def oper_model(
-    module: nn.Module, plan: Path, apart: bool = False, pooled: bool = False
-) -> nn.Module:
-    """The module under OPER's plan; `apart`: each rank is a node, and they talk over loopback;
-    `pooled`: all tables are."""
+def oper_model(module: nn.Module, plan: Path, apart: bool = False) -> nn.Module:
+    """The module under OPER's plan; `apart`: each rank is a node, and they talk over loopback."""
     nodes = range(dist.get_world_size()) if apart else None
-    made = oper.Plan.load(plan)
-    if pooled:
-        made = replace(made, pooled_tables=tuple(table.name for table in made.tables))
-    return oper.shard(module, made, nodes=nodes)
+    return oper.shard(module, oper.Plan.load(plan), nodes=nodes)
 
 
 def step_of(model: nn.Module, cell: Cell, gradient: torch.Tensor) -> Step:

@@ -66,7 +66,7 @@ def cells(part: str, worlds: Sequence[int], dims: Sequence[int]) -> list[Cell]:
         ]
     if part == "apart":
         bags = [(8192, 1, "distinct"), (4096, 5, "distinct"), (4096, 20, "distinct")]
-        bags += [(4096, 5, "pooled"), (4096, 20, "pooled")]
+        bags += [(4096, 5, "auto"), (4096, 20, "auto")]
         return [
             Cell(w, dim, batch, fetch=fetch, bag=bag, apart=True)
             for batch, bag, fetch in bags
@@ -87,7 +87,7 @@ def bar(cell: Cell) -> float | None:
     if cell.what == "dlrm":
         return None
     if cell.apart:
-        return 1.0 if cell.fetch != "pooled" else 2.0 if cell.dim == 64 else 1.3
+        return 1.0 if cell.fetch != "auto" else 2.0 if cell.dim == 64 else 1.3
     if cell.bag > 1:
         return 3.0 if cell.dim == 64 else 2.0
     if cell.dim == 64 and cell.batch == 8192:
@@ -109,7 +109,7 @@ def measure_rank(
         return sides.make_module(tables, cell.what)
 
     models = {name: sides.torchrec_model(module(), name, cell.batch) for name in sides.SHARDINGS}
-    models["oper"] = sides.oper_model(module(), plan, cell.apart, cell.fetch == "pooled")
+    models["oper"] = sides.oper_model(module(), plan, cell.apart)
     gradient = sides.fixed_gradient(tables, cell)
     steps = {name: sides.step_of(model, cell, gradient) for name, model in models.items()}
     if cell.what == "step":
