@@ -24,7 +24,6 @@ from oper.cost.step_time import latency_seconds
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.bounds.pooled_bound import MeanOfCopies
 from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
@@ -174,11 +173,7 @@ def _name(profile: Profile, table: int) -> str:
 
 def table_seconds(problem: Problem) -> Floats:
     """What each table takes of the mean rank with its best copies, [T], where each lies on one
-    node, and in inference on all."""
+    node."""
     lengths = problem.profile.bag_lengths
     assert lengths is not None
-    if problem.workload.training:
-        return choose_copies(problem, lengths, problem.budget_bytes).table_seconds
-    # Pooled tables are spread over all nodes in inference.
-    copies = MeanOfCopies.of(problem, lengths, problem.topology.nodes)
-    return copies.table_seconds(problem.budget_bytes)
+    return choose_copies(problem, lengths, problem.budget_bytes).table_seconds

@@ -4,7 +4,7 @@ In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. What a ro
 costs depends on how many rows of its bag are there: the more rows are replicated, the fewer are
 left in a bag to be added up, and the more of a vector each of them costs.
 
-On homogeneous ranks copies are chosen table by table (pooled_copies.py, in training), and all other
+On homogeneous ranks copies are chosen table by table (pooled_copies.py), and all other
 rows of a table lie on its home (homes.py). Elsewhere tables are spread over all nodes: placement
 and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are found in turns, from both
 ends: a bag's rows all elsewhere, and each of them a vector of its own; and the placement with the
@@ -21,7 +21,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
+from oper.cost.holder_sets import HolderSets
 from oper.cost.vectors_per_bag import pooled_of, vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
@@ -29,12 +29,14 @@ from oper.planner.bounds.certify import certify
 from oper.planner.bounds.pooled_bound import pooled_bound
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homes import Homes, choose_homes
+from oper.planner.class_placement.homogeneous_replicas import Levels, replica_sets
 from oper.planner.class_placement.partitions import partitions
 from oper.planner.class_placement.pooled_copies import (
     PooledCopies,
     Supposed,
     choose_copies,
     enough_extra_bytes,
+    least_mean_seconds,
     table_of_class,
 )
 from oper.planner.device_limits import DeviceLimits
@@ -83,7 +85,7 @@ def place_pooled(
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
-    if workload.training and topology.homogeneous and asked.balance == "time":
+    if topology.homogeneous and asked.balance == "time":
         planned = _at_homes(profile, topology, workload, asked, lengths, tables, Watch(report))
         if planned is not None:
             return planned
@@ -143,15 +145,16 @@ def _at_homes(
         with watch("memory"):
             limits = DeviceLimits.of(problem)
             most = limits.beside_most_replicas(limits.most_extra)
-            full = choose_copies(most, lengths, most.budget_bytes).bound_seconds
+            full = least_mean_seconds(most, lengths, most.budget_bytes)
             problem = _in_least_memory(limits, most, lengths)
     with watch("draft"):
         copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
-        sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
-        placement = _class_placement(problem, sets, copies.everywhere[:, None])
+        levels = Levels(copies.a_node, copies.everywhere)
+        sets, replicas = replica_sets(problem.classes, topology, workload, levels)
+        placement = _class_placement(problem, sets, replicas)
     for uneven, share in _RESERVES:
         with watch("rows"):
-            rows = place_at_homes(problem, sets, copies.everywhere[:, None], homes, share)
+            rows = place_at_homes(problem, sets, replicas, homes, share)
         if _unevenness(problem, rows) <= uneven:
             break
     if not within_limits(problem, rows.cost):
@@ -174,8 +177,7 @@ def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -
 
     longest = seconds(most) * (1 + TOLERANCE)
     enough = enough_extra_bytes(most, lengths, most.budget_bytes, TOLERANCE, supposed)
-    used = choose_copies(most, lengths, most.budget_bytes, supposed).everywhere
-    extra = (most.ranks - 1) * float(most.classes.m @ used)
+    extra = choose_copies(most, lengths, most.budget_bytes, supposed).extra_bytes
     total = max(most.classes.total_bytes, 1)
     low, high = (min(bisect_left(shares, b / total), len(shares) - 1) for b in (enough, extra))
     least = bisect_left(
@@ -207,9 +209,10 @@ def _with_homes(
 ) -> tuple[PooledCopies, Homes]:
     """Copies, and homes for all other rows, improved or drafts."""
     copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
-    held = float(problem.classes.m @ copies.everywhere)
-    room = float(problem.capacity_bytes.min() - held) * problem.ranks / problem.topology.nodes
-    single = problem.classes.rows - copies.everywhere
+    a_node = problem.ranks / problem.topology.nodes
+    held = float(problem.classes.m @ (copies.everywhere + copies.a_node / a_node))
+    room = float(problem.capacity_bytes.min() - held) * a_node
+    single = problem.classes.rows - copies.everywhere - copies.a_node
     return copies, choose_homes(problem, lengths, single, room, improve)
 
 

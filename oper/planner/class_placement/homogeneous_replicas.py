@@ -68,7 +68,7 @@ def choose_replicas(problem: ClassProblem) -> Replicas:
     if problem.asked.balance == "time":
         needed = copies_needed(problem)
     levels = _levels(problem, needed)
-    sets, replicas = _replica_sets(problem.classes, problem.topology, problem.workload, levels)
+    sets, replicas = replica_sets(problem.classes, problem.topology, problem.workload, levels)
     rows = np.where(needed > 1, problem.classes.rows - levels.node - levels.everywhere, 0)
     few = few_copies(problem, rows, needed)
     columns = np.zeros((len(rows), len(few.sets)), dtype=np.int64)
@@ -101,10 +101,10 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
     return min(choices, key=lambda choice: mean_seconds(*choice))[1]
 
 
-def _replica_sets(
+def replica_sets(
     classes: Classes, topology: Topology, workload: Workload, levels: Levels
 ) -> tuple[HolderSets, Ints]:
-    """The sets of `choose_replicas` that `levels` need, and the rows that have them."""
+    """The sets, single owners first, that `levels` need, and the rows that have them."""
     sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():

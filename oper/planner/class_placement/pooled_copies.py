@@ -1,4 +1,4 @@
-"""Which rows of pooled tables to copy to all ranks in training, and what any placement costs.
+"""Which rows of pooled tables to copy, and what any placement costs.
 
 In: a `Problem` whose classes are of one table each, on homogeneous ranks. Out: `PooledCopies`.
 With one owner a row costs the ranks its reads and gradients within its owner's node, and its table
@@ -10,12 +10,21 @@ vectors, and links between nodes cost their rows as always. Of a table the rows 
 access come first; what they gain is concave too, and between two of them linear, so that the best x
 is where a class ends, and is found by looking at every end.
 
+Copies are in training on all M ranks, by one of the AllReduce methods. In inference they are of
+several kinds: one on each of the N nodes, which spares all vectors, or on all ranks. Other numbers
+of copies, k on q of the nodes, are in the bound alone. With q_r nodes for each row, vectors are
+fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of rows with q_r ≤ N - j)
+over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above what copies cost beside
+has that cost linear in q. So each j is the same problem by itself, whose best set is copied to all
+nodes at the end of that line.
+
 The budget of extra copies has a price λ per byte: Σ_t min_x (…) - λ·budget is a lower bound on the
 mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and a λ within the budget
 gives the copies. Rows that need whole ranks or nodes are not looked at: certify.py does that.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +32,15 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.read_charges import Charges
 from oper.cost.vectors_per_bag import VectorsPerBag, pooled_of
 from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
+from oper.planner.lp.pricing import DualPrices, homogeneous_lines, relayed_copies
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
 _BISECTIONS = 30
@@ -37,16 +49,17 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 @dataclass(frozen=True)
 class PooledCopies:
-    """`everywhere[c]` rows of each class have a copy on every rank, [C]. copy_seconds: what these
-    take each rank. seconds: the mean of T where all other rows are as supposed; table_seconds: of
-    each table, [T], the AllReduce's latency left out. bound_seconds: no placement has a smaller
-    mean where that supposes the least."""
+    """`everywhere[c]` rows of each class have a copy on every rank, [C], and `a_node[c]` on one
+    rank of every node. extra_bytes: what all copies but the first take. copy_seconds: what the
+    copies take each rank. seconds: the mean of T where all other rows are as supposed;
+    table_seconds: of each table, [T], the AllReduce's latency left out."""
 
     everywhere: Ints
+    a_node: Ints
+    extra_bytes: float
     copy_seconds: float
     seconds: float
     table_seconds: Floats
-    bound_seconds: float
 
 
 class Supposed(NamedTuple):
@@ -66,15 +79,20 @@ def choose_copies(
 ) -> PooledCopies:
     """The copies with the least mean of T within a budget of extra bytes."""
     methods = _methods(problem, lengths, supposed)
-    nothing = np.zeros(len(problem.classes), dtype=np.int64)
-    without = methods[0].seconds(nothing > 0)
-    of_tables = methods[0].table_seconds(nothing > 0)
-    tried = [PooledCopies(nothing, 0.0, without, of_tables, without)]
+    tried = [methods[0].found(methods[0].nothing)]
     if budget_bytes > 0:
-        tried += [each.within(budget_bytes) for each in methods]
-    best = min(tried, key=lambda each: each.seconds)
-    bound = min(each.bound_seconds for each in tried)
-    return replace(best, bound_seconds=max(bound * (1 - SAFETY), 0.0))
+        tried += [each.found(each.within(budget_bytes)[0]) for each in methods]
+    return min(tried, key=lambda each: each.seconds)
+
+
+def least_mean_seconds(problem: Problem, lengths: BagLengths, budget_bytes: float) -> float:
+    """Seconds that no placement with so many bytes of extra copies has a smaller mean of T than."""
+    methods = _methods(problem, lengths, _LEAST, bound=True)
+    nothing = methods[0]
+    found = [nothing.seconds(nothing.nothing)]
+    if budget_bytes > 0:
+        found += [each.within(budget_bytes)[1] for each in methods]
+    return max(min(found) * (1 - SAFETY), 0.0)
 
 
 def enough_extra_bytes(
@@ -88,16 +106,16 @@ def enough_extra_bytes(
     `tolerance`, relative, at most: few such."""
     best = choose_copies(problem, lengths, budget_bytes, supposed)
     methods = _methods(problem, lengths, supposed)
-    enough = min(budget_bytes, methods[0].extra_bytes(best.everywhere > 0))
+    enough = min(budget_bytes, best.extra_bytes)
     for each in methods:
         low, high = 0.0, each.highest_price
         for _ in range(_BISECTIONS):
             price = (low + high) / 2
-            copied, _ = each.at(price)
-            if each.seconds(copied) > best.seconds * (1 + tolerance):
+            kinds, _ = each.at(price)
+            if each.seconds(kinds) > best.seconds * (1 + tolerance):
                 high = price
             else:
-                low, enough = price, min(enough, each.extra_bytes(copied))
+                low, enough = price, min(enough, each.extra_bytes(kinds))
     return enough
 
 
@@ -186,47 +204,65 @@ def table_of_class(classes: Classes) -> Ints:
 
 @dataclass(frozen=True)
 class _Copying:
-    """Copies by one AllReduce method: what copies of all rows of a class save beside vectors, [C],
-    may be negative, and their extra bytes."""
+    """Copies of K kinds, in training by one AllReduce method: what rows of each class take with
+    them beside vectors, and their extra bytes. The first kind is none; those of the first `away`
+    kinds are on one node. An infinity is a kind that a class has no use for."""
 
-    rows: Ints  # [C]
     tables: _Tables
-    single: Floats  # seconds of the rows of each class with one owner each, beside vectors
-    gain: Floats
-    copied_seconds: Floats  # of a copy of each row of a class on every rank
-    extra: Floats
+    rows: Ints  # [C]
+    copies: Ints  # [K] of a row
+    nodes: Ints  # [K] that have any
+    kind_seconds: Floats  # [K, C] of all rows of each class
+    extra: Floats  # [K, C]
     latency: float
+    ranks: int
+    all_nodes: int
+
+    @property
+    def nothing(self) -> Ints:
+        """The kinds of classes without copies, [C]."""
+        return np.zeros(len(self.rows), dtype=np.int64)
 
     @property
     def highest_price(self) -> float:
         """Seconds per byte at which no copy pays."""
-        gains = float(np.abs(self.gain).sum() + self.tables.vector_seconds.sum())
-        return gains / max(float(self.extra[self.extra > 0].min(initial=np.inf)), 1.0)
+        first = float(self.kind_seconds[0].sum() + self.tables.vector_seconds.sum())
+        return first / max(float(self.extra[self.extra > 0].min(initial=np.inf)), 1.0)
 
-    def at(self, price: float) -> tuple[NDArray[np.bool_], float]:
-        """The classes to copy at a price per byte, [C], and what all costs at it, but latency."""
-        copied, seconds = self.tables.cheapest(self.gain - price * self.extra)
-        return copied, float(self.single.sum()) + seconds
+    def at(self, price: float) -> tuple[Ints, float]:
+        """The kinds of copies at a price per byte, [C], and what all costs at it, but latency."""
+        each = np.arange(len(self.rows))
+        cost = self.kind_seconds + price * self.extra
+        away = self.nodes == 1
+        left = np.where(away[:, None], cost, np.inf).argmin(axis=0)
+        least = cost[left, each]
+        steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 where all have copies
+        copied = least + steps[:, None] * (cost - least)
+        copied[away] = np.inf
+        best = copied.argmin(axis=0)
+        everywhere, seconds = self.tables.cheapest(least - copied[best, each])
+        return np.where(everywhere, best, left), float(least.sum()) + seconds
 
-    def seconds(self, copied: NDArray[np.bool_]) -> float:
-        """The mean of T with copies of the rows of these classes, [C], and one node a table."""
-        return float(self.table_seconds(copied).sum()) + self.latency * bool(copied.any())
+    def seconds(self, kinds: Ints) -> float:
+        """The mean of T with these kinds of copies, [C], and one node a table."""
+        return float(self.table_seconds(kinds).sum()) + self._latency(kinds)
 
-    def table_seconds(self, copied: NDArray[np.bool_]) -> Floats:
+    def table_seconds(self, kinds: Ints) -> Floats:
         """The same of each table, [T], the latency left out."""
-        vectors = self.tables.vectors(copied)
-        left = self.single - np.where(copied, self.gain, 0.0)
-        return vectors + np.bincount(self.tables.table, left, minlength=len(vectors))
+        vectors = self.tables.vectors(self.nodes[kinds] > 1)
+        beside = self.kind_seconds[kinds, np.arange(len(kinds))]
+        return vectors + np.bincount(self.tables.table, beside, minlength=len(vectors))
 
-    def extra_bytes(self, copied: NDArray[np.bool_]) -> float:
-        """The extra bytes of copies of the rows of these classes, [C]."""
-        return float(self.extra @ copied)
+    def extra_bytes(self, kinds: Ints) -> float:
+        """The extra bytes of these kinds of copies, [C]."""
+        return float(self.extra[kinds, np.arange(len(kinds))].sum())
 
-    def within(self, budget_bytes: float) -> PooledCopies:
-        """The copies within a budget of extra bytes, with the bound of this method."""
-        copied, bound = self.at(0.0)
-        if self.extra_bytes(copied) > budget_bytes:
-            copied, bound = np.zeros(len(self.rows), dtype=bool), 0.0
+    def within(self, budget_bytes: float) -> tuple[Ints, float]:
+        """The kinds of copies, [C], within a budget of extra bytes, and the bound of this
+        method."""
+        kinds, bound = self.at(0.0)
+        if self.extra_bytes(kinds) > budget_bytes:
+            kinds, bound = self.nothing, 0.0
             low, high = 0.0, self.highest_price
             for _ in range(_BISECTIONS):
                 price = (low + high) / 2
@@ -235,25 +271,118 @@ class _Copying:
                 if self.extra_bytes(tried) > budget_bytes:
                     low = price
                 else:
-                    copied, high = tried, price
-        rows = np.where(copied, self.rows, 0)
-        own = float(self.copied_seconds @ copied) + self.latency * bool(copied.any())
-        seconds, of_tables = self.seconds(copied), self.table_seconds(copied)
-        return PooledCopies(rows, own, seconds, of_tables, bound + self.latency)
+                    kinds, high = tried, price
+        return kinds, bound + self.latency
+
+    def found(self, kinds: Ints) -> PooledCopies:
+        """These kinds of copies, [C]."""
+        copied = kinds > 0
+        everywhere = copied & (self.copies[kinds] == self.ranks)
+        own = float(self.kind_seconds[kinds, np.arange(len(kinds))] @ copied)
+        return PooledCopies(
+            everywhere=np.where(everywhere, self.rows, 0),
+            a_node=np.where(copied & ~everywhere, self.rows, 0),
+            extra_bytes=self.extra_bytes(kinds),
+            copy_seconds=own + self._latency(kinds),
+            seconds=self.seconds(kinds),
+            table_seconds=self.table_seconds(kinds),
+        )
+
+    def _latency(self, kinds: Ints) -> float:
+        return self.latency * bool((kinds > 0).any())
 
 
-def _methods(problem: Problem, lengths: BagLengths, supposed: Supposed) -> list[_Copying]:
-    """The AllReduce methods that copies may use."""
+class _Kinds(NamedTuple):
+    """Numbers of copies, of nodes that have any, [K] each, and seconds of a row of each class,
+    [K, C]."""
+
+    copies: Ints
+    nodes: Ints
+    seconds: Floats
+
+
+def _methods(
+    problem: Problem, lengths: BagLengths, supposed: Supposed, bound: bool = False
+) -> list[_Copying]:
+    """The AllReduce methods that copies may use in training; in inference there is one, of none.
+    For a bound with all kinds of copies."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     tables = _Tables.of(problem, lengths, supposed.spread)
+    load = np.where(classes.pooled, supposed.load, 1.0)
+
+    def copying(kinds: _Kinds, latency: float) -> _Copying:
+        seconds = kinds.seconds * classes.rows
+        seconds[0] *= load
+        extra = np.outer(kinds.copies - 1, classes.m * classes.rows)
+        numbers = (topology.ranks, topology.nodes)
+        return _Copying(
+            tables, classes.rows, kinds.copies, kinds.nodes, seconds, extra, latency, *numbers
+        )
+
+    if not workload.training:
+        return [copying(_inference_kinds(problem, bound), 0.0)]
     near = single_seconds(classes, without_vectors(topology), workload)
-    near = near * np.where(classes.pooled, supposed.load, 1.0)
-    extra = (topology.ranks - 1) * classes.m * classes.rows
     found = []
     for method in METHODS[1:]:
-        own = everywhere_seconds(classes, topology, workload, method) * classes.rows
-        gain = near * classes.rows - own
+        own = everywhere_seconds(classes, topology, workload, method)
         latency = allreduce_cost(topology, method).latency
-        single = near * classes.rows
-        found.append(_Copying(classes.rows, tables, single, gain, own, extra, latency))
+        copies = np.array([1, topology.ranks])
+        found.append(
+            copying(_Kinds(copies, np.array([1, topology.nodes]), np.stack([near, own])), latency)
+        )
     return found
+
+
+def _inference_kinds(problem: Problem, every: bool) -> _Kinds:
+    """The kinds of copies in inference, all or those that plans have: on one node, all nodes, all
+    ranks."""
+    classes, topology = problem.classes, problem.topology
+    assert isinstance(topology, PooledTopology)
+    M, N = topology.ranks, topology.nodes
+    G = M // N
+    sums, is_pooled = classes.row_sums, np.broadcast_to(classes.pooled, len(classes))
+    # Of pooled rows k on q nodes: fewest, one on each rank of a node, and all that there is room
+    # for, between which what they save is linear in k.
+    pairs = [(1, 1), (N, N), (M, N)]
+    if every:
+        pairs += [(G, 1)]
+        pairs += [(k, q) for q in range(2, N) for k in (q, max(q, G), q * G)]
+    copies, nodes = np.array(pairs).T
+    pooled = np.outer(_links_in_nodes(topology, copies, nodes), sums.pooled_read_bytes)
+    if not topology.shares_memory:  # where some readers use it alone, it is left out
+        memory = Charges.of_memory(topology).mean_memory_seconds
+        pooled += memory * sums.pooled_gradient_bytes
+    # Others have no vectors, so that all their copies count as those on all nodes.
+    even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
+    if isinstance(topology.unpooled, RelayedTopology):
+        numbers, of_rank, of_node = relayed_copies(topology.unpooled, even)
+        others: Floats = np.outer(of_rank, sums.read_bytes)
+        others += np.outer(of_node, sums.node_bytes[:, 0])
+    else:
+        fetched, _ = homogeneous_lines(topology.unpooled, even)
+        numbers = np.array([1, N, M])
+        if every:
+            numbers = np.concatenate([numbers, np.arange(1, M + 1)])
+        others = np.outer(fetched[numbers - 1], sums.read_bytes)
+    if not every:
+        numbers, others = numbers[:3], others[:3]
+    unused = np.full((len(numbers) - 3 + len(pairs) - 3, len(classes)), np.inf)
+    several = len(pairs) - 3
+    pooled = np.concatenate([pooled, unused[several:]])
+    others = np.concatenate([others[:3], unused[:several], others[3:]])
+    return _Kinds(
+        np.concatenate([copies, numbers[3:]]),
+        np.concatenate([nodes, np.full(len(numbers) - 3, N)]),
+        np.where(is_pooled, pooled, others),
+    )
+
+
+def _links_in_nodes(topology: PooledTopology, copies: Ints, nodes: Ints) -> Floats:
+    """What the mean rank takes at the least for a byte of a pooled row that ranks read in the nodes
+    of its copies, themselves or for others, by `copies` on `nodes` of the nodes, [K] each. What
+    ranks of other nodes read themselves at their position takes no link."""
+    M, N = topology.ranks, topology.nodes
+    mates = topology.masks()["same_node"]
+    link = float(topology.own_link_cost[mates].min()) if mates.any() else 0.0
+    own = copies + (N - nodes) * np.minimum(copies, M // N)
+    return np.asarray(link * np.maximum(M - own, 0) / M)
