@@ -28,8 +28,13 @@ from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
-from oper.planner.place_pooled import estimated_seconds, known_lengths, place_pooled, unplaced
-from oper.planner.predict_step import predict_step_of
+from oper.planner.place_pooled import (
+    estimated_seconds,
+    known_lengths,
+    place_pooled,
+    predicted_seconds,
+    unplaced,
+)
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
@@ -71,11 +76,6 @@ def place_by_table(
 def by_mean(topology: Topology, asked: PlanSettings) -> bool:
     """Whether some tables may be pooled and others not: where copies are chosen table by table."""
     return topology.homogeneous and asked.balance == "time"
-
-
-def predicted_seconds(planned: Planned) -> float:
-    """What a step takes."""
-    return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
 @dataclass(frozen=True)

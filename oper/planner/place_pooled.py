@@ -4,11 +4,13 @@ In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. What a ro
 costs depends on how many rows of its bag are there: the more rows are replicated, the fewer are
 left in a bag to be added up, and the more of a vector each of them costs.
 
-On homogeneous ranks copies are chosen table by table (pooled_copies.py), and all other
-rows of a table lie on its home (homes.py). Elsewhere tables are spread over all nodes: placement
-and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are found in turns, from both
-ends: a bag's rows all elsewhere, and each of them a vector of its own; and the placement with the
-shorter iteration is taken. All are priced by the shares of each table's accesses that their nodes
+On homogeneous ranks copies are chosen table by table (pooled_copies.py), and all other rows of a
+table lie on its home (homes.py). Elsewhere, and in inference beside that, tables are spread over
+all nodes: placement and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are
+found in turns, from both ends: a bag's rows all elsewhere, and each of them a vector of its own;
+and the placement with the shorter iteration is taken. In inference it is the shorter step that
+decides: with few homes some nodes serve rows while others receive vectors, and each phase waits for
+its slowest. All are priced by the shares of each table's accesses that their nodes
 have. The certificate is for every placement: it takes each row of a table to be on one node, whose
 vector all of a bag share.
 """
@@ -48,6 +50,7 @@ from oper.planner.least_memory import (
     shares_up_to,
 )
 from oper.planner.make_placement import Planned, Watch, within_limits
+from oper.planner.predict_step import predict_step_of
 from oper.planner.price_plan import shares_of_nodes, with_vectors
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
@@ -85,11 +88,19 @@ def place_pooled(
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
+    at_homes = None
     if topology.homogeneous and asked.balance == "time":
-        planned = _at_homes(profile, topology, workload, asked, lengths, tables, Watch(report))
-        if planned is not None:
-            return planned
-    return _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
+        watch = Watch(report)
+        at_homes = _at_homes(profile, topology, workload, asked, lengths, tables, watch)
+        if at_homes is not None and workload.training:
+            return at_homes
+    spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
+    return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
+
+
+def predicted_seconds(planned: Planned) -> float:
+    """What a step takes."""
+    return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
 def known_lengths(profile: Profile) -> BagLengths:

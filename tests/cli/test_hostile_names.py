@@ -55,7 +55,7 @@ def test_errors_and_warnings(planned: Path) -> None:
         assert said.status == 2
         assert said.errors.count("\n") == 1
         assert_plain(said)
-    columns = {name: np.full(300, 10**9 + n) for n, name in enumerate(NAMES)}
+    columns = {name: np.full(300, 10**8 + n) for n, name in enumerate(NAMES)}
     pq.write_table(pa.table(columns), "sparse.parquet")
     assert_plain(oper("profile", "sparse.parquet", "--columns", "C*", "-o", "s"))
 

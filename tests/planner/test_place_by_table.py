@@ -20,8 +20,8 @@ from oper.planner.bounds.certify import certify
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.make_plan import make_plan
-from oper.planner.place_by_table import place_by_table, predicted_seconds
-from oper.planner.place_pooled import place_pooled
+from oper.planner.place_by_table import place_by_table
+from oper.planner.place_pooled import place_pooled, predicted_seconds
 from oper.planner.price_plan import costs_under, problem_of
 from oper.profiling.profile import Profile
 from oper.topology.latency import Latency

@@ -287,7 +287,7 @@ def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(tmp_path: Path, 
     points = memory_curve(planned, ranks)
     others = [point for point in points if not point.plan]
     assert len(others) > 2
-    for point in others:
+    for point in others[:: len(others) // 2]:
         same = make_plan(profile, ranks, workload, PlanSettings(extra_memory=point.extra_memory))
         assert point.objective_seconds == same.cost.objective_seconds
         assert same.certificate is not None

@@ -98,9 +98,9 @@ def test_replanning_is_judged_on_the_data_that_follow(seed: int) -> None:
     assert replan(plan, now, 1000).held_out is None
 
 
-@at_least(5)
+@at_least(2)
 @given(seeds)
-@examples(6)
+@examples(3)
 def test_drift_is_judged_by_a_plan_from_the_window_before(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:  # as if these small windows could tell
         patch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", 0)

@@ -69,7 +69,7 @@ exact_cases = st.builds(
 )
 
 
-@examples(40)
+@examples(25)
 @given(
     exact_cases,
     st.sampled_from(

@@ -51,7 +51,7 @@ cases = st.builds(
 ).map(lambda case: replace(case, lr=0.125, weighted=case.weighted and case.pooling != "none"))
 
 
-@examples(40)
+@examples(20)
 @given(
     cases,
     st.sampled_from(NODES),
@@ -67,7 +67,7 @@ def test_any_plan_trains_as_the_unsharded_model(ranks, case, nodes, replicated, 
     assert_equals_unsharded(ranks, case, plan, nodes)
 
 
-@examples(25)
+@examples(12)
 @given(cases, st.sampled_from([n for n in NODES if len(n) == 4]), st.sampled_from([0.0, 0.3]))
 def test_exact_sums_have_the_bits_of_rows_that_each_rank_fetches(ranks, case, nodes, replicated):
     """Values of rows, weights and gradients are small integers over a power of two, and gradients

@@ -23,8 +23,7 @@ mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and
 gives the copies. Rows that need whole ranks or nodes are not looked at: certify.py does that.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -205,8 +204,8 @@ def table_of_class(classes: Classes) -> Ints:
 @dataclass(frozen=True)
 class _Copying:
     """Copies of K kinds, in training by one AllReduce method: what rows of each class take with
-    them beside vectors, and their extra bytes. The first kind is none; those of the first `away`
-    kinds are on one node. An infinity is a kind that a class has no use for."""
+    them beside vectors, and their extra bytes. The first kind is none; those on one node leave
+    vectors as they are. An infinity is a kind that a class has no use for."""
 
     tables: _Tables
     rows: Ints  # [C]

@@ -38,9 +38,9 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
         reject()
 
 
-@at_least(7)
+@at_least(5)
 @given(seeds, st.sampled_from([1, 100, 10**6]))
-@examples(12)
+@examples(8)
 def test_moves_are_complete_true_and_pay(seed, horizon):
     plan, profiles = planned(seed, 3)
     with TemporaryDirectory() as place:
