@@ -39,6 +39,8 @@ class PeerWatch:
         self._prefix = f"oper/peers/{_watches[name]}"
         _watches[name] += 1
         self._lost, self._ended = "", threading.Event()
+        # To ask the store at once; and that the others have been told of who is gone.
+        self._hurry, self._told = threading.Event(), threading.Event()
         self._beats, self._last_beat = 0, b""
         self._beat_comes = Deadline(self._seconds)
         self._answers, self._lost_elsewhere = 0, ""  # what the store's thread found
@@ -51,13 +53,16 @@ class PeerWatch:
             threading.Thread(target=run, name="oper-peers", daemon=True).start()
 
     def check(self) -> None:
-        """LostRankError if a rank is gone."""
+        """LostRankError if a rank is gone, and the others have been told, if the store answers:
+        this process may end by it, and they would take it for the one that is gone."""
         if self._lost:
+            self._told.wait(_LOOK_SECONDS)
             raise LostRankError(self._lost)
 
     def stop(self) -> None:
         """Watch no more."""
         self._ended.set()
+        self._hurry.set()
 
     def _watch(self) -> None:
         seen, answer_comes = 0, Deadline(self._seconds)
@@ -70,15 +75,21 @@ class PeerWatch:
                     "the process group's store, which rank 0 serves where no launcher does, did "
                     f"not answer rank {self._rank} for {self._seconds:g} s"
                 )
+        self._hurry.set()
         while not self._ended.wait(_LOOK_SECONDS):
             if self._is_busy() and not self._ends_soon():
                 self._end()
 
     def _ask(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._ended.is_set():
+            if self._hurry.wait(_LOOK_SECONDS):
+                self._hurry.clear()
+            if self._ended.is_set():
+                break
             with contextlib.suppress(RuntimeError):
                 if self._lost:
                     self._store.set(f"{self._prefix}/lost", self._lost)
+                    self._told.set()
                     break
                 self._lost_elsewhere = self._gone_elsewhere()
                 self._answers += 1
