@@ -20,7 +20,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
-from oper.planner.price_plan import problem_of
+from oper.planner.price_plan import costs_under, problem_of
 from oper.profiling.profile import Profile
 from oper.report import plan_page
 from oper.tables.bag_lengths import BagLengths
@@ -153,6 +153,33 @@ def seconds_written_out(
     return T
 
 
+def reads_written_out(profile: Profile, batch: int, plan: Plan) -> np.ndarray:
+    """What reads of pooled rows take each rank in inference, [M], rank by rank and row by row, from
+    the holders that the plan names."""
+    ranks, lengths = plan.topology, profile.bag_lengths
+    assert lengths is not None
+    T, b, node_of = np.zeros(M), batch / M / profile.samples, np.array(ranks.node_of)
+    for t, table in enumerate(profile.tables):
+        first, rows = int(profile.offsets[t]), np.arange(table.rows)
+        accesses = profile.accesses[first : first + table.rows].astype(float)
+        s = profile.table_samples_with_row(t) / profile.samples
+        touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
+        at = plan.layout.locate(t, rows)
+        for reader in range(M):
+            source = np.where(at.group >= 0, plan.layout.source[at.group, reader], at.owner)
+            away = node_of[source] != node_of[reader]
+            for node in set(node_of[source[away]].tolist()):
+                share = accesses[away & (node_of[source] == node)].sum() / max(accesses.sum(), 1)
+                T[reader] += FAR * 4 * table.dim * bags_with(lengths, t, share) * b
+            # The rank at the reader's position in the rows' node, which is itself in its own.
+            by = node_of[source] * PER_NODE + reader % PER_NODE
+            near = by != source
+            np.add.at(T, by, near * NEAR * table.row_bytes * accesses * b)
+            served = ~near | (ranks.memory[0] != "shared")
+            np.add.at(T, source, served * LOCAL * table.row_bytes * touched)
+    return T
+
+
 def owners(plan: Plan) -> list[np.ndarray]:
     """The only rank that holds each row, of each table; M where all do."""
     found = []
@@ -181,6 +208,29 @@ def test_a_plan_states_what_its_rows_cost(
     written = seconds_written_out(profile, 64, owners(plan), True, ranks)
     stated = plan.cost.rank_seconds - plan.cost.allreduce_seconds
     np.testing.assert_allclose(stated, written, rtol=1e-6)
+
+
+@pytest.mark.parametrize("memory", ["linked", "shared"])
+@pytest.mark.parametrize("extra", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_for_inference_states_what_its_reads_cost(
+    tmp_path: Path, seed: int, extra: float, memory: str
+) -> None:
+    """With copies on one rank of each node, and on all."""
+    profile, ranks = profiled(tmp_path, seed, (900, 70, 400), 300), topology(memory)
+    settings = PlanSettings(extra_memory=extra)
+    made = make_plan(profile, ranks, Workload("inference", "pooled", 512), settings)
+    made.save(tmp_path / "q")
+    plan = Plan.load(tmp_path / "q")
+    assert plan.certificate is not None
+    assert plan.certificate.certified_gap >= 0
+    held = plan.layout.holds.sum(axis=1)
+    assert (held == NODES).any()
+    sizes = sum(table.rows * table.row_bytes for table in plan.tables)
+    assert sum(plan.cost.memory_bytes) <= sizes * (1 + extra) * (1 + 1e-9)
+    # Plans are for further samples; here the log's own are read.
+    (cost,) = costs_under([plan], [problem_of(plan, profile, as_counted=True)])
+    np.testing.assert_allclose(cost.rank_seconds, reads_written_out(profile, 512, plan), rtol=1e-6)
 
 
 def test_tables_keep_to_their_homes(tmp_path: Path) -> None:

@@ -332,48 +332,60 @@ def _methods(
     return found
 
 
-def _inference_kinds(problem: Problem, every: bool) -> _Kinds:
-    """The kinds of copies in inference, all or those that plans have: on one node, all nodes, all
-    ranks."""
+def _inference_kinds(problem: Problem, bound: bool) -> _Kinds:
+    """The kinds of copies in inference: those that plans have, on one node, all nodes, all ranks;
+    for a bound all of them."""
     classes, topology = problem.classes, problem.topology
     assert isinstance(topology, PooledTopology)
+    is_pooled = np.broadcast_to(classes.pooled, len(classes))
+    pooled = _kinds_of_pooled(topology, classes, bound)
+    others = _kinds_of_others(topology, classes, bound)
+    return _Kinds(
+        np.concatenate([pooled.copies, others.copies[1:]]),
+        np.concatenate([pooled.nodes, others.nodes[1:]]),
+        np.concatenate(
+            [
+                np.where(is_pooled, pooled.seconds[:1], others.seconds[:1]),
+                np.where(is_pooled, pooled.seconds[1:], np.inf),
+                np.where(is_pooled, np.inf, others.seconds[1:]),
+            ]
+        ),
+    )
+
+
+def _kinds_of_pooled(topology: PooledTopology, classes: Classes, bound: bool) -> _Kinds:
     M, N = topology.ranks, topology.nodes
     G = M // N
-    sums, is_pooled = classes.row_sums, np.broadcast_to(classes.pooled, len(classes))
-    # Of pooled rows k on q nodes: fewest, one on each rank of a node, and all that there is room
-    # for, between which what they save is linear in k.
-    pairs = [(1, 1), (N, N), (M, N)]
-    if every:
-        pairs += [(G, 1)]
-        pairs += [(k, q) for q in range(2, N) for k in (q, max(q, G), q * G)]
-    copies, nodes = np.array(pairs).T
-    pooled = np.outer(_links_in_nodes(topology, copies, nodes), sums.pooled_read_bytes)
+    kinds = [(1, 1), (N, N), (M, N)]
+    if bound:  # on q nodes fewest, one on each rank of a node, and all that there is room for,
+        # between which what they save is linear
+        kinds += [(G, 1), *((k, q) for q in range(2, N) for k in (q, max(q, G), q * G))]
+    copies, nodes = np.array(kinds).T
+    sums = classes.row_sums
+    seconds = np.outer(_links_in_nodes(topology, copies, nodes), sums.pooled_read_bytes)
     if not topology.shares_memory:  # where some readers use it alone, it is left out
         memory = Charges.of_memory(topology).mean_memory_seconds
-        pooled += memory * sums.pooled_gradient_bytes
-    # Others have no vectors, so that all their copies count as those on all nodes.
+        seconds += memory * sums.pooled_gradient_bytes
+    return _Kinds(copies, nodes, seconds)
+
+
+def _kinds_of_others(topology: PooledTopology, classes: Classes, bound: bool) -> _Kinds:
+    """Of rows that are not pooled. They have no vectors, so that all their copies count as those on
+    all nodes."""
+    M, N = topology.ranks, topology.nodes
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
+    sums = classes.row_sums
     if isinstance(topology.unpooled, RelayedTopology):
-        numbers, of_rank, of_node = relayed_copies(topology.unpooled, even)
-        others: Floats = np.outer(of_rank, sums.read_bytes)
-        others += np.outer(of_node, sums.node_bytes[:, 0])
+        copies, of_rank, of_node = relayed_copies(topology.unpooled, even)
+        seconds: Floats = np.outer(of_rank, sums.read_bytes)
+        seconds += np.outer(of_node, sums.node_bytes[:, 0])
     else:
-        fetched, _ = homogeneous_lines(topology.unpooled, even)
-        numbers = np.array([1, N, M])
-        if every:
-            numbers = np.concatenate([numbers, np.arange(1, M + 1)])
-        others = np.outer(fetched[numbers - 1], sums.read_bytes)
-    if not every:
-        numbers, others = numbers[:3], others[:3]
-    unused = np.full((len(numbers) - 3 + len(pairs) - 3, len(classes)), np.inf)
-    several = len(pairs) - 3
-    pooled = np.concatenate([pooled, unused[several:]])
-    others = np.concatenate([others[:3], unused[:several], others[3:]])
-    return _Kinds(
-        np.concatenate([copies, numbers[3:]]),
-        np.concatenate([nodes, np.full(len(numbers) - 3, N)]),
-        np.where(is_pooled, pooled, others),
-    )
+        line, _ = homogeneous_lines(topology.unpooled, even)
+        copies = np.array([1, N, M, *range(2, M)])
+        seconds = np.outer(line[copies - 1], sums.read_bytes)
+    if not bound:  # the first are those of plans
+        copies, seconds = copies[:3], seconds[:3]
+    return _Kinds(copies, np.where(copies > 1, N, 1), seconds)
 
 
 def _links_in_nodes(topology: PooledTopology, copies: Ints, nodes: Ints) -> Floats:
