@@ -3,10 +3,9 @@
 Two network namespaces are joined by a cable (a veth pair) which `tc` limits, each way, to 100
 Mbit/s to 10 Gbit/s. Two ranks in each train Criteo-Kaggle's tables by OPER's own plan for a
 topology with these links: the rows of this host as `oper topology measure` finds them, the bytes a
-second that pass the cable while as many come back, and a hop, as they are measured. The first is
-less than the cable's rate: TCP's acknowledgements wait behind what goes the same way. Beside the
-plan's time stands that of the simulator of `benchmarks/planning/simulated_step.py`, whose machine
-has the same figures.
+second that pass the cable while as many come back, which are fewer than one way, and a hop, as they
+are measured. Beside the plan's time stands that of the simulator of
+`benchmarks/planning/simulated_step.py`, whose machine has the same figures.
 
     python -m benchmarks.runtime.rate_limited_nodes [--rates 100e6,1e9] [--bags 1,5] [--json]
 """
