@@ -176,7 +176,9 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
         while len(spare) < _TO_REMOVE:
             spare.append(os.open(os.devnull, os.O_RDONLY))
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporaries.Temporary(target, folder)
+        # Ctrl-C must not come between its creation and its name's being known here.
+        with process_signals.held():
+            temporary = temporaries.Temporary(target, folder)
         yield temporary
     except OSError as error:
         raise _write_error(path, error) from error

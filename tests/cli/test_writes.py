@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from oper.files import temporaries
 from tests.support.commands import SYNTH, fine, oper, refused, tree
 
 WRITERS = {
@@ -136,6 +137,28 @@ def test_ctrl_c_while_writing(
     assert said.status == 130, said
     assert said.errors == "interrupted; nothing was left half-written\n"
     assert said.out == ""
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize("name", ["plan", "synth"])
+def test_ctrl_c_just_after_the_temporary_file_is_made(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(here)
+    lock = temporaries._lock
+    pressed: list[int] = []
+
+    def press(handle: int) -> bool:
+        if not pressed:
+            pressed.append(handle)
+            signal.raise_signal(signal.SIGINT)
+        return lock(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(temporaries, "_lock", press)
+        said = oper(*f"{WRITERS[name]} new.parquet".split())
+    assert pressed
+    assert said.status == 130, said
     assert tree(here) == before
 
 

@@ -1,12 +1,17 @@
 """Processes that act as ranks: started once, they run one function after another, in groups.
 After a function that failed they are started anew, as it may have left the ranks out of step.
+Where one gives no result in time, the failure says where the threads of all are.
 
 with Ranks(4) as ranks:
     results = ranks.run(2, function, *arguments)  # function(rank, group, *arguments) on 0 and 1
 """
 
 import datetime
+import faulthandler
+import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,20 +34,23 @@ class Ranks:
         self.most = most
         self._ended = ExitStack()
         self._pipes: list[Any] = []
+        self._where: dict[int, Path] = {}  # by process, what it writes about its threads
 
     def _start(self) -> None:
         folder = self._ended.enter_context(tempfile.TemporaryDirectory())
         store = str(Path(folder) / "store")
         for rank in range(self.most):
             here, there = context.Pipe()
+            where = Path(folder) / f"threads of {rank}"
             process = context.Process(
-                target=_serve, args=(rank, self.most, store, there), daemon=True
+                target=_serve, args=(rank, self.most, store, where, there), daemon=True
             )
             process.start()
             self._ended.callback(process.join)
             self._ended.callback(process.kill)
             there.close()
             self._pipes.append(here)
+            self._where[process.pid] = where
 
     def run(
         self,
@@ -67,8 +75,11 @@ class Ranks:
                 results.append(None)
                 continue
             if not pipe.poll(DEADLINE_SECONDS):
+                threads = self._threads()
                 self.close()
-                raise RankFailedError(f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s")
+                raise RankFailedError(
+                    f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s\n{threads}"
+                )
             result, failure = pipe.recv()
             results.append(result)
             if failure:
@@ -79,9 +90,18 @@ class Ranks:
             raise RankFailedError("\n".join(failures))
         return results
 
+    def _threads(self) -> str:
+        """Where the threads of all ranks are."""
+        for process in self._where:
+            os.kill(process, signal.SIGUSR1)
+        time.sleep(1.0)  # which writing takes them
+        found = (f"rank {r}: {f.read_text()}" for r, f in enumerate(self._where.values()))
+        return "\n".join(found)
+
     def close(self) -> None:
         """End the processes."""
         self._pipes.clear()
+        self._where.clear()
         self._ended.close()
 
     def __enter__(self) -> "Ranks":
@@ -91,7 +111,9 @@ class Ranks:
         self.close()
 
 
-def _serve(rank: int, most: int, store: str, pipe: Any) -> None:
+def _serve(rank: int, most: int, store: str, where: Path, pipe: Any) -> None:
+    faulthandler.register(signal.SIGUSR1, file=where.open("w"))
+
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore  # which mypy finds only here
