@@ -142,6 +142,14 @@ class RowLocator:
         whole[:, : self.ranks] += counts[:, len(self.holder_sets) :]
         return whole
 
+    def counts_in(self, sets: HolderSets, counts: Ints) -> Ints:
+        """`by_holder_set` with a column for each of other sets, which have all of these."""
+        place = {_key(sets, k): k for k in reversed(range(len(sets)))}
+        found = np.zeros((len(counts), len(sets)), dtype=np.int64)
+        for k, rows in enumerate(self.by_holder_set(counts).T):
+            found[:, place[_key(self.holder_sets, k)]] += rows
+        return found
+
 
 def _key(sets: HolderSets, g: int) -> tuple[bytes, bytes]:
     return sets.holds[g].tobytes(), sets.source[g].astype(np.uint16).tobytes()

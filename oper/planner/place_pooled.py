@@ -326,6 +326,6 @@ def table_accesses(problem: Problem, rows: RowPlacement) -> Floats:
     """The accesses of each table to rows of each holder set, [T, G]."""
     classes = problem.classes
     found = np.zeros((len(problem.profile.tables), len(rows.holder_sets)))
-    found[:, : problem.ranks] = rows.scan.striped_accesses
-    np.add.at(found, table_of_class(classes), classes.accesses[:, None] * rows.counts)
+    found[:, : problem.ranks] = rows.scan.striped_expected
+    np.add.at(found, table_of_class(classes), classes.expected[:, None] * rows.counts)
     return found

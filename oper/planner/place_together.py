@@ -92,14 +92,14 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
 def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certificate]:
     """The placement of the rows of one memory, or those of both together, and its certificate."""
     watch = Watch(lambda step: None)
-    placed = [_placed_alone(problem, watch) for problem in problems]
+    placed = [place_alone(problem, watch) for problem in problems]
     if len(placed) == 1:
         return placed, placed[0].certificate
     devices, tier, certificate = place_together(placed[0], placed[1], watch)
     return [devices, tier], certificate
 
 
-def _placed_alone(problem: Problem, watch: Watch) -> Planned:
+def place_alone(problem: Problem, watch: Watch) -> Planned:
     """The placement of one memory; pooled tables find their homes, and what vectors cost, anew."""
     if not isinstance(problem.topology, PooledTopology):
         return place(problem, watch)

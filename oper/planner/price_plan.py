@@ -15,6 +15,7 @@ from oper.cost.vectors_per_bag import pooled_of, vector_bytes, vector_ratios
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
+from oper.planner.class_placement.pooled_copies import table_of_class
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
@@ -78,10 +79,6 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
         of_table = locator.count_table(table, finder)
         counted += of_table
         table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
-    if isinstance(problem, Problem):
-        accesses = np.stack([sums.accesses for sums in table_sums])
-        sums = problem.classes.sums(locator.by_holder_set(counted))
-        problem = with_vectors(problem, sets, accesses, sums)
     cost = price_counts(problem, sets, locator.by_holder_set(counted))
     return PricedPlan(sets, counted, table_sums, cost)
 
@@ -96,12 +93,17 @@ def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sum
     shares = np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
     a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
     each = vector_bytes(lengths, tables, shares) * a_rank
-    vectors = pooled_of(topology, tables) @ each
+    pooled = pooled_of(topology, tables)
+    vectors = pooled @ each
     read = sums.pooled_read_bytes @ _read_from(problem, sets)
-    least = topology.least_ratio
-    ratio = np.full(len(vectors), least)
+    # Rows that the log does not read, and further samples may, are of bags that nothing is known of.
+    nowhere = np.zeros(lengths.tables)
+    ratio = np.full(
+        len(vectors), vector_ratios(lengths, tables, topology.nodes, nowhere, pooled).least
+    )
     np.divide(vectors, read, out=ratio, where=(read > 0) & (vectors > 0))
-    return replace(problem, topology=topology.with_ratio(ratio, min(least, float(ratio.min()))))
+    least = min(topology.least_ratio, float(ratio.min()))
+    return replace(problem, topology=topology.with_ratio(ratio, least))
 
 
 def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
@@ -124,6 +126,19 @@ def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
     return found
 
 
+def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem:
+    """The problem with the vectors that pooled tables need where `counts` [C, K] rows of each class
+    are in the holder sets, as `with_vectors`; of plans without pooled tables the problem itself."""
+    if not isinstance(problem.topology, PooledTopology):
+        return problem
+    classes = problem.classes
+    accesses = np.zeros((len(problem.profile.tables), len(sets)))
+    np.add.at(accesses, table_of_class(classes), classes.expected[:, None] * counts)
+    return with_vectors(problem, sets, accesses, classes.sums(counts))
+
+
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
-    """The cost of `counts` [C, K] rows in the columns."""
+    """The cost of `counts` [C, K] rows in the columns, with the vectors of pooled tables there."""
+    if isinstance(problem, Problem):
+        problem = with_vectors_of(problem, sets, counts)
     return problem.price(sets, problem.classes.sums(counts))

@@ -385,7 +385,6 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     given = "--topology 2x2-a100 --fetch pooled --batch-size 64"
     refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
     refused(f"compare p {given}", "raw or distinct fetches")
-    refused("replan q p -o r", "tables of the plan are pooled, which are planned anew alone")
     profile.bag_lengths = None
     with pytest.raises(OperError, match="does not say how long bags are"):
         make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))

@@ -120,7 +120,7 @@ def _of_tables(
         paid = part.charges.owner_seconds[0]
         seconds += part.bytes * float(paid[mates].mean())
         away += part.bytes * float(paid[~mates].mean())
-    accesses = np.bincount(table, single * classes.accesses, minlength=tables)
+    accesses = np.bincount(table, single * classes.expected, minlength=tables)
     return (
         np.bincount(table, single * seconds, minlength=tables).astype(np.float64),
         np.bincount(table, single * away, minlength=tables).astype(np.float64),

@@ -152,7 +152,7 @@ class _Tables:
     def of(problem: Problem, lengths: BagLengths, spread: int) -> "_Tables":
         classes = problem.classes
         table = table_of_class(classes)
-        accesses = (classes.rows * classes.accesses).astype(np.float64)
+        accesses = classes.rows * classes.expected
         of_table = np.bincount(table, accesses, minlength=lengths.tables)
         share = accesses / np.maximum(of_table, 1)[table]
         seconds = vector_seconds(problem, lengths)

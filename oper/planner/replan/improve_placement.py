@@ -13,6 +13,7 @@ capacity give their coldest rows to others. The imbalance that is left is remove
 (swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from oper.planner.replan.programme_with_moves import (
     MovableRows,
     counts_by_programme,
 )
-from oper.planner.replan.replica_changes import choose_replicas
+from oper.planner.replan.replica_changes import choose_replicas, mean_seconds
 from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
@@ -85,15 +86,7 @@ def better_counts(
 ) -> list[PricedCounts]:
     """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
     links, those that gain most first. `free` is there where a programme places the rows."""
-    ranks = problem.ranks
-    price = migration_cost.seconds / ranks / horizon
-
-    def net_gain(found: PricedCounts) -> float:
-        flows = net_flows(now.counts, found.counts, migration_cost)
-        cost = moving_seconds(flows, problem.classes, migration_cost) / ranks
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
-        return gain * horizon - cost
-
+    price = migration_cost.seconds / problem.ranks / horizon
     starts = [
         _Start(now.counts, price),
         _Start(with_copies(problem, sets, now.counts, price), price),
@@ -101,7 +94,7 @@ def better_counts(
     if free is not None:
         rows = MovableRows(problem, sets, now.counts, price, free)
         (wanted,) = counts_by_programme([rows])
-        keep_budget(wanted.counts, sets, problem.classes, problem.budget_bytes, ranks)
+        keep_budget(wanted.counts, sets, problem.classes, problem.budget_bytes, problem.ranks)
         starts.append(_Start(wanted.counts, price * wanted.times_price, FEWEST_MOVES))
     better: list[tuple[float, PricedCounts]] = []
     for start in starts:
@@ -111,10 +104,29 @@ def better_counts(
         cost = price_counts(problem, sets, counts)
         rounds = swap_rows(problem, sets, counts, cost, start.price)
         found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
-        if (gain := net_gain(found)) > 0:
-            better.append((gain * start.worth, found))
-    better.sort(key=lambda priced: -priced[0])
-    return [found for _, found in better]
+        better.append((start.worth, found))
+    return best_first(problem, now, better, migration_cost, horizon)
+
+
+def best_first(
+    problem: ClassProblem,
+    now: PricedCounts,
+    tried: Sequence[tuple[float, PricedCounts]],
+    migration_cost: MigrationCost,
+    horizon: int,
+) -> list[PricedCounts]:
+    """Those of the `tried` counts that gain something in `horizon` iterations beyond the seconds of
+    their copies over links, those that gain most first, where each gain counts so many times."""
+
+    def net_gain(found: PricedCounts) -> float:
+        flows = net_flows(now.counts, found.counts, migration_cost)
+        cost = moving_seconds(flows, problem.classes, migration_cost) / problem.ranks
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        return gain * horizon - cost
+
+    gains = [(net_gain(found) * worth, found) for worth, found in tried]
+    gains.sort(key=lambda priced: -priced[0])
+    return [found for gain, found in gains if gain > 0]
 
 
 def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
@@ -122,7 +134,10 @@ def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Fl
     if len(sets) == problem.ranks:
         return counts
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
-    choices = [choose_replicas(problem, sets, counts, price, method) for method in methods]
+    choices = [
+        choose_replicas(problem, sets, mean_seconds(problem, sets, method), counts, price, method)
+        for method in methods
+    ]
     changed, dropped = min(choices, key=lambda copies: copies.mean_seconds).apply(counts)
     give_owners(problem, sets, changed, dropped)
     return changed

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.defaults import HORIZON
-from oper.base.errors import OperError
 from oper.base.units import whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
@@ -45,12 +44,6 @@ def replan(
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
-    if old.vector_ratio is not None:
-        fetch = "pooled" if old.workload.fetch == "pooled" else "auto"
-        raise OperError(
-            "replan: tables of the plan are pooled, which are planned anew alone: make a plan of "
-            f"the new profile (oper plan --fetch {fetch})"
-        )
     plan_again = replan_with_tier if old.tier else replan_one_memory
     made = plan_again(old, counts, whole_number(horizon, "horizon"), digest, report)
     report("data that no plan has seen")

@@ -33,18 +33,20 @@ from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
 from oper.planner.class_placement.place_classes import by_programme
-from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.make_placement import Planned, Watch
+from oper.planner.place_together import place_alone
 from oper.planner.predict_step import predict_step
-from oper.planner.price_plan import price_counts
+from oper.planner.price_plan import price_counts, problem_of, with_vectors_of
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
-from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.improve_placement import (
     PricedCounts,
     better_counts,
     candidate_sets,
 )
+from oper.planner.replan.improve_pooled import better_pooled_counts
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import (
     Migration,
@@ -57,6 +59,7 @@ from oper.planner.replan.programme_with_moves import FreeMoves
 from oper.planner.row_placement.aim import aimed_seconds
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
+from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
 
@@ -174,8 +177,9 @@ class Replanned(Summarised):
 
 @dataclass(frozen=True)
 class OldRows:
-    """Where an old plan has the rows of one memory, under new counts. `free` is there where a
-    programme decides which rows move."""
+    """Where an old plan has the rows of one memory, under new counts, and the problem with what the
+    vectors of pooled tables cost there. `free` is there where a programme decides which rows move.
+    """
 
     plan: Plan
     problem: Problem
@@ -187,15 +191,20 @@ class OldRows:
     free: FreeMoves | None
 
     @staticmethod
-    def of(plan: Plan, problem: Problem, free: FreeMoves | None) -> "OldRows":
-        """The rows of a plan, of one memory, by the counts of the problem's profile."""
+    def of(
+        plan: Plan, problem: Problem, free: FreeMoves | None, sets: HolderSets | None = None
+    ) -> "OldRows":
+        """The rows of a plan, of one memory, by the counts of the problem's profile. They may newly
+        get those holder `sets`; where none are given, those that planning uses."""
         topology = plan.topology
-        sets = candidate_sets(problem.topology, plan.workload.training, free)
+        if sets is None:
+            sets = candidate_sets(problem.topology, plan.workload.training, free)
         locator = RowLocator(plan, sets)
         finder = ClassFinder(problem.profile, problem.classes)
         counted = locator.count(finder)
         migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
         counts = locator.by_holder_set(counted)
+        problem = with_vectors_of(problem, locator.holder_sets, counts)
         now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
         return OldRows(plan, problem, locator, finder, counted, migration_cost, now, free)
 
@@ -205,9 +214,14 @@ class OldRows:
         plan = self.plan
         return np.array([table.memory_bytes(plan.workload.mode) for table in plan.tables])
 
-    def better_counts(self, horizon: int) -> list[PricedCounts]:
-        """What rows are worth moving to (improve_placement.py)."""
+    def better_counts(self, horizon: int, fresh: Planned | None = None) -> list[PricedCounts]:
+        """What rows are worth moving to (improve_placement.py); those of pooled plans beside a
+        `fresh` plan's (improve_pooled.py)."""
         sets, cost = self.locator.holder_sets, self.migration_cost
+        if fresh is not None:
+            there = RowLocator(assemble(fresh))
+            wanted = there.counts_in(sets, there.count(self.finder))
+            return better_pooled_counts(self.problem, sets, self.now, wanted, cost, horizon)
         return better_counts(self.problem, sets, self.now, cost, horizon, self.free)
 
     @property
@@ -296,25 +310,36 @@ def replan_one_memory(
     began = time.perf_counter()
     topology = plan.topology
     report("the old plan under the new counts")
-    problem = make_problem(profile, topology, plan.workload, plan.asked, plan.limits)
+    problem = problem_of(plan, profile)
     # Of a plan made from these very counts no row moves: planning has found what there is.
     same_counts = plan.profile == profile.digest
-    free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
-    old = OldRows.of(plan, problem, free)
+    pooled = isinstance(problem.topology, PooledTopology)
+    seconds: dict[str, float] = {}
+
+    def from_scratch() -> Planned:
+        report("a plan from scratch")
+        since = time.perf_counter()
+        placed = place_alone(problem, Watch(lambda step: None))
+        seconds["fresh"] = time.perf_counter() - since
+        return placed
+
+    fresh = from_scratch() if pooled else None
+    if fresh is not None:  # where pooled tables would be now is known of that alone
+        old = OldRows.of(plan, problem, None, fresh.row_placement.holder_sets)
+    else:
+        free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
+        old = OldRows.of(plan, problem, free)
 
     report("moves that pay")
     best, relocation = old.now, old.unmoved
-    for found in [] if same_counts else old.better_counts(horizon):
+    for found in [] if same_counts else old.better_counts(horizon, fresh):
         wanted = old.relocated(found)
         gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, found.cost)
         if gain * horizon > migration_of(wanted.moves, topology).seconds(topology):
             best, relocation = found, wanted
             break
-    since = time.perf_counter()
-
-    report("a plan from scratch")
-    fresh = place(problem, Watch(lambda step: None))
-    seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
+    seconds["replan"] = time.perf_counter() - began - seconds.get("fresh", 0.0)
+    fresh = from_scratch() if fresh is None else fresh
     return old.replanned(best, relocation, fresh, horizon, old_digest, seconds)
 
 
@@ -342,6 +367,7 @@ def _assemble(
 ) -> Plan:
     """The plan of a layout, with its figures under the new counts; the certificate's bound is that
     of the plan from scratch."""
+    priced = with_vectors_of(problem, sets, best.counts)
     profile, classes, ranks = problem.profile, problem.classes, problem.ranks
     scan = scan_marked(
         profile,
@@ -387,5 +413,8 @@ def _assemble(
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
         pooled_tables=old.pooled_tables,
-        step_time=predict_step(problem, sets, best.counts, best.cost.allreduce_method),
+        vector_ratio=tuple(priced.topology.vector_ratio.tolist())
+        if isinstance(priced.topology, PooledTopology)
+        else None,
+        step_time=predict_step(priced, sets, best.counts, best.cost.allreduce_method),
     )

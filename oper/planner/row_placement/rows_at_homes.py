@@ -21,7 +21,7 @@ from oper.planner.class_placement.homes import Homes
 from oper.planner.class_placement.homogeneous import HOT_SHARE
 from oper.planner.class_placement.pooled_copies import table_of_class
 from oper.planner.class_placement.rounding import split_evenly
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem, Problem
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.list_hot_rows import (
     StripeOrders,
@@ -84,7 +84,7 @@ def place_at_homes(
     before = problem.price(sets, classes.sums(counts) + striped_sums)
     seconds = before.rank_seconds.copy()
     swaps = _swap_fetched(problem, sets, counts, seconds)
-    swaps += _swap_in_nodes(problem, sets, counts, seconds)
+    swaps += swap_in_nodes(problem, sets, counts, seconds)
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
     return RowPlacement(
@@ -135,9 +135,15 @@ def _swap_fetched(problem: Problem, sets: HolderSets, counts: Ints, seconds: Flo
     return search.rounds_made
 
 
-def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, seconds: Floats) -> int:
+def swap_in_nodes(
+    problem: ClassProblem,
+    sets: HolderSets,
+    counts: Ints,
+    seconds: Floats,
+    price: Floats | None = None,
+) -> int:
     """Swap rows with one owner between the ranks of each node, in place, while that lowers the
-    largest of their `seconds` there; the number of rounds."""
+    largest of their `seconds` there; the number of rounds. `price` as for `SwapSearch`."""
     classes, topology, ranks = problem.classes, problem.topology, problem.ranks
     able = sets.take(np.arange(ranks))
     directions = classes.traffic(topology, problem.workload).directions(able)
@@ -150,7 +156,8 @@ def _swap_in_nodes(problem: Problem, sets: HolderSets, counts: Ints, seconds: Fl
         inside = tuple(
             Direction(bytes, columns[np.ix_(mine, mine)]) for bytes, columns in directions
         )
-        search = SwapSearch(part, inside, classes.width, seconds[mine])
+        of_pairs = None if price is None else price[:, mine[:, None], mine]
+        search = SwapSearch(part, inside, classes.width, seconds[mine], of_pairs)
         search.run()
         rounds += search.rounds_made
         counts[:, mine] = part

@@ -50,6 +50,7 @@ class Ranks:
             self._ended.callback(process.kill)
             there.close()
             self._pipes.append(here)
+            assert process.pid is not None
             self._where[process.pid] = where
 
     def run(
