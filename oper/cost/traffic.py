@@ -17,7 +17,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.topology import Topology
 
 
@@ -135,6 +135,19 @@ class Traffic:
     def directions(self, sets: HolderSets) -> tuple[Direction, ...]:
         """How T moves with the rows of holder sets, a direction for each part."""
         return tuple(Direction(p.bytes, p.charges.set_seconds(sets)) for p in self.parts)
+
+
+def link_parts(
+    topology: Topology, read_bytes: Floats, node_bytes: Floats, pooled_read_bytes: Floats
+) -> tuple[Part, ...]:
+    """What links carry of reads alone, to be priced by `Charges.set_link_seconds`: of all
+    `read_bytes` and those of `node_bytes`, as in `Traffic.of`."""
+    charges = Charges.of(without_pooling(topology))
+    of_nodes = zip(node_bytes.T, charges.of_nodes, strict=True)
+    found = ((read_bytes - pooled_read_bytes, charges), *of_nodes)
+    if isinstance(topology, PooledTopology):
+        found += ((pooled_read_bytes, Charges.of(topology)),)
+    return tuple(Part(*part) for part in found)
 
 
 def main_direction(directions: tuple[Direction, ...]) -> Direction:

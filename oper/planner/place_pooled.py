@@ -23,6 +23,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.formatting import plural
 from oper.cost.holder_sets import HolderSets
 from oper.cost.vectors_per_bag import pooled_of, vector_ratios
 from oper.cost.workload import Workload
@@ -82,9 +83,16 @@ def place_pooled(
     """Plan for all rows of `profile`, of which `tables` are pooled, by name (all), and the others
     fetched as `workload` says; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
-    the tables.
+    Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
+    tables, or all are to be pooled and some have no pooling.
     """
+    unpooled = [table.name for table in profile.tables if table.pooling == "none"]
+    if tables is None and unpooled:
+        raise OperError(
+            f"fetch pooled: {plural(len(unpooled), 'table')} without pooling ({unpooled[0]}): "
+            "their rows are not added up; plan with --fetch auto, which pools the others where "
+            "that is shorter"
+        )
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")

@@ -96,7 +96,7 @@ def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sum
     pooled = pooled_of(topology, tables)
     vectors = pooled @ each
     read = sums.pooled_read_bytes @ _read_from(problem, sets)
-    # Rows that the log does not read, and further samples may, are of bags that nothing is known of.
+    # Of bags with the rows that only further samples read nothing else is known.
     nowhere = np.zeros(lengths.tables)
     ratio = np.full(
         len(vectors), vector_ratios(lengths, tables, topology.nodes, nowhere, pooled).least

@@ -25,7 +25,7 @@ from oper.planner.class_placement.pooled_copies import (
     vector_seconds,
     without_vectors,
 )
-from oper.planner.price_plan import with_vectors
+from oper.planner.price_plan import price_counts
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
@@ -71,16 +71,21 @@ def mean_seconds(problem: Problem, lengths: BagLengths, copied: np.ndarray) -> f
     accesses = np.bincount(table_of_class(classes), single * classes.accesses)
     shares = (accesses / np.maximum(lengths.ids_of_tables, 1))[:, None]
     vectors = vector_seconds(problem, lengths) @ VectorsPerBag(lengths).chances(shares)[:, 0]
+    return float(near + vectors) + copy_seconds(problem, copied)
+
+
+def copy_seconds(problem: Problem, copied: np.ndarray) -> float:
+    """What copies of these rows of each class take a rank, by the AllReduce that takes least."""
+    classes = problem.classes
     if not copied.any():
-        return float(near + vectors)
-    own = min(
+        return 0.0
+    return min(
         float(
             everywhere_seconds(classes, problem.topology, problem.workload, method) @ copied
             + allreduce_cost(problem.topology, method).latency
         )
         for method in ("dense", "bitmap", "allgather")
     )
-    return float(near + vectors) + own
 
 
 @examples(40)
@@ -93,6 +98,7 @@ def test_no_copies_are_better_than_the_bound(
     classes, each = problem.classes, (M - 1) * problem.classes.m
     assert each @ found.everywhere <= problem.budget_bytes
     assert mean_seconds(problem, lengths, found.everywhere) == pytest.approx(found.seconds)
+    assert copy_seconds(problem, found.everywhere) == pytest.approx(found.copy_seconds, rel=1e-9)
     bound = least_mean_seconds(problem, lengths, problem.budget_bytes)
     assert bound <= found.seconds
     copied = np.array([data.draw(st.integers(0, int(rows))) for rows in classes.rows])
@@ -108,10 +114,28 @@ def test_with_budget_for_all_the_copies_are_as_good_as_the_bound(profile: Profil
     found = choose_copies(problem, lengths, problem.budget_bytes)
     bound = least_mean_seconds(problem, lengths, problem.budget_bytes)
     assert found.seconds == pytest.approx(bound)
-    enough = enough_extra_bytes(problem, lengths, problem.budget_bytes, 0.01)
-    assert 0 <= enough <= problem.budget_bytes
-    fewer = choose_copies(problem, lengths, enough)
-    assert fewer.seconds <= found.seconds * 1.02
+    for tolerance in (0.01, 0.1, 0.3):
+        enough = enough_extra_bytes(problem, lengths, problem.budget_bytes, tolerance)
+        assert 0 <= enough <= problem.budget_bytes
+        fewer = choose_copies(problem, lengths, enough)
+        assert fewer.seconds <= found.seconds * (1 + tolerance) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_without_copies_the_mean_is_that_of_whole_tables_on_nodes(
+    profile: Profile, mode: Literal["training", "inference"]
+) -> None:
+    ranks = ranks_of((2, 2), "linked", 4e-9, 60e-9)
+    given = PooledTopology.of(ranks, 1.0, 0.0, mode == "training")
+    workload, asked = Workload(mode, "pooled", 64), PlanSettings(extra_memory=1.0)
+    problem = make_problem(profile, given, workload, asked, by_table=True)
+    lengths, classes, sets = profile.bag_lengths, problem.classes, single_owner_sets(4)
+    assert lengths is not None
+    counts = np.zeros((len(classes), 4), dtype=np.int64)
+    counts[np.arange(len(classes)), table_of_class(classes)] = classes.rows  # of table t on rank t
+    cost = price_counts(problem, sets, counts)
+    found = choose_copies(problem, lengths, 0.0)
+    assert found.seconds == pytest.approx(float(cost.rank_seconds.mean()), rel=1e-9)
 
 
 def test_homes_are_as_good_as_whole_tables_can_be(profile: Profile) -> None:
@@ -184,10 +208,35 @@ def test_no_holders_are_better_than_the_bound(
     counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
     for c, rows in enumerate(classes.rows):
         np.add.at(counts[c], used, random.multinomial(rows, shares[c]))
-    accesses = np.zeros((lengths.tables, len(sets)))
-    np.add.at(accesses, table_of_class(classes), classes.accesses[:, None] * counts)
-    sums = classes.sums(counts)
-    priced = with_vectors(problem, sets, accesses, sums)
-    seconds = priced.price(sets, sums).rank_seconds.mean()
+    seconds = price_counts(problem, sets, counts).rank_seconds.mean()
     extra = float(((sets.copies - 1) * classes.m[:, None] * counts).sum())
     assert least_mean_seconds(problem, lengths, extra) <= seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("near", [0.5e-9, 4e-9, 30e-9])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (4, 1)])
+def test_no_two_sets_of_holders_are_better_than_the_bound(
+    profile: Profile, shape: tuple[int, int], near: float
+) -> None:
+    """In inference: all rows in any set of holders, and the hotter half and the others in two."""
+    ranks = shape[0] * shape[1]
+    on = relayed(ranks_of(shape, "linked", near, 60e-9), True)
+    given = PooledTopology.of(on, 1.0, 0.0, False)
+    asked, workload = PlanSettings(extra_memory=float(ranks)), Workload("inference", "pooled", 64)
+    problem = make_problem(profile, given, workload, asked, by_table=True)
+    lengths, classes = profile.bag_lengths, problem.classes
+    assert lengths is not None
+    numbers = range(1, 2**ranks)
+    holds = np.array([[number >> rank & 1 for rank in range(ranks)] for number in numbers]) > 0
+    sets = cheapest_holder_sets(holds, Charges.of(given).read_seconds)
+    hot = classes.expected >= np.median(classes.expected)
+    random = np.random.default_rng(0)
+    pairs = [(k, k) for k in range(len(sets))]
+    pairs += [tuple(random.choice(len(sets), 2)) for _ in range(len(sets))]
+    for most, least in pairs:
+        counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
+        counts[hot, most], counts[~hot, least] = classes.rows[hot], classes.rows[~hot]
+        seconds = price_counts(problem, sets, counts).rank_seconds.mean()
+        extra = float(((sets.copies - 1) * classes.m[:, None] * counts).sum())
+        bound = least_mean_seconds(problem, lengths, extra)
+        assert bound <= seconds * (1 + 1e-9), holds[[most, least]]

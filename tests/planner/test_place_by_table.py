@@ -4,6 +4,7 @@ against rows whose cost is written out, and which tables are pooled."""
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import oper
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -35,6 +37,7 @@ from tests.planner.test_place_pooled import (
     profiled,
     seconds_written_out,
     topology,
+    write_log,
 )
 from tests.support.commands import fine, refused
 from tests.support.examples import examples
@@ -187,6 +190,36 @@ def test_tables_without_pooling_are_fetched(tmp_path: Path) -> None:
             profile, topology(), Workload("training", "auto", 64), PlanSettings(extra_memory=extra)
         )
         assert set(plan.pooled_tables) <= {"t1"}
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("balance", ["time", "link"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_tables_without_pooling_on_any_ranks(
+    tmp_path: Path, alike: bool, balance: Literal["time", "link"], mode: str
+) -> None:
+    """Links that are to be even, or differ, beside a pooled table."""
+    profile = profiled(tmp_path, 2, (300, 500), 300)
+    profile.tables = (replace(profile.tables[0], pooling="none"), profile.tables[1])
+    cost = topology().link_cost
+    uneven = cost * np.random.default_rng(1).uniform(0.5, 2.0, cost.shape)
+    ranks = replace(topology(), link_cost=cost if alike else uneven)
+    workload, settings = Workload(mode, "auto", 64), PlanSettings(0.3, balance=balance)  # type: ignore[arg-type]
+    plan = make_plan(profile, ranks, workload, settings)
+    assert set(plan.pooled_tables) <= {"t1"}
+    assert plan.certificate is not None
+    assert plan.certificate.certified_gap >= 0
+
+
+def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:
+    write_log(tmp_path, 2, (300, 500), 300)
+    log = pq.read_table(tmp_path / "log.parquet")
+    never = pa.array([[]] * len(log), pa.list_(pa.int64()))
+    pq.write_table(log.set_column(0, "t0", never), tmp_path / "log.parquet")
+    profile = oper.profile(tmp_path / "log.parquet", tmp_path / "tables.yaml")
+    planned = mixed(profile, topology(), ("t1",), 0.3)
+    assert planned.cost.feasible
+    assert planned.certificate.certified_gap >= 0
 
 
 def test_commands_know_plans_with_some_pooled_tables(

@@ -385,6 +385,11 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     given = "--topology 2x2-a100 --fetch pooled --batch-size 64"
     refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
     refused(f"compare p {given}", "raw or distinct fetches")
+    tables = profile.tables
+    profile.tables = (replace(tables[0], pooling="none"), *tables[1:])
+    with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*--fetch auto"):
+        make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))
+    profile.tables = tables
     profile.bag_lengths = None
     with pytest.raises(OperError, match="does not say how long bags are"):
         make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))

@@ -38,6 +38,7 @@ from oper.cost.holder_sets import (
     single_owner_sets,
 )
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import link_parts
 from oper.planner.lp.pricing import (
     DualPrices,
     PricingItems,
@@ -193,9 +194,10 @@ class ScaledLimits:
             rows.memory_bytes[b, None] * (sets.copies[g, None] - 1) / self.byte,
         ]
         if self.links_first:
-            fetched = rows.fetch_bytes[b, None] * self.charges.set_link_seconds(sets)[g]
-            for of, node_bytes in zip(self.charges.of_nodes, rows.node_bytes.T, strict=True):
-                fetched = fetched + node_bytes[b, None] * of.set_link_seconds(sets)[g]
+            bytes = (rows.fetch_bytes, rows.node_bytes, rows.pooled_fetch_bytes)
+            fetched = np.zeros((len(b), M * M))
+            for part in link_parts(topology, *bytes):
+                fetched += part.bytes[b, None] * part.charges.set_link_seconds(sets)[g]
             uses.append(fetched[:, self.away] / self.pair)
         return np.asarray(np.concatenate(uses, axis=1))
 

@@ -11,8 +11,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost
-from oper.cost.read_charges import Charges
-from oper.cost.traffic import Direction
+from oper.cost.traffic import Direction, link_parts
 from oper.planner.problem.problem import ClassProblem
 
 
@@ -36,8 +35,7 @@ def aimed_directions(problem: ClassProblem, sets: HolderSets) -> tuple[Direction
     """How a row of each class in each of `sets` adds to them."""
     classes, topology = problem.classes, problem.topology
     if problem.asked.balance == "link":
-        charges = Charges.of(topology)
-        fetched = Direction(classes.S * classes.R, charges.set_link_seconds(sets))
-        of_nodes = zip(classes.row_sums.node_bytes.T, charges.of_nodes, strict=True)
-        return fetched, *(Direction(bytes, of.set_link_seconds(sets)) for bytes, of in of_nodes)
+        sums = classes.row_sums
+        reads = link_parts(topology, sums.read_bytes, sums.node_bytes, sums.pooled_read_bytes)
+        return tuple(Direction(bytes, of.set_link_seconds(sets)) for bytes, of in reads)
     return classes.traffic(topology, problem.workload).directions(sets)

@@ -122,13 +122,13 @@ def _swap_fetched(problem: Problem, sets: HolderSets, counts: Ints, seconds: Flo
     the largest of the ranks' `seconds` [M], which follow; the number of rounds."""
     classes, ranks = problem.classes, problem.ranks
     fetched = np.flatnonzero(np.logical_not(classes.pooled))
-    if not len(fetched):
-        return 0
     able = sets.take(np.arange(ranks))
     directions = classes.traffic(problem.topology, problem.workload).directions(able)
     part = np.asfortranarray(counts[fetched, :ranks])
     those = tuple(Direction(bytes[fetched], columns) for bytes, columns in directions)
     moving = tuple(each for each in those if each.bytes.any())
+    if not moving:  # none is fetched, or none of them is read
+        return 0
     search = SwapSearch(part, moving, classes.width[fetched], seconds)
     search.run()
     counts[fetched, :ranks] = part

@@ -1,4 +1,4 @@
-"""Replans of plans with pooled tables: exact, priced as written out, and no moves that do not pay."""
+"""Replans of plans with pooled tables: exact, priced as written out; moves pay."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from oper.planner.make_plan import make_plan
 from oper.planner.place_pooled import place_pooled
 from oper.planner.price_plan import costs_under, problem_of
 from oper.planner.replan.drift import drift
-from oper.planner.replan.replan import Replanned, replan
+from oper.planner.replan.replan import replan
+from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.planner.replan.test_replan import assert_moves_are_complete
