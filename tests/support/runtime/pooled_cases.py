@@ -59,7 +59,10 @@ def train_once(
     out = engine(batch_of(case, 0, rank))
     exact, magnitude, terms = _output(case, rank)
     found = [(_error(out, exact), _bound(terms, magnitude))]
-    out.backward(gradient_at(case, 0, rank, out.shape))
+    grad = gradient_at(case, 0, rank, out.shape)
+    given = grad.clone()
+    out.backward(grad)
+    assert torch.equal(grad, given), "a gradient is its caller's"
     tables = engine.read_rows(_all_rows(case))
     engine.close()
     for n, table in enumerate(tables):
