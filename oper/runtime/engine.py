@@ -132,7 +132,8 @@ class EmbeddingEngine:
         dims = [bucket.dim for bucket in self.buckets]
         # What is not trained is read all the same: row 0 in the place of a bad id.
         fatal = self.training and bounds == "fatal"
-        sorter = Sorter(self.node, self.device, slots, dims, fetcher.needs_runs, fatal)
+        by_position, always = fetcher.needs_rows, fetcher.needs_runs
+        sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
         room = StepRoom(dims, self.ranks, self.training)
         self._preparer = BatchPreparer(
             self.features,
@@ -141,6 +142,7 @@ class EmbeddingEngine:
             self.device,
             room,
             forwarding,
+            reads_rows=fetcher.needs_rows,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,

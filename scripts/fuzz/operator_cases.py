@@ -381,7 +381,10 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
         torch.empty(96, dtype=torch.uint8),
     ),
     "redirect": lambda: _list(
-        torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), 0, 2, 5, 1
+        torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), _i64(-1, 5)
+    ),
+    "redirect_numbered": lambda: _list(
+        torch.randint(0, 99, (4,)), _i32(0, 2, -1, 1), _i64(-1, 5, 7)
     ),
     "accesses_by_rank": lambda: _list(*_sort()[:3], 2, 2, 3, 0),
     "one_per_bag": lambda: _list(torch.arange(2000)),
@@ -401,10 +404,8 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "unite_slots": lambda: _list(
         [_i64(1, 5, 9), _i64(0, 5)], [_i64(0, 1, 3), _i64(0, 2, 2)], [1, 0]
     ),
-    "redirect_to_united": lambda: _list(
-        torch.randint(0, 99, (40,)),
-        _i32(*range(40)),
-        _i32(0, 10, 40),
+    "find_united": lambda: _list(
+        _i64(-1, -1),
         _i64(3, 5),
         _i64(0, 2),
         [0],

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from oper.base import native
 from oper.runtime.memory.forwarded_bags import ForwardedBags
 from oper.runtime.tables.kernel_structs import FEATURE
 
@@ -84,6 +85,11 @@ class Runs(SortedRows):
     starts: torch.Tensor  # int32 [rows + 1]
     by_bag: bool
 
+    def redirect(self, addresses: torch.Tensor, targets: torch.Tensor) -> None:
+        """Have the accesses of each row read it at `targets` [rows], in `addresses`; where that is
+        negative, as they do."""
+        native.ops().redirect(addresses, self.positions, self.starts, targets)
+
     def tensors(self) -> list[torch.Tensor]:
         """What the operator oper::sort_accesses returned."""
         return [self.positions, self.starts, self.slots, self.before]
@@ -106,6 +112,10 @@ class NumberedRows(SortedRows):
 
     row_of: torch.Tensor  # int32 [N]
     accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
+
+    def redirect(self, addresses: torch.Tensor, targets: torch.Tensor) -> None:
+        """As `Runs.redirect`."""
+        native.ops().redirect_numbered(addresses, self.row_of, targets)
 
     def tensors(self) -> list[torch.Tensor]:
         """What the operator oper::number_rows returned."""

@@ -29,7 +29,8 @@ class BatchPreparer:
     """Prepares the batches of one engine, which are on `device`, where the address map is.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward. `forwarding` is None where no bags go to other nodes.
+    be a backward. `forwarding` is None where no bags go to other nodes. `reads_rows`: whether the
+    rows must be found before they are read.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class BatchPreparer:
         room: StepRoom,
         forwarding: BagForwarding | None,
         *,
+        reads_rows: bool,
         weighted: bool,
         bounds: str,
         trains: bool,
@@ -52,8 +54,8 @@ class BatchPreparer:
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
         self._described: tuple[torch.Tensor, torch.Tensor] | None = None
-        # A read that needs the positions needs those of all accesses, of frozen tables too.
-        self._sort_all = sorter.by_position
+        # A read of rows reads all of them, of frozen tables too.
+        self._sort_all = reads_rows
 
     def prepare(self, batch: Any) -> PreparedBatch:
         """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module; of

@@ -23,6 +23,7 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.plan.layout import SLOT_BITS
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
@@ -63,12 +64,18 @@ class RowFetcher:
         self._pooled = np.array([bucket.pooled for bucket in self._buckets])
 
     @property
-    def needs_runs(self) -> bool:
-        """Whether a batch must be sorted to be read."""
+    def needs_rows(self) -> bool:
+        """Whether the rows of a batch must be found for it to be read."""
         if self._symmetric is not None:
             return self._distinct
         by_row = self._exchange is not None or (self._distinct and self._ranks > 1)
         return by_row and not self._pooled.all()
+
+    @property
+    def needs_runs(self) -> bool:
+        """Whether its accesses must be sorted for that, as each of them is fetched, or a device
+        finds the rows."""
+        return self.needs_rows and (self._symmetric is not None or not self._distinct)
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
@@ -161,12 +168,12 @@ class RowFetcher:
 
     def _fetch(self, batch: PreparedBatch) -> Fetched:
         """Fetch remote rows, where they are not read by pointer."""
-        if not self.needs_runs:
+        if not self.needs_rows:
             return Fetched(batch.addresses, self._heap.bases)
         if self._symmetric is not None:
             return self._fetch_symmetric(batch, self._symmetric)
-        runs = batch.rows
-        assert isinstance(runs, Runs)  # of the positions of accesses
+        rows = batch.rows
+        assert rows is not None
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
         cached = self.source is not None and batch.trains
         # Of pooled tables by pointer: what is left of their bags is of this node.
@@ -175,15 +182,23 @@ class RowFetcher:
             for b, bucket in enumerate(self._buckets)
             if not (bucket.pooled or (bucket.tier and cached))
         ]
-        buffers = self._copy_distinct(runs, buckets, addresses, bases) if self._distinct else []
+        if not self._distinct:
+            assert isinstance(rows, Runs)  # of the positions of accesses
+            buffers = [self._fetch_accesses(rows, buckets, addresses, bases)] if buckets else []
+            return Fetched(addresses, bases, buffers)
+        targets = torch.full((len(rows),), -1)  # where rows are that were fetched
+        buffers = self._copy_distinct(rows, buckets, targets, bases)
         if self.relay is not None and buckets:
-            self.relay.fetch(runs, buckets, addresses, bases)
-        elif self._exchange is not None and buckets:
-            buffers = [self._fetch_accesses(runs, buckets, addresses, bases)]
+            self.relay.fetch(rows, buckets, targets, bases)
+        rows.redirect(addresses, targets)
         return Fetched(addresses, bases, buffers)
 
     def _copy_distinct(
-        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: torch.Tensor
+        self,
+        all_rows: BatchRows,
+        buckets: Sequence[int],
+        targets: torch.Tensor,
+        bases: torch.Tensor,
     ) -> list[torch.Tensor]:
         """Copy the distinct rows of this node's other ranks into a buffer of each width."""
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
@@ -191,14 +206,11 @@ class RowFetcher:
         for b in buckets:
             width = self._buckets[b].width
             for rank in self._node.peers:
-                rows = runs.owned(b, rank)
+                rows = all_rows.owned(b, rank)
                 if rank == self._rank or rows.start == rows.stop:
                     continue
-                native.ops().redirect(
-                    addresses, runs.positions, runs.starts, rows.start, rows.stop, size[width],
-                    self._ranks,
-                )  # fmt: skip
-                copies[width].append(self._copy(width, rank, runs.slots[rows]))
+                targets[rows] = _places(self._ranks, size[width], rows.stop - rows.start)
+                copies[width].append(self._copy(width, rank, all_rows.slots[rows]))
                 size[width] += rows.stop - rows.start
         buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
         bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
@@ -220,15 +232,15 @@ class RowFetcher:
         counts = np.array([of.stop - of.start for of in accesses], dtype=np.int64)
         counts = counts.reshape(-1, len(buckets))
         rows = exchange.fetch(slots, counts, buckets, _bytes)
-        places = exchange.places(counts, buckets)
-        exchange.read_there(bases, rows.data_ptr(), exchange.owners, buckets, places)
+        at = exchange.places(counts, buckets)
+        exchange.read_there(bases, rows.data_ptr(), exchange.owners, buckets, at)
+        targets = torch.full((runs.accesses,), -1)
+        owners = [owner for owner in exchange.owners for _ in buckets]
+        for of, first, owner in zip(accesses, at.firsts.flat, owners, strict=True):
+            targets[of] = _places(owner, int(first), of.stop - of.start)
         # As if each were a run.
         starts = torch.arange(runs.accesses + 1, dtype=runs.starts.dtype)
-        owners = [owner for owner in exchange.owners for _ in buckets]
-        for of, first, owner in zip(accesses, places.firsts.flat, owners, strict=True):
-            native.ops().redirect(
-                addresses, runs.positions, starts, of.start, of.stop, int(first), owner
-            )
+        native.ops().redirect(addresses, runs.positions, starts, targets)
         return rows
 
     def _read_symmetric(self, batch: PreparedBatch, symmetric: SymmetricMemory) -> torch.Tensor:
@@ -335,6 +347,11 @@ class RowFetcher:
             "fetched_rows": fetched.sum(axis=0),
             "fetched_bytes": self._row_bytes @ fetched,
         }
+
+
+def _places(field: int, first: int, number: int) -> torch.Tensor:
+    """The addresses of that field of so many slots, from the first on."""
+    return (field << SLOT_BITS) + torch.arange(first, first + number)
 
 
 def _bytes(size: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ import torch
 from oper.base import native
 from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment
 from oper.runtime.memory.heap import TableMemory
-from oper.runtime.memory.prepared_batch import Runs
+from oper.runtime.memory.prepared_batch import BatchRows
 from oper.runtime.memory.shared_slots import SharedSlots
 from oper.runtime.step.row_exchange import RowExchange
 
@@ -49,13 +49,13 @@ class RowRelay:
         return self._asked.bytes + self._united.bytes + self._rows[self._node.rank].bytes
 
     def fetch(
-        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: torch.Tensor
+        self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: torch.Tensor
     ) -> None:
-        """Fetch what ranks of this node need of other nodes' rows in some buckets. Accesses of them
-        are changed, in `addresses` and `bases`, so that they read the rows where they came to;
-        they may do so until the next fetch."""
+        """Fetch what ranks of this node need of other nodes' rows in some buckets. Where they came
+        to are their `targets` [rows] then, by `bases`; they may be read there until the next
+        fetch."""
         self._fetches += 1
-        self._asked.write(runs.before, runs.slots)
+        self._asked.write(rows.before, rows.slots)
         self._signals.post("asked", self._fetches)
         self._signals.wait("asked", self._fetches, "ask for rows of other nodes")
         slots, before = self._unite(buckets)
@@ -65,7 +65,7 @@ class RowRelay:
         self._signals.post("relayed", self._fetches)
         self._signals.wait("relayed", self._fetches, "fetch rows of other nodes")
         for relay in self._node.peers:
-            self._redirect(relay, runs, buckets, addresses, bases)
+            self._find(relay, rows, buckets, targets, bases)
 
     def _unite(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots that this node's ranks need of those that this one asks, ascending in each
@@ -85,15 +85,15 @@ class RowRelay:
         mine.grow(bytes)
         return mine.tensor(0, (bytes,), torch.uint8)
 
-    def _redirect(
+    def _find(
         self,
         relay: int,
-        runs: Runs,
+        rows: BatchRows,
         buckets: Sequence[int],
-        addresses: torch.Tensor,
+        targets: torch.Tensor,
         bases: torch.Tensor,
     ) -> None:
-        """Have accesses read the rows that a rank fetched."""
+        """Find where the rows are that a rank fetched."""
         owners = self._exchange.owners_of[relay]
         if not owners:
             return
@@ -102,12 +102,10 @@ class RowRelay:
         counts = before.diff().view(-1, len(buckets)).numpy()
         places = self._exchange.places(counts, buckets)
         self._exchange.read_there(bases, self._rows[relay].pointer, owners, buckets, places)
-        native.ops().redirect_to_united(
-            addresses,
-            runs.positions,
-            runs.starts,
-            runs.slots,
-            runs.before,
+        native.ops().find_united(
+            targets,
+            rows.slots,
+            rows.before,
             self._exchange.groups(owners, buckets),
             slots,
             before,

@@ -33,9 +33,9 @@ _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 class Sorter:
     """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's, of
-    the rank that has the most, and `dims` the values of its rows. `by_position` where the positions
-    of accesses are needed, and not their bags. Where `bad_ids_too`, no rows
-    are found of a batch whose report names a bad id."""
+    the rank that has the most, and `dims` the values of its rows. `by_position`: where accesses are
+    sorted their positions are needed, and not their bags; `always`: they must be sorted. Where
+    `bad_ids_too`, no rows are found of a batch whose report names a bad id."""
 
     def __init__(
         self,
@@ -44,13 +44,14 @@ class Sorter:
         bucket_slots: Sequence[int],
         dims: Sequence[int],
         by_position: bool,
+        always: bool,
         bad_ids_too: bool = True,
     ) -> None:
         self._bad_ids_too = bad_ids_too
         self.rank, self._ranks, self._device = node.rank, node.ranks, device
         self._bucket_slots = list(bucket_slots)
         self._widest = max(dims, default=0)
-        self.by_position = by_position
+        self._by_position, self._always = by_position, always
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
         beside = spare and device.kind == "cpu"  # a device sorts beside the host in any case
@@ -77,7 +78,7 @@ class Sorter:
 
     def by_bag(self, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> bool:
         """Whether the runs of such a batch are of bags."""
-        return offsets is not None and weights is None and not self.by_position
+        return offsets is not None and weights is None and not self._by_position
 
     def _numbers(self, accesses: int, bags: int) -> bool:
         """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
@@ -85,7 +86,7 @@ class Sorter:
         rows = (1 + self._ranks) * sum(self._bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
         widest = MOST_DIM if accesses >= LONG_BAG * bags else NARROW_DIM
-        wanted = self._widest <= widest and not self.by_position
+        wanted = self._widest <= widest and not self._always
         alone = torch.get_num_threads() == 1 and self._device.kind == "cpu"
         return few and wanted and alone
 

@@ -99,7 +99,7 @@ class TrainingStep:
                     self._source.settle()
             else:
                 self._heap.seal()
-            if self._fetcher.needs_runs:
+            if self._fetcher.needs_rows:
                 self._count_distinct(batch)
             self._order.before_read()
             try:
@@ -135,7 +135,7 @@ class TrainingStep:
             given = (*read, batch.features)
             sort = self._sorter.sort(*given, at_once=True, report=batch.report)
             batch = replace(batch, sort=sort)
-        if not self._fetcher.needs_runs:
+        if not self._fetcher.needs_rows:
             self._count_distinct(batch)
         if batch.forwarded is not None and self._fetcher.forwarding is not None:
             self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
@@ -162,7 +162,7 @@ class TrainingStep:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
         rows = batch.rows
         # Not by how many accesses were sorted, which the host does not know of a device's batch.
-        if rows is None or not (self._all_trained or self._fetcher.needs_runs):
+        if rows is None or not (self._all_trained or self._fetcher.needs_rows):
             return
         if self._on_device:
             self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)

@@ -152,9 +152,28 @@ def test_redirected_accesses_read_the_fetched_rows():
     # Runs: slot 5 of rank 0; slots 7 and 9 of rank 1.
     positions = torch.tensor([1, 0, 3, 2], dtype=torch.int32)
     run_start = torch.tensor([0, 1, 3, 4], dtype=torch.int32)
-    ops.redirect(addresses, positions, run_start, 1, 3, 20, 2)
     fetched = 2 << SLOT_BITS
+    targets = torch.tensor([-1, fetched | 20, fetched | 21])
+    numbered = addresses.clone()
+    ops.redirect(addresses, positions, run_start, targets)
     assert addresses.tolist() == [fetched | 20, 5, fetched | 21, fetched | 20]
+    ops.redirect_numbered(numbered, torch.tensor([1, 0, 2, 1], dtype=torch.int32), targets)
+    assert torch.equal(numbered, addresses)
+    ops.redirect_numbered(numbered, torch.tensor([-1, 1, -1, -1], dtype=torch.int32), targets)
+    assert numbered.tolist() == [fetched | 20] * 2 + [fetched | 21, fetched | 20]
+
+
+def test_accesses_of_no_row_are_refused():
+    addresses, targets = torch.zeros(3, dtype=torch.int64), torch.tensor([4, 5])
+    rows, starts = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 2, 3])
+    with pytest.raises(IndexError, match="row_of: 2 is none of 2 rows"):
+        ops.redirect_numbered(addresses, rows, targets)
+    with pytest.raises(ValueError, match="row_of"):
+        ops.redirect_numbered(addresses, rows[:2], targets)
+    with pytest.raises(IndexError, match="positions: 3 is none of 3 accesses"):
+        ops.redirect(addresses, rows + 1, starts.int(), targets)
+    with pytest.raises(ValueError, match="run_start"):
+        ops.redirect(addresses, rows, starts[:2].int(), targets)
 
 
 def test_what_cannot_be_read_is_refused():
@@ -219,7 +238,9 @@ def test_operators_are_as_torch_wants_them():
     out = torch.empty(2, case.arenas[0][0].shape[1], dtype=torch.uint8)
     check(ops.copy_rows.default, (slots, case.arenas[0][0].data_ptr(), out.shape[1], out))
     runs = torch.tensor([0, 1], dtype=torch.int32)
-    check(ops.redirect.default, (arguments[0].clone(), runs[:1], runs, 0, 1, 0, 2))
+    to = torch.tensor([5])
+    check(ops.redirect.default, (arguments[0].clone(), runs[:1], runs, to))
+    check(ops.redirect_numbered.default, (torch.tensor([7]), runs[:1], to))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rank does for all ranks of its node, against NumPy: slots united, accesses redirected to
+"""What a rank does for all ranks of its node, against NumPy: slots united, rows found where they
 them, gradients merged into messages."""
 
 from typing import Any
@@ -50,21 +50,16 @@ def test_slots_are_united(seed, lists, groups):
 
 @examples(50)
 @given(numbers, st.integers(1, 4))
-def test_accesses_read_united_rows_at_their_places(seed, groups):
+def test_united_rows_are_found_at_their_places(seed, groups):
     rng = np.random.default_rng(seed)
     mine, theirs = drawn_lists(rng, 2, groups)
     chosen = rng.permutation(groups)[: rng.integers(1, groups + 1)].tolist()
     united = [np.union1d(mine[g], theirs[g]) for g in chosen]
     slots, before = tensors_of(mine)
-    lengths = rng.integers(1, 4, len(slots))
-    starts = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
-    positions = rng.permutation(starts[-1]).astype(np.int32)
     fields, firsts = rng.integers(0, 9, len(chosen)), rng.integers(0, 50, len(chosen))
-    addresses = torch.full((int(starts[-1]),), -1)
-    ops.redirect_to_united(
-        addresses,
-        torch.from_numpy(positions),
-        torch.from_numpy(starts),
+    targets = torch.full((len(slots),), -1)
+    ops.find_united(
+        targets,
         slots,
         before,
         chosen,
@@ -72,26 +67,27 @@ def test_accesses_read_united_rows_at_their_places(seed, groups):
         fields.tolist(),
         firsts.tolist(),
     )
-    expected = np.full(starts[-1], -1)
+    expected = np.full(len(slots), -1)
     for n, g in enumerate(chosen):
-        for run in range(int(before[g]), int(before[g + 1])):
-            place = firsts[n] + np.searchsorted(united[n], int(slots[run]))
-            expected[positions[starts[run] : starts[run + 1]]] = fields[n] << SLOT_BITS | place
-    assert addresses.tolist() == expected.tolist()
-    assert (addresses[addresses >= 0] & SLOT_MASK < 100).all()
+        for row in range(int(before[g]), int(before[g + 1])):
+            place = firsts[n] + np.searchsorted(united[n], int(slots[row]))
+            expected[row] = fields[n] << SLOT_BITS | place
+    assert targets.tolist() == expected.tolist()
+    assert (targets[targets >= 0] & SLOT_MASK < 100).all()
 
 
 def test_rows_that_nobody_fetched_are_an_error():
-    runs = torch.arange(3, dtype=torch.int32)
     before = torch.tensor([0, 2])
-    given = (torch.zeros(2, dtype=torch.int64), runs[:2], runs, torch.tensor([3, 5]), before, [0])
-    ops.redirect_to_united(*given, torch.tensor([3, 4, 5]), torch.tensor([0, 3]), [1], [0])
+    given = (torch.zeros(2, dtype=torch.int64), torch.tensor([3, 5]), before, [0])
+    ops.find_united(*given, torch.tensor([3, 4, 5]), torch.tensor([0, 3]), [1], [0])
     for united in ([3, 4], [4, 5], [3]):
         ends = torch.tensor([0, len(united)])
         with pytest.raises(ValueError, match=r"united: slot [35] of group 0 is not there"):
-            ops.redirect_to_united(*given, torch.tensor(united), ends, [1], [0])
+            ops.find_united(*given, torch.tensor(united), ends, [1], [0])
     with pytest.raises(IndexError, match="united_before: 1 is none of 1 groups"):
-        ops.redirect_to_united(*given[:5], [0, 0], torch.tensor([3, 5]), before, [1, 1], [0, 0])
+        ops.find_united(*given[:3], [0, 0], torch.tensor([3, 5]), before, [1, 1], [0, 0])
+    with pytest.raises(ValueError, match="targets"):
+        ops.find_united(given[0][:1], *given[1:], torch.tensor([3, 5]), before, [1], [0])
 
 
 @examples(50)

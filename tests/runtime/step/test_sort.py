@@ -150,7 +150,7 @@ def test_bad_input_of_numbers():
 
 
 @pytest.mark.parametrize(
-    ("slots", "dim", "bags", "number", "by_position", "numbered"),
+    ("slots", "dim", "bags", "number", "always", "numbered"),
     [
         (100, 32, None, 1, False, True),
         (101, 32, None, 1, False, False),  # more rows than four an access
@@ -162,11 +162,11 @@ def test_bad_input_of_numbers():
         (100, 16, None, 1, True, False),
     ],
 )
-def test_when_rows_are_numbered(threads, slots, dim, bags, number, by_position, numbered):
+def test_when_rows_are_numbered(threads, slots, dim, bags, number, always, numbered):
     accesses = random_accesses(np.random.default_rng(0), 1, [30, 20], 1, 20, 3, frozen=False)
     threads(number)
     node: Any = SimpleNamespace(rank=0, ranks=1, peers=range(99))
-    sorter = Sorter(node, Cpu(), [slots], [dim], by_position)
+    sorter = Sorter(node, Cpu(), [slots], [dim], by_position=True, always=always)
     offsets = None if bags is None else torch.linspace(0, 50, bags + 1).long()
     addresses, segments, features, *_ = accesses.tensors()
     rows = sorter.sort(addresses, segments, offsets, None, features, at_once=True)

@@ -1,4 +1,5 @@
-// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows. `stream` and
+// torch.ops.oper.pooled_rows, weight_gradients, copy_rows, redirect and redirect_numbered: reading
+// rows. `stream` and
 // `report` are a device's (device/lookup.cpp).
 
 #include "oper/step/lookup.h"
@@ -142,29 +143,45 @@ void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes,
   });
 }
 
-// Accesses of fetched rows read them where they were fetched to: run r at slot
-// first_slot + (r - first_run) of `field`.
+// Accesses of fetched rows read them where they were fetched to: those of run r at targets[r], and
+// where they did if that is negative.
 void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tensor& run_start,
-              int64_t first_run, int64_t last_run, int64_t first_slot, int64_t field) {
+              const at::Tensor& targets) {
   int64_t* const to = writable_elements<int64_t>(addresses, 0, "addresses");
   const int32_t* const position = elements<int32_t>(positions, "positions");
-  const int32_t* const start = elements<int32_t>(run_start, "run_start");
-  TORCH_CHECK_VALUE(first_run >= 0 && first_run <= last_run && last_run < run_start.numel(),
-                    "run_start: has no runs ", first_run, " to ", last_run);
-  check_offsets_within(start + first_run, last_run - first_run, positions.numel(), "run_start",
-                       "positions");
-  for (int64_t n = start[first_run]; n < start[last_run]; ++n)
-    check_index(position[n], addresses.numel(), "positions", "accesses");
-  for (int64_t run = first_run; run < last_run; ++run) {
-    const int64_t address = make_address(field, first_slot + run - first_run);
-    for (int64_t n = start[run]; n < start[run + 1]; ++n) to[position[n]] = address;
+  const int64_t runs = targets.numel();
+  const int64_t* const target = elements<int64_t>(targets, runs, "targets");
+  const int32_t* const start = elements<int32_t>(run_start, runs + 1, "run_start");
+  check_offsets_within(start, runs, positions.numel(), "run_start", "positions");
+  for (int64_t run = 0; run < runs; ++run) {
+    if (target[run] < 0) continue;
+    for (int64_t n = start[run]; n < start[run + 1]; ++n) {
+      check_index(position[n], addresses.numel(), "positions", "accesses");
+      to[position[n]] = target[run];
+    }
   }
+}
+
+// The same where each access has the number of its row, or a negative one.
+void redirect_numbered(at::Tensor& addresses, const at::Tensor& row_of, const at::Tensor& targets) {
+  const int64_t accesses = addresses.numel(), rows = targets.numel();
+  int64_t* const to = writable_elements<int64_t>(addresses, accesses, "addresses");
+  const int32_t* const row = elements<int32_t>(row_of, accesses, "row_of");
+  const int64_t* const target = elements<int64_t>(targets, rows, "targets");
+  at::parallel_for(0, accesses, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      if (row[n] < 0) continue;
+      check_index(row[n], rows, "row_of", "rows");
+      if (target[row[n]] >= 0) to[n] = target[row[n]];
+    }
+  });
 }
 
 void copy_rows_shape(const at::Tensor&, int64_t, int64_t, at::Tensor&) {}
 
-void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
-                    int64_t) {}
+void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {}
+
+void redirect_numbered_shape(at::Tensor&, const at::Tensor&, const at::Tensor&) {}
 
 }  // namespace
 
@@ -173,8 +190,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kWeightGradients);
   m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
   m.def(
-      "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, int first_run,"
-      " int last_run, int first_slot, int field) -> ()");
+      "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor targets) -> ()");
+  m.def("redirect_numbered(Tensor(a!) addresses, Tensor row_of, Tensor targets) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
@@ -182,6 +199,7 @@ TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("weight_gradients", weight_gradients);
   m.impl("copy_rows", copy_rows);
   m.impl("redirect", redirect);
+  m.impl("redirect_numbered", redirect_numbered);
 }
 
 TORCH_LIBRARY_IMPL(oper, Meta, m) {
@@ -189,6 +207,7 @@ TORCH_LIBRARY_IMPL(oper, Meta, m) {
   m.impl("weight_gradients", weight_gradients_shape);
   m.impl("copy_rows", copy_rows_shape);
   m.impl("redirect", redirect_shape);
+  m.impl("redirect_numbered", redirect_numbered_shape);
 }
 
 }  // namespace oper

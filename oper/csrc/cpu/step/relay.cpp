@@ -1,4 +1,4 @@
-// torch.ops.oper.unite_slots, redirect_to_united and relay_gradients: what a rank does for all
+// torch.ops.oper.unite_slots, find_united and relay_gradients: what a rank does for all
 // ranks of its node where rows of other nodes, and their gradients, cross the network once.
 
 #include <ATen/Parallel.h>
@@ -71,37 +71,26 @@ std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorL
   return {united.narrow(0, 0, end[number]), ends};
 }
 
-// Accesses of rows that came for several ranks read them where they lie: the rows of groups[i], all
-// of which are of the united group i, at slot firsts[i] of fields[i] and on, in the united order.
-void redirect_to_united(at::Tensor& addresses, const at::Tensor& positions,
-                        const at::Tensor& run_start, const at::Tensor& slots,
-                        const at::Tensor& before, at::IntArrayRef groups, const at::Tensor& united,
-                        const at::Tensor& united_before, at::IntArrayRef fields,
-                        at::IntArrayRef firsts) {
-  int64_t* const to = writable_elements<int64_t>(addresses, 0, "addresses");
-  const int32_t* const position = elements<int32_t>(positions, "positions");
-  const int32_t* const start = elements<int32_t>(run_start, "run_start");
+// Where rows that came for several ranks lie: `targets` of the rows of groups[i], all of which are
+// of the united group i, become slot firsts[i] of fields[i] and on, in the united order.
+void find_united(at::Tensor& targets, const at::Tensor& slots, const at::Tensor& before,
+                 at::IntArrayRef groups, const at::Tensor& united, const at::Tensor& united_before,
+                 at::IntArrayRef fields, at::IntArrayRef firsts) {
   const SlotGroups own(slots, before, "slots"), all(united, united_before, "united");
+  int64_t* const to = writable_elements<int64_t>(targets, slots.numel(), "targets");
   TORCH_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
                     "groups, fields, firsts: as many of each were needed");
-  TORCH_CHECK_VALUE(run_start.numel() == slots.numel() + 1, "run_start: ", run_start.numel(),
-                    " elements, and one more than the ", slots.numel(), " slots were needed");
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto [first, last] = own.range(groups[i], "before");
-    check_offsets_within(start + first, last - first, positions.numel(), "run_start", "positions");
     const auto [begin, end] = all.range(static_cast<int64_t>(i), "united_before");
     check_size(fields[i], 0, kReplica - 1, "fields");
     check_size(firsts[i], 0, kMostRows - (end - begin), "firsts");
     int64_t at = begin;
-    for (int64_t run = first; run < last; ++run, ++at) {
-      while (at < end && all.slots[at] < own.slots[run]) ++at;
-      TORCH_CHECK_VALUE(at < end && all.slots[at] == own.slots[run], "united: slot ",
-                        own.slots[run], " of group ", groups[i], " is not there");
-      const int64_t address = make_address(fields[i], firsts[i] + at - begin);
-      for (int64_t n = start[run]; n < start[run + 1]; ++n) {
-        check_index(position[n], addresses.numel(), "positions", "accesses");
-        to[position[n]] = address;
-      }
+    for (int64_t row = first; row < last; ++row, ++at) {
+      while (at < end && all.slots[at] < own.slots[row]) ++at;
+      TORCH_CHECK_VALUE(at < end && all.slots[at] == own.slots[row], "united: slot ",
+                        own.slots[row], " of group ", groups[i], " is not there");
+      to[row] = make_address(fields[i], firsts[i] + at - begin);
     }
   }
 }
@@ -185,9 +174,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "unite_slots(Tensor[] slots, Tensor[] before, int[] groups)"
       " -> (Tensor slots, Tensor before)");
   m.def(
-      "redirect_to_united(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor slots,"
-      " Tensor before, int[] groups, Tensor united, Tensor united_before, int[] fields,"
-      " int[] firsts) -> ()");
+      "find_united(Tensor(a!) targets, Tensor slots, Tensor before, int[] groups, Tensor united,"
+      " Tensor united_before, int[] fields, int[] firsts) -> ()");
   m.def(
       "relay_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] chosen, int[] dims)"
       " -> (Tensor rows, Tensor messages)");
@@ -195,7 +183,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("unite_slots", unite_slots);
-  m.impl("redirect_to_united", redirect_to_united);
+  m.impl("find_united", find_united);
   m.impl("relay_gradients", relay_gradients);
 }
 
