@@ -39,6 +39,8 @@ from tests.planner.test_place_pooled import (
 from tests.support.commands import fine, refused
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 _ROWS = (60, 50, 3, 40)
 
 

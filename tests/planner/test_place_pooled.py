@@ -18,7 +18,6 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
-from oper.planner import exact_placement
 from oper.planner import memory_curve as memory_curve_module
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
@@ -29,6 +28,8 @@ from oper.tables.bag_lengths import BagLengths
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, refused
+
+pytestmark = pytest.mark.usefixtures("small_programmes")
 
 NODES, PER_NODE = 2, 2
 M = NODES * PER_NODE
@@ -335,10 +336,8 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
 def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """Of a few shares: none, the plan's, 20%, and those from 100% on that are used; and without
-    integer programmes, which take the longest."""
+    """Of a few shares: none, the plan's, 20%, and those from 100% on that are used."""
     monkeypatch.setattr(memory_curve_module, "_SHARES", (0.0, 0.2))
-    monkeypatch.setattr(exact_placement, "MOST_COLUMNS", 0)
     profile, ranks = profiled(tmp_path, 3, (300, 200), 500), topology()
     workload = Workload(mode, "pooled", 4096)  # type: ignore[arg-type]
     plan, planned = plan_and_placement(profile, ranks, workload, PlanSettings(extra_memory=0.02))
