@@ -72,7 +72,7 @@ def measured(
     replicated=st.sampled_from([0.0, 0.3, 1.0]),
     few_rows=st.booleans(),
 )
-@examples(12)
+@examples(8)
 def test_a_step_of_training_takes_no_more(
     ranks: Ranks,
     library: str | None,
