@@ -41,6 +41,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is marked as check and as slow")
 
 
+@pytest.fixture(scope="module")
+def small_programmes() -> Iterator[None]:
+    """Integer programmes over all classes only of a dozen classes, for modules whose subject is not
+    their optimum: they are most of the time that planning a few hundred rows takes."""
+    from oper.planner import exact_placement
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_placement, "MOST_COLUMNS", 50)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real logs beside the checkout; tests that read it are skipped without it."""

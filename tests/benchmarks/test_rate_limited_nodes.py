@@ -1,9 +1,6 @@
 """Steps over a limited cable: what plans are made for, what ranks read, and that it is limited."""
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,15 +56,10 @@ def test_a_cable_is_measured() -> None:
     assert 0 < cable.bytes_a_second < 1.05 * 1e9 / 8
 
 
-def limits(rank: int, group: Any) -> list[dict[str, Any]]:
-    said = subprocess.run(["tc", "-j", "qdisc"], capture_output=True, text=True, check=True)
-    return [queue for queue in json.loads(said.stdout) if queue["kind"] == "tbf"]
-
-
 def test_both_ends_of_the_cable_are_limited() -> None:
     if reason := two_hosts.missing():
         pytest.skip(reason)
-    for host, found in enumerate(two_hosts.run((1, 1), limits, bits_a_second=10_000_000)):
+    for host, found in enumerate(two_hosts.run((1, 1), two_hosts.limits, bits_a_second=10_000_000)):
         (queue,) = found
         assert queue["dev"] == f"host{host}"
         assert queue["options"]["rate"] == 10_000_000 // 8

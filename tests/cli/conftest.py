@@ -10,6 +10,11 @@ from oper.files import atomic_renames, storage
 from tests.support.commands import Before, make_folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _plans_need_not_be_the_best(small_programmes: None) -> None:
+    """What commands say and write is the subject."""
+
+
 @pytest.fixture(scope="session")
 def _folder_with_plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from oper.base.formatting import printable
+from oper.logs import table_discovery
 from oper.profiling.profile import Profile
 from tests.support.commands import Said, fine, oper
 
@@ -44,7 +45,7 @@ def test_json_has_the_names_as_they_are(planned: Path) -> None:
     assert {table["name"] for table in content["tables"]} == set(NAMES)
 
 
-def test_errors_and_warnings(planned: Path) -> None:
+def test_errors_and_warnings(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "no\x1b]0;title\a\u202e\nerror: fake"
     for command in (
         ["plan", "show", path],
@@ -55,7 +56,9 @@ def test_errors_and_warnings(planned: Path) -> None:
         assert said.status == 2
         assert said.errors.count("\n") == 1
         assert_plain(said)
-    columns = {name: np.full(300, 10**8 + n) for n, name in enumerate(NAMES)}
+    # As if tables of so few rows were huge.
+    monkeypatch.setattr(table_discovery, "_REFUSED_ROWS", 10**4)
+    columns = {name: np.full(300, 10**5 + n) for n, name in enumerate(NAMES)}
     pq.write_table(pa.table(columns), "sparse.parquet")
     assert_plain(oper("profile", "sparse.parquet", "--columns", "C*", "-o", "s"))
 

@@ -26,10 +26,11 @@ def reported(device: Device, offsets: torch.Tensor, values: int, order: int = 0)
     changed=st.integers(0, 3),
     more=st.integers(-1, 1),
     wide=st.booleans(),
+    order=st.sampled_from([0, 1, 2]),
 )
 @examples(60)
 def test_the_first_bag_that_does_not_fit(
-    device: Device, seed: int, bags: int, changed: int, more: int, wide: bool
+    device: Device, seed: int, bags: int, changed: int, more: int, wide: bool, order: int
 ) -> None:
     random = np.random.default_rng(seed)
     offsets = np.r_[0, np.cumsum(random.integers(0, 3, bags))]
@@ -42,8 +43,7 @@ def test_the_first_bag_that_does_not_fit(
     wrong[-1] |= end[-1] != values
     given = torch.from_numpy(offsets if wide else offsets.astype(np.int32))
     expected = [-1, int(wrong.argmax()) if wrong.any() else -1]
-    for order in device.orders:
-        assert reported(device, given, values, order) == expected
+    assert reported(device, given, values, order) == expected
 
 
 @pytest.mark.parametrize("longest", [2, 40])

@@ -14,7 +14,7 @@ ORDERS = range(12)
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("planted") / "planted"
-    emulator.build(program, [PLANTED], "-fsanitize=address", shared=False)
+    emulator.build(program, [PLANTED], "-g1", "-fsanitize=address", shared=False)
     return program
 
 

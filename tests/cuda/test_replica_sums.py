@@ -174,10 +174,10 @@ cases = st.builds(
 )
 
 
-@given(cases)
+@given(cases, st.sampled_from([0, 1, 2]))
 @examples(40)
-def test_any_ranks_and_buckets(device: Device, case: Case) -> None:
-    check(device, case)
+def test_any_ranks_and_buckets(device: Device, case: Case, order: int) -> None:
+    check(device, case, orders=(order,))
 
 
 @pytest.mark.parametrize("spread", [False, True])

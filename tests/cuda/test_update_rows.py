@@ -135,10 +135,12 @@ def test_every_optimizer(device: Device, kind: str, dim: int) -> None:
     rows=st.sampled_from([1, 30, 150]),
     share=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
     spare=st.sampled_from([(0, 0), (16, 0), (4, 4), (8, 12)]),
+    order=st.sampled_from([0, 1, 2]),
 )
 @examples(30)
-def test_any_lists(device: Device, rows: int, lists: int, **given: Any) -> None:
-    check(device, rows=rows if lists < 9 else min(rows, 30), lists=lists, **given)
+def test_any_lists(device: Device, rows: int, lists: int, order: int, **given: Any) -> None:
+    rows = rows if lists < 9 else min(rows, 30)
+    check(device, rows=rows, lists=lists, orders=(order,), **given)
 
 
 @pytest.mark.parametrize("dim", [4, 64])

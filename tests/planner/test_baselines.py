@@ -330,14 +330,6 @@ def test_torchrec_plans_from_end_to_end() -> None:
     assert found.planning_seconds == found.notes.plan_seconds
 
 
-def test_torchrec_is_ended_at_the_limit() -> None:
-    pytest.importorskip("torchrec")
-    profile = make_profile(2)
-    with pytest.raises(NoPlacementError, match=r"more than 0\.001 s") as late:
-        trec.torchrec(profile_problem(profile), limit_seconds=0.001)
-    assert late.value.planning_seconds == 0.001
-
-
 def lines(*written: str | None) -> "Queue[str | None]":
     """What a process has written so far; None: it has ended."""
     queue: Queue[str | None] = Queue()

@@ -23,6 +23,8 @@ from oper.topology.transports import STAGE_BYTES
 from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 TABLES = (900, 40, 7)
 
 

@@ -28,6 +28,8 @@ from tests.support.commands import tree
 from tests.support.examples import at_least, examples
 from tests.support.planner.instances import topologies, workloads, zipf_counts
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:

@@ -17,6 +17,7 @@ from oper.cost.vectors_per_bag import vector_ratios
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
+from oper.planner import memory_curve as memory_curve_module
 from oper.planner.bounds.certify import certify
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
@@ -27,6 +28,8 @@ from oper.tables.bag_lengths import BagLengths
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, refused
+
+pytestmark = pytest.mark.usefixtures("small_programmes")
 
 NODES, PER_NODE = 2, 2
 M = NODES * PER_NODE
@@ -267,7 +270,7 @@ def test_no_placement_is_better_than_the_bound(
     bound = certify(problem, 1.0).lower_bound_seconds
     random = np.random.default_rng(seed)
     least = np.inf
-    for trial in range(300):
+    for trial in range(150):
         owner = []
         for table in profile.tables:
             homes = random.choice(M, size=random.integers(1, M + 1), replace=False)
@@ -330,7 +333,11 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(tmp_path: Path, mode: str) -> None:
+def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Of a few shares: none, the plan's, 20%, and those from 100% on that are used."""
+    monkeypatch.setattr(memory_curve_module, "_SHARES", (0.0, 0.2))
     profile, ranks = profiled(tmp_path, 3, (300, 200), 500), topology()
     workload = Workload(mode, "pooled", 4096)  # type: ignore[arg-type]
     plan, planned = plan_and_placement(profile, ranks, workload, PlanSettings(extra_memory=0.02))

@@ -25,6 +25,8 @@ from tests.support.commands import fine, write_log
 from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import cost_row_by_row, planned, seeds
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 Capture = pytest.CaptureFixture[str]
 
 

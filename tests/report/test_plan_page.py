@@ -41,6 +41,8 @@ from tests.support.commands import fine
 from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 TOPOLOGIES = ("dgx-a100", "2x2-a100", "cpu:3", "1x1-a100", "3x2-h100")
 
 

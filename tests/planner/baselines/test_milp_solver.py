@@ -80,8 +80,8 @@ def price(problem: ClassProblem, sets: HolderSets) -> float:
     return cost.objective_seconds if fits else np.inf
 
 
-@at_least(40)
-@examples(40)
+@at_least(25)
+@examples(25)
 @given(rows_problems(most_rows=3, most_ranks=3))
 def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> None:
     sets = choices(problem)

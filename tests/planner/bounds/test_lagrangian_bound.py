@@ -57,6 +57,7 @@ EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
 def problems(
     draw: st.DrawFn,
     most_rows: int = 3,
+    most_classes: int = 5,
     homogeneous: bool = False,
     mode: Literal["training", "inference"] | None = None,
 ) -> ClassProblem:
@@ -65,7 +66,7 @@ def problems(
     workload = draw(workloads)
     if mode is not None:
         workload = replace(workload, mode=mode)
-    size = draw(st.integers(1, 5))
+    size = draw(st.integers(1, most_classes))
     accesses = draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size))
     rows = draw(st.lists(st.integers(1, most_rows), min_size=size, max_size=size))
     width = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
@@ -120,8 +121,9 @@ def unit_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
 def priced(
     draw: st.DrawFn, homogeneous: bool = False, mode: Literal["training", "inference"] | None = None
 ) -> tuple[ClassProblem, Method, DualPrices]:
-    """A problem, a method it may use, and prices of any kind."""
-    problem = draw(problems(homogeneous=homogeneous, mode=mode))
+    """A problem, a method it may use, and prices of any kind. Each class is priced by itself, and a
+    reference prices each in all holder sets."""
+    problem = draw(problems(most_classes=2, homogeneous=homogeneous, mode=mode))
     ranks = problem.topology.ranks
     method = draw(st.sampled_from(usable_methods(problem.workload, ranks, problem.budget_bytes)))
     price = st.one_of(st.just(0.0), st.floats(0.01, 1.0))

@@ -27,6 +27,8 @@ from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import cost_row_by_row, make_profile, planned, seeds, slots_of
 from tests.support.planner.instances import zipf_counts
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 
 def plan_and_newer(moved, mode="inference", seed=0, balance="time"):
     """A plan for two tables, and a profile in which `moved` of the first one's rows have taken

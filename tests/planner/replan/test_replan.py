@@ -45,6 +45,8 @@ from tests.support.planner.drifting import (
 )
 from tests.support.planner.instances import zipf_counts
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 TOPOLOGIES = ("dgx-a100", "2x4-a100")
 MODES = ("training", "inference")
 

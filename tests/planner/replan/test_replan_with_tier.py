@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
@@ -27,6 +28,8 @@ from tests.support.planner.tiers import (
     drawn,
     rank_seconds_row_by_row,
 )
+
+pytestmark = pytest.mark.usefixtures("small_programmes")
 
 
 def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:

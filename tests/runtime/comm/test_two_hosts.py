@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torchrec  # noqa: F401  (once, and not by every rank that is forked)
 
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node

@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[2] / "oper/csrc"
 # As the extension is compiled (setup.py): a product and a sum are rounded apart.
-FLAGS = ("-std=c++17", "-O2", "-g", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
 
 def build(

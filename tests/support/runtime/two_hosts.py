@@ -7,6 +7,7 @@ function, arguments, bits a second) and gives the pickled results of function(ra
 
 import ctypes
 import datetime
+import json
 import multiprocessing
 import os
 import pickle
@@ -60,11 +61,16 @@ def run(
     return results
 
 
+def limits(rank: int, group: Any) -> list[dict[str, Any]]:
+    """What this host's end of the cable is limited to, as `tc` says it."""
+    said = subprocess.run(["tc", "-j", "qdisc"], capture_output=True, text=True, check=True)
+    return [queue for queue in json.loads(said.stdout) if queue["kind"] == "tbf"]
+
+
 def _main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # where libraries print
-    import torchrec  # noqa: F401  (once, and not by every rank that is forked)
-
+    # The function's module is imported once, and not by every rank that is forked.
     hosts, function, arguments, bits_a_second = pickle.load(sys.stdin.buffer)
     pipes = [_context.Pipe() for _ in range(sum(hosts))]
     processes, events = [], []
