@@ -85,10 +85,12 @@ class Runs(SortedRows):
     starts: torch.Tensor  # int32 [rows + 1]
     by_bag: bool
 
-    def redirect(self, addresses: torch.Tensor, targets: torch.Tensor) -> None:
-        """Have the accesses of each row read it at `targets` [rows], in `addresses`; where that is
-        negative, as they do."""
-        native.ops().redirect(addresses, self.positions, self.starts, targets)
+    def redirected(self, addresses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The addresses [N] with which the accesses of each row read it at `targets` [rows], or
+        where they did if that is negative."""
+        found = addresses.clone()
+        native.ops().redirect(found, self.positions, self.starts, targets)
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """What the operator oper::sort_accesses returned."""
@@ -113,9 +115,10 @@ class NumberedRows(SortedRows):
     row_of: torch.Tensor  # int32 [N]
     accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
 
-    def redirect(self, addresses: torch.Tensor, targets: torch.Tensor) -> None:
-        """As `Runs.redirect`."""
-        native.ops().redirect_numbered(addresses, self.row_of, targets)
+    def redirected(self, addresses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """As `Runs.redirected`."""
+        found: torch.Tensor = native.ops().redirect_numbered(addresses, self.row_of, targets)
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """What the operator oper::number_rows returned."""

@@ -174,7 +174,7 @@ class RowFetcher:
             return self._fetch_symmetric(batch, self._symmetric)
         rows = batch.rows
         assert rows is not None
-        addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
+        bases = self._heap.bases.clone()
         cached = self.source is not None and batch.trains
         # Of pooled tables by pointer: what is left of their bags is of this node.
         buckets = [
@@ -184,14 +184,14 @@ class RowFetcher:
         ]
         if not self._distinct:
             assert isinstance(rows, Runs)  # of the positions of accesses
+            addresses = batch.addresses.clone()
             buffers = [self._fetch_accesses(rows, buckets, addresses, bases)] if buckets else []
             return Fetched(addresses, bases, buffers)
         targets = torch.full((len(rows),), -1)  # where rows are that were fetched
         buffers = self._copy_distinct(rows, buckets, targets, bases)
         if self.relay is not None and buckets:
             self.relay.fetch(rows, buckets, targets, bases)
-        rows.redirect(addresses, targets)
-        return Fetched(addresses, bases, buffers)
+        return Fetched(rows.redirected(batch.addresses, targets), bases, buffers)
 
     def _copy_distinct(
         self,

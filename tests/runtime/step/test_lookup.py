@@ -157,16 +157,18 @@ def test_redirected_accesses_read_the_fetched_rows():
     numbered = addresses.clone()
     ops.redirect(addresses, positions, run_start, targets)
     assert addresses.tolist() == [fetched | 20, 5, fetched | 21, fetched | 20]
-    ops.redirect_numbered(numbered, torch.tensor([1, 0, 2, 1], dtype=torch.int32), targets)
-    assert torch.equal(numbered, addresses)
-    ops.redirect_numbered(numbered, torch.tensor([-1, 1, -1, -1], dtype=torch.int32), targets)
-    assert numbered.tolist() == [fetched | 20] * 2 + [fetched | 21, fetched | 20]
+    rows = torch.tensor([1, 0, 2, 1], dtype=torch.int32)
+    assert torch.equal(ops.redirect_numbered(numbered, rows, targets), addresses)
+    rows = torch.tensor([-1, 1, -1, 0], dtype=torch.int32)
+    found = ops.redirect_numbered(addresses, rows, targets)
+    assert found.tolist() == [fetched | 20] * 2 + [fetched | 21, fetched | 20]
+    assert torch.equal(ops.redirect_numbered(addresses, -1 - rows.abs(), targets[:0]), addresses)
 
 
 def test_accesses_of_no_row_are_refused():
     addresses, targets = torch.zeros(3, dtype=torch.int64), torch.tensor([4, 5])
     rows, starts = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 2, 3])
-    with pytest.raises(IndexError, match="row_of: 2 is none of 2 rows"):
+    with pytest.raises(IndexError, match="row_of: one is none of 2 rows"):
         ops.redirect_numbered(addresses, rows, targets)
     with pytest.raises(ValueError, match="row_of"):
         ops.redirect_numbered(addresses, rows[:2], targets)

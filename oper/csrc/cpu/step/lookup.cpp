@@ -162,26 +162,51 @@ void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tens
   }
 }
 
-// The same where each access has the number of its row, or a negative one.
-void redirect_numbered(at::Tensor& addresses, const at::Tensor& row_of, const at::Tensor& targets) {
+// `size` addresses as their rows' targets say, or else as they are; whether all rows are below
+// `rows`. Which rows were fetched is as good as random, so that masks take half of branches' time.
+bool redirect_each(const int64_t* from, const int32_t* row, int64_t size, const int64_t* target,
+                   uint32_t rows, int64_t* to) {
+  uint64_t wrong = 0;
+  for (int64_t n = 0; n < size; ++n) {
+    const auto number = static_cast<uint32_t>(row[n]);
+    const uint64_t is_row = -static_cast<uint64_t>(number < rows);
+    wrong |= ~is_row & static_cast<uint64_t>(row[n] >= 0);
+    const auto found = static_cast<uint64_t>(target[number & is_row]);
+    const uint64_t stays = -(found >> 63) | ~is_row;
+    to[n] = static_cast<int64_t>((found & ~stays) | (static_cast<uint64_t>(from[n]) & stays));
+  }
+  return wrong == 0;
+}
+
+// Addresses of the accesses of fetched rows as above, where each access has the number of its row,
+// or a negative one.
+at::Tensor redirect_numbered(const at::Tensor& addresses, const at::Tensor& row_of,
+                             const at::Tensor& targets) {
   const int64_t accesses = addresses.numel(), rows = targets.numel();
-  int64_t* const to = writable_elements<int64_t>(addresses, accesses, "addresses");
+  const int64_t* const from = elements<int64_t>(addresses, "addresses");
   const int32_t* const row = elements<int32_t>(row_of, accesses, "row_of");
   const int64_t* const target = elements<int64_t>(targets, rows, "targets");
+  check_size(rows, 0, kMostRows, "targets");
+  const int64_t none = -1;
+  at::Tensor found = pooled_tensor(accesses, at::kLong);
+  int64_t* const to = found.mutable_data_ptr<int64_t>();
   at::parallel_for(0, accesses, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      if (row[n] < 0) continue;
-      check_index(row[n], rows, "row_of", "rows");
-      if (target[row[n]] >= 0) to[n] = target[row[n]];
-    }
+    TORCH_CHECK_INDEX(
+        redirect_each(from + begin, row + begin, end - begin, rows > 0 ? target : &none,
+                      static_cast<uint32_t>(rows), to + begin),
+        "row_of: one is none of ", rows, " rows");
   });
+  return found;
 }
 
 void copy_rows_shape(const at::Tensor&, int64_t, int64_t, at::Tensor&) {}
 
 void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {}
 
-void redirect_numbered_shape(at::Tensor&, const at::Tensor&, const at::Tensor&) {}
+at::Tensor redirect_numbered_shape(const at::Tensor& addresses, const at::Tensor&,
+                                   const at::Tensor&) {
+  return at::empty_like(addresses);
+}
 
 }  // namespace
 
@@ -189,9 +214,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kPooledRows);
   m.def(oper::schemas::kWeightGradients);
   m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
-  m.def(
-      "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor targets) -> ()");
-  m.def("redirect_numbered(Tensor(a!) addresses, Tensor row_of, Tensor targets) -> ()");
+  m.def("redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor targets) -> ()");
+  m.def("redirect_numbered(Tensor addresses, Tensor row_of, Tensor targets) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
