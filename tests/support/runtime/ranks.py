@@ -21,6 +21,10 @@ from typing import Any
 from tests.support.runtime.forkserver import context
 
 DEADLINE_SECONDS = 90.0
+# Functions after which processes are started anew: process groups that functions made stay, each
+# with three threads and five open files, and of ranks with hundreds some waited for each other in
+# making one more.
+_FUNCTIONS = 50
 
 
 class RankFailedError(AssertionError):
@@ -34,6 +38,7 @@ class Ranks:
         self.most = most
         self._ended = ExitStack()
         self._pipes: list[Any] = []
+        self._functions = 0  # that the running processes were given
         self._where: dict[int, Path] = {}  # by process, what it writes about its threads
 
     def _start(self) -> None:
@@ -65,8 +70,11 @@ class Ranks:
         """The results of function(rank, group, *arguments, **options), by rank; None for ranks
         that are `lost` on the way. A function whose ranks may give up waiting, after which their
         group cannot be used, gets a `new_group` where it runs on all `most`."""
+        if self._functions >= _FUNCTIONS:
+            self.close()
         if not self._pipes:
             self._start()
+        self._functions += 1
         for pipe in self._pipes[:ranks]:
             pipe.send((ranks, new_group, function, arguments, options))
         results: list[Any] = []
@@ -102,6 +110,7 @@ class Ranks:
     def close(self) -> None:
         """End the processes."""
         self._pipes.clear()
+        self._functions = 0
         self._where.clear()
         self._ended.close()
 
