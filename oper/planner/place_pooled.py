@@ -40,7 +40,6 @@ from oper.planner.class_placement.pooled_copies import (
     choose_copies,
     enough_extra_bytes,
     least_mean_seconds,
-    table_of_class,
 )
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
@@ -52,7 +51,7 @@ from oper.planner.least_memory import (
 )
 from oper.planner.make_placement import Planned, Watch, within_limits
 from oper.planner.predict_step import predict_step_of
-from oper.planner.price_plan import shares_of_nodes, with_vectors
+from oper.planner.price_plan import expected_accesses, shares_of_nodes, with_vectors
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
 from oper.planner.row_placement.rows_at_homes import place_at_homes
@@ -316,7 +315,7 @@ def _priced(
     given = problem.topology
     assert isinstance(given, PooledTopology)
     problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
-    accesses = table_accesses(problem, rows)
+    accesses = _expected_accesses(problem, rows)
     problem = with_vectors(problem, rows.holder_sets, accesses, rows.sums)
     cost = problem.price(rows.holder_sets, rows.sums)
     certificate = certify(problem, cost.objective_seconds)
@@ -326,14 +325,12 @@ def _priced(
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
     """The share of each table's accesses that a rank of another node makes to rows of each node,
     the mean over those ranks, [T, N]."""
-    accesses = table_accesses(problem, rows)
+    accesses = _expected_accesses(problem, rows)
     return shares_of_nodes(problem, rows.holder_sets, accesses)
 
 
-def table_accesses(problem: Problem, rows: RowPlacement) -> Floats:
-    """The accesses of each table to rows of each holder set, [T, G]."""
-    classes = problem.classes
-    found = np.zeros((len(problem.profile.tables), len(rows.holder_sets)))
-    found[:, : problem.ranks] = rows.scan.striped_expected
-    np.add.at(found, table_of_class(classes), classes.expected[:, None] * rows.counts)
+def _expected_accesses(problem: Problem, rows: RowPlacement) -> Floats:
+    """`expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
+    found = expected_accesses(problem, rows.counts)
+    found[:, : problem.ranks] += rows.scan.striped_expected
     return found

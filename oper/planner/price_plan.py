@@ -131,10 +131,18 @@ def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem
     are in the holder sets, as `with_vectors`; of plans without pooled tables the problem itself."""
     if not isinstance(problem.topology, PooledTopology):
         return problem
+    return with_vectors(
+        problem, sets, expected_accesses(problem, counts), problem.classes.sums(counts)
+    )
+
+
+def expected_accesses(problem: Problem, counts: Ints) -> Floats:
+    """The accesses of each table that are expected to be to rows in each column of `counts` [C, K],
+    [T, K]: by them vectors are counted. Classes are of one table each."""
     classes = problem.classes
-    accesses = np.zeros((len(problem.profile.tables), len(sets)))
-    np.add.at(accesses, table_of_class(classes), classes.expected[:, None] * counts)
-    return with_vectors(problem, sets, accesses, classes.sums(counts))
+    found = np.zeros((len(problem.profile.tables), counts.shape[1]))
+    np.add.at(found, table_of_class(classes), classes.expected[:, None] * counts)
+    return found
 
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:

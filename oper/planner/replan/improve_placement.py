@@ -35,7 +35,7 @@ from oper.planner.replan.programme_with_moves import (
     MovableRows,
     counts_by_programme,
 )
-from oper.planner.replan.replica_changes import choose_replicas, mean_seconds
+from oper.planner.replan.replica_changes import choose_replicas
 from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
@@ -134,10 +134,7 @@ def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Fl
     if len(sets) == problem.ranks:
         return counts
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
-    choices = [
-        choose_replicas(problem, sets, mean_seconds(problem, sets, method), counts, price, method)
-        for method in methods
-    ]
+    choices = [choose_replicas(problem, sets, counts, price, method) for method in methods]
     changed, dropped = min(choices, key=lambda copies: copies.mean_seconds).apply(counts)
     give_owners(problem, sets, changed, dropped)
     return changed

@@ -69,12 +69,13 @@ def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
 
 
 def choose_replicas(
-    problem: ClassProblem, sets: HolderSets, v: Floats, counts: Ints, price: Floats, method: Method
+    problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, method: Method
 ) -> ReplicaChanges:
-    """The changes of copies that pay, for `counts` [C, K], what a row adds to the mean T, v [C, K],
-    and `price` [K, K] seconds per byte and iteration, within the budget of extra memory."""
+    """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
+    iteration, within the budget of extra memory."""
     ranks, m = problem.topology.ranks, problem.classes.m
     several = np.arange(ranks, len(sets))
+    v = mean_seconds(problem, sets, method)
     row_class, before = np.nonzero(counts)
     rows = counts[row_class, before]
     m = m[row_class]

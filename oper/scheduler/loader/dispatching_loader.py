@@ -216,7 +216,9 @@ def _leave(peers: Peers, stages: list[_Stage]) -> None:
     for stage in stages:
         if not stage.stop(_STOP_SECONDS):
             peers.abandon()
-            stage.stop(_EXIT_SECONDS)
+            if not stage.stop(_EXIT_SECONDS):
+                return  # which holds the group
+    peers.close()
 
 
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:

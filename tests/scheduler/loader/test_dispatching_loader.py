@@ -202,6 +202,11 @@ def test_a_loop_that_is_left_can_be_begun_anew(worlds: Worlds) -> None:
     assert [more for _, more in results] == [0, 0]
 
 
+def test_a_loader_that_is_gone_leaves_no_threads_and_no_open_files(worlds: Worlds) -> None:
+    for found in worlds.run(2, cases.come_and_go):
+        assert found[1:] == found[:-1]
+
+
 def test_a_rank_that_leaves_alone_is_named(worlds: Worlds) -> None:
     other, own = worlds.run(2, cases.one_leaves)
     assert own == "left"

@@ -1,6 +1,5 @@
 // torch.ops.oper.pooled_rows, weight_gradients, copy_rows, redirect and redirect_numbered: reading
-// rows. `stream` and
-// `report` are a device's (device/lookup.cpp).
+// rows. `stream` and `report` are a device's (device/lookup.cpp).
 
 #include "oper/step/lookup.h"
 
