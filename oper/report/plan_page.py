@@ -16,8 +16,9 @@ from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 from oper.planner.compare import Comparison
-from oper.planner.make_placement import Watch, place
+from oper.planner.make_placement import Watch
 from oper.planner.memory_curve import CurvePoint, memory_curve
+from oper.planner.place_together import place_alone
 from oper.planner.price_plan import problem_of
 from oper.profiling.profile import Profile
 from oper.report import sentences
@@ -240,7 +241,7 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
     """The memory curve around the plan; none of plans with a tier."""
     if plan.tier:
         return []
-    planned = place(problem_of(plan, profile), Watch(lambda step: None))
+    planned = place_alone(problem_of(plan, profile), Watch(lambda step: None))
     prediction, certificate = plan.cost, plan.certificate
     return [
         replace(

@@ -77,14 +77,14 @@ def test_a_plan_states_what_its_rows_cost(
     np.testing.assert_allclose(stated, written, rtol=1e-6)
 
 
-def write_bags(folder: Path) -> Profile:
-    """The profile of a log of one id of three rows, bags of 20 ids of many, and one id of many."""
+def write_bags(folder: Path, long: int = 20) -> Profile:
+    """The profile of a log of one id of three rows, `long` bags of many, and one id of many."""
     random, samples = np.random.default_rng(3), 1000
     columns, tables = {}, []
     for name, rows, length in (
         ("few", 3, 1),
-        ("many", 5000, 20),
-        ("more", 5000, 20),
+        ("many", 5000, long),
+        ("more", 5000, long),
         ("single", 5000, 1),
     ):
         ids = random.integers(0, rows, length * samples)
@@ -211,6 +211,19 @@ def test_tables_without_pooling_on_any_ranks(
     assert set(plan.pooled_tables) <= {"t1"}
     assert plan.certificate is not None
     assert plan.certificate.certified_gap >= 0
+
+
+def test_vectors_that_cost_less_than_reads_near_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For inference, where the nodes have unlike shares of what is read as well."""
+    monkeypatch.chdir(tmp_path)
+    profile, ranks = write_bags(tmp_path, 60), Topology.load("2x2-a100")
+    planned = mixed(profile, ranks, ("many",), 0.0, "inference", 4096)
+    assert not planned.problem.topology.near_first
+    assert planned.certificate.certified_gap >= 0
+    assemble(planned).save("q")
+    fine("report", "q", "--profile", "p", "-o", "q.html")
 
 
 def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:

@@ -89,8 +89,11 @@ class Peers:
             raise OperError("this process is no member of the process group that was given")
         if group is None or dist.get_world_size(group) == 1:
             return
-        self._own = _own_group(group, deadline_seconds)
-        self._group = _Interruptible(self._own, deadline_seconds)
+        own = _own_group(group, deadline_seconds)
+        self._group = _Interruptible(own, deadline_seconds)
+        # Groups of some ranks stay: torch names those by how many groups a rank has, so that the
+        # next would be named as one that is gone, or unlike on its ranks, which never meet then.
+        self._own = own if self._group.ranks == dist.get_world_size() else None
         self.rank, self.ranks = self._group.rank, self._group.ranks
 
     def gather(self, message: bytes, action: str) -> list[bytes]:

@@ -207,6 +207,10 @@ def test_a_loader_that_is_gone_leaves_no_threads_and_no_open_files(worlds: World
         assert found[1:] == found[:-1]
 
 
+def test_loaders_of_some_ranks_follow_one_another(worlds: Worlds) -> None:
+    assert worlds.run(3, cases.come_and_go_of_some) == [6, 6, 0]
+
+
 def test_a_rank_that_leaves_alone_is_named(worlds: Worlds) -> None:
     other, own = worlds.run(2, cases.one_leaves)
     assert own == "left"

@@ -148,7 +148,7 @@ def failing(rank: int, group: Any, what: str) -> str:
     return f"after {seen}: ended"
 
 
-def come_and_go(rank: int, group: Any) -> list[tuple[int, int]]:
+def come_and_go(rank: int, group: Any) -> list[tuple[int, ...]]:
     """Threads and open files of a rank after each of some loaders that are gone."""
     found = []
     for _ in range(4):
@@ -158,6 +158,24 @@ def come_and_go(rank: int, group: Any) -> list[tuple[int, int]]:
         gc.collect()
         found.append(tuple(len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")))
     return found
+
+
+def come_and_go_of_some(rank: int, group: Any) -> int:
+    """Loaders of two of three ranks, one after another; rank 1 keeps those that rank 0 drops."""
+    if rank == 1:  # as many groups as rank 0 has: torch names groups of some ranks by that
+        dist.new_group([1], use_local_synchronization=True)
+    some = dist.new_group([0, 1])
+    if rank == 2:
+        return 0
+    kept, batches = [], 0
+    for _ in range(3):
+        loader = make(rank, some, own_batches(rank, 2, 2), deadline_seconds=5.0)
+        batches += sum(1 for _ in loader)
+        if rank == 1:
+            kept.append(loader)
+        del loader
+        gc.collect()
+    return batches
 
 
 def _raising(own: list[Any]) -> Iterator[Any]:

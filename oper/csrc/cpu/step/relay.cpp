@@ -1,5 +1,5 @@
-// torch.ops.oper.unite_slots, find_united and relay_gradients: what a rank does for all ranks of its
-// node where rows of other nodes, and their gradients, cross the network once.
+// torch.ops.oper.unite_slots, find_united and relay_gradients: what a rank does for all ranks of
+// its node where rows of other nodes, and their gradients, cross the network once.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
