@@ -73,8 +73,7 @@ def plan_and_placement(
     if asked.tier:
         plan, main = plan_with_tier(profile, topology, workload, asked, report)
     else:
-        place = _PLACES.get(workload.on(topology.nodes).fetch, place_in_memory)
-        main = place(profile, topology, workload, asked, report)
+        main = place_fetched(profile, topology, workload, asked, report)
         report("layout")
         plan = assemble(main)
     seconds = {**plan.seconds}
@@ -89,11 +88,21 @@ def plan_and_placement(
     return plan, main
 
 
-# How tables are placed with fetches that are not by rows alone.
-_PLACES: dict[Fetch | None, Callable[..., Planned]] = {
-    "pooled": place_pooled,
-    "auto": place_by_table,
-}
+def place_fetched(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    asked: PlanSettings,
+    report: Callable[[str], None] = lambda step: None,
+) -> Planned:
+    """The placement of all rows in one memory, by how the workload fetches them."""
+    places: dict[Fetch | None, Callable[..., Planned]] = {
+        "pooled": place_pooled,
+        "auto": place_by_table,
+    }
+    place = places.get(workload.on(topology.nodes).fetch, place_in_memory)
+    return place(profile, topology, workload, asked, report)
+
 
 # Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
 # on it.

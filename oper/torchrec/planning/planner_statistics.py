@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from oper.analysis.wording import NOT_MEASURED
+from oper.base.formatting import plural
 from oper.plan.plan import Plan
 
 _WIDTH = 100
@@ -21,7 +22,9 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
     if plan.certificate is not None:
         gap = 100 * plan.certificate.certified_gap
         proof = f", certified within {gap:.3g} % of the least time"
-    batch = plan.workload.batch_size
+    batch, fetch = plan.workload.batch_size, f"fetch {plan.workload.fetch}"
+    if 0 < len(plan.pooled_tables) < len(plan.tables):
+        fetch += f", pooled of {len(plan.pooled_tables)} of {plural(len(plan.tables), 'table')}"
     moved = prediction.communication_bytes
     lines = ["#" * _WIDTH, *_boxed(["--- Planner Statistics ---"], center=True)]
     lines += _boxed([f"--- OPER, ran for {seconds:.2f}s{proof} ---", "-" * (_WIDTH - 4)], True)
@@ -36,7 +39,7 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
             *_table_table(plan, tables),
             "",
             f"Batch Size: {batch // ranks} per rank, {batch} over {ranks} ranks; "
-            f"mode {plan.workload.mode}, fetch {plan.workload.fetch}",
+            f"mode {plan.workload.mode}, {fetch}",
             f"Copies of rows: {prediction.extra_memory_ratio:.2%} of the tables' memory; "
             f"AllReduce of their gradients: {plan.allreduce_method}",
             f"Perf of the slowest rank on data held out: {_held_out(plan)}",

@@ -25,11 +25,11 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlanner
 
 from oper.base.errors import OperError
 from oper.base.formatting import plural
-from oper.cost.workload import Workload
+from oper.cost.workload import Fetch, Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
-from oper.planner.least_memory import place_in_memory
+from oper.planner.make_plan import place_fetched
 from oper.planner.reference_figures import with_reference_figures
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, tables_of
@@ -57,6 +57,7 @@ class OperShardingPlanner(ShardingPlanner):
         constraints: TorchRec's, by table; they say nothing that a profile does not, or that
             OPER could keep, and a warning says so.
         mode, fetch: see Workload; fetch is raw on one node and distinct on several, unless given.
+            With "auto" tables are pooled whose vectors take less than their rows.
         settings: extra memory, threshold and aim of the plan.
     """
 
@@ -69,16 +70,11 @@ class OperShardingPlanner(ShardingPlanner):
         constraints: Mapping[str, ParameterConstraints] | None = None,
         settings: PlanSettings | None = None,
         mode: Literal["training", "inference"] = "training",
-        fetch: Literal["raw", "distinct"] | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
         if profile is None:
             raise OperError(
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"
-            )
-        if fetch not in (None, "raw", "distinct"):
-            raise OperError(
-                f"OperShardingPlanner: fetch {fetch!r}, and raw or distinct was needed; make the "
-                "plan by `oper plan --fetch …`, and give it to a sharder"
             )
         self._topology = topology_of(topology)
         self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
@@ -112,7 +108,7 @@ class OperShardingPlanner(ShardingPlanner):
         for text in other_modules.left_out(module, profiled, "profile"):
             warnings.warn(_log, text, text)
         profile = profile_of(self._profile, tables)
-        planned = place_in_memory(profile, self._topology, self._workload, self._settings)
+        planned = place_fetched(profile, self._topology, self._workload, self._settings)
         plan = with_reference_figures(assemble(planned), profile, [planned.problem])
         if sentence := self._topology.memory_warning(plan.cost.memory_bytes, plan.cost.step_bytes):
             raise OperError(sentence)
@@ -157,7 +153,7 @@ def _check_for_devices(workload: Workload, topology: Topology) -> None:
         "give it to CPU ranks, by a topology of OPER's (such as 'cpu:4', or a preset of devices, "
         "whose times it then has) and DistributedModelParallel's device cpu"
     )
-    fetch = workload.on(topology.nodes).known_fetch
+    fetch = workload.on(topology.nodes).fetch
     if topology.nodes > 1 or (fetch == "distinct" and topology.ranks > 1):
         raise OperError(
             f"topology {topology.name}, {plural(topology.nodes, 'node')}, fetch {fetch}: on CUDA "

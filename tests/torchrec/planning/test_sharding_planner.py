@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner import Topology as TorchRecTopology
@@ -18,9 +18,12 @@ from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, tables_of
+from oper.topology.latency import Latency
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import match_tables
 from oper.torchrec.planning.planner_inputs import from_torchrec, profile_of
+from tests.planner.test_place_by_table import write_bags
+from tests.planner.test_place_pooled import topology
 from tests.support.torchrec.models import BAGS, Model
 
 SAMPLES = 10_000
@@ -85,9 +88,36 @@ def test_plans_are_asked_for_in_the_planners_words(model, profile):
     plan = planner.plan(model).oper_plan
     assert plan.workload == Workload("inference", "distinct", 3 * 512)  # TorchRec's batch size
     assert plan.asked.extra_memory == 0.5
-    for topology, fetch in (("cpu:2", "raw"), ("2x2-a100", "distinct")):
-        made = oper.OperShardingPlanner(topology, profile).plan(model).oper_plan
+    for ranks, fetch in (("cpu:2", "raw"), ("2x2-a100", "distinct")):
+        made = oper.OperShardingPlanner(ranks, profile).plan(model).oper_plan
         assert made.workload.fetch == fetch
+
+
+def test_tables_are_pooled_where_that_is_asked_for(tmp_path, caplog):
+    """As `oper plan` does."""
+    counted = write_bags(tmp_path)
+    collection = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name, embedding_dim=8, num_embeddings=table.rows, feature_names=[name]
+            )
+            for table, name in zip(counted.tables, "abcd", strict=True)
+        ]
+    )
+    ranks = replace(topology(), latency=Latency.of_hops(0.0))
+    settings, found = PlanSettings(extra_memory=0.5), {}
+    for fetch in ("auto", "pooled"):
+        planner = oper.OperShardingPlanner(
+            ranks, counted, batch_size=2048 // ranks.ranks, fetch=fetch, settings=settings
+        )
+        with caplog.at_level(logging.INFO, logger="oper"):
+            plan = planner.plan(collection).oper_plan
+        mine = profile_of(counted, plan.tables)
+        same = oper.make_plan(mine, ranks, Workload("training", fetch, 2048), settings)
+        assert plan.cost.objective_seconds == same.cost.objective_seconds
+        found[fetch] = plan.pooled_tables
+    assert found == {"auto": ("many", "more"), "pooled": ("few", "many", "more", "single")}
+    assert "fetch distinct, pooled of 2 of 4 tables" in caplog.text
 
 
 def test_statistics_are_logged(model, profile, caplog):
@@ -115,6 +145,7 @@ def test_torchrecs_topology():
         (2, {}, "2 nodes, fetch distinct: on CUDA devices every access"),
         (2, {"mode": "inference"}, "2 nodes, fetch distinct: on CUDA devices every access"),
         (4, {"mode": "inference", "fetch": "distinct"}, "1 node, fetch distinct: on CUDA dev"),
+        (2, {"fetch": "auto"}, "2 nodes, fetch auto: on CUDA devices every access"),
     ],
 )
 def test_what_devices_cannot_do_is_refused(profile, ranks_a_node, given, said):
