@@ -216,9 +216,7 @@ def _leave(peers: Peers, stages: list[_Stage]) -> None:
     for stage in stages:
         if not stage.stop(_STOP_SECONDS):
             peers.abandon()
-            if not stage.stop(_EXIT_SECONDS):
-                return  # which holds the group
-    peers.close()
+            stage.stop(_EXIT_SECONDS)
 
 
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:

@@ -5,7 +5,6 @@ with a digest of the assignment. They run over a gloo group that nothing else us
 run beside the collectives of a training step.
 """
 
-import contextlib
 import struct
 import threading
 from collections.abc import Sequence
@@ -82,18 +81,13 @@ class Peers:
         self.deadline_seconds = deadline_seconds
         self.failure: BaseException | None = None  # after one the group cannot be used
         self._group: _Interruptible | None = None
-        self._own: dist.ProcessGroup | None = None  # that it is over
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         if group is not None and dist.get_rank(group) < 0:
             raise OperError("this process is no member of the process group that was given")
         if group is None or dist.get_world_size(group) == 1:
             return
-        own = _own_group(group, deadline_seconds)
-        self._group = _Interruptible(own, deadline_seconds)
-        # Groups of some ranks stay: torch names those by how many groups a rank has, so that the
-        # next would be named as one that is gone, or unlike on its ranks, which never meet then.
-        self._own = own if self._group.ranks == dist.get_world_size() else None
+        self._group = _Interruptible(_own_group(group, deadline_seconds), deadline_seconds)
         self.rank, self.ranks = self._group.rank, self._group.ranks
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
@@ -155,16 +149,6 @@ class Peers:
         """End the wait of another thread of this process."""
         if self._group is not None:
             self._group.abandoned.set()
-
-    def close(self) -> None:
-        """Free the group, with its threads and connections, unless its ranks are out of step, which
-        may wait for this one yet."""
-        own, self._own = self._own, None
-        if own is None or self.failure is not None:
-            return
-        self._group = None
-        with contextlib.suppress(ValueError):  # all groups are gone
-            dist.destroy_process_group(own)
 
     def _all_to_all(
         self, message: torch.Tensor, sent: Sequence[int], received: Sequence[int], action: str

@@ -202,11 +202,6 @@ def test_a_loop_that_is_left_can_be_begun_anew(worlds: Worlds) -> None:
     assert [more for _, more in results] == [0, 0]
 
 
-def test_a_loader_that_is_gone_leaves_no_threads_and_no_open_files(worlds: Worlds) -> None:
-    for found in worlds.run(2, cases.come_and_go):
-        assert found[1:] == found[:-1]
-
-
 def test_loaders_of_some_ranks_follow_one_another(worlds: Worlds) -> None:
     assert worlds.run(3, cases.come_and_go_of_some) == [6, 6, 0]
 

@@ -1,6 +1,8 @@
 """Processes that act as ranks: started once, they run one function after another, in groups.
-After a function that failed they are started anew, as it may have left the ranks out of step.
-Where one gives no result in time, the failure says where the threads of all are.
+After a function that failed they are started anew, as it may have left the ranks out of step, and
+after one that made more process groups on some ranks than on others: torch names groups by how many
+there were, and the next would be named unlike on its ranks, which would wait for each other. Where
+one gives no result in time, the failure says where the threads of all are.
 
 with Ranks(4) as ranks:
     results = ranks.run(2, function, *arguments)  # function(rank, group, *arguments) on 0 and 1
@@ -22,8 +24,7 @@ from tests.support.runtime.forkserver import context
 
 DEADLINE_SECONDS = 90.0
 # Functions after which processes are started anew: process groups that functions made stay, each
-# with three threads and five open files, and of ranks with hundreds some waited for each other in
-# making one more.
+# with three threads and five open files.
 _FUNCTIONS = 50
 
 
@@ -39,9 +40,11 @@ class Ranks:
         self._ended = ExitStack()
         self._pipes: list[Any] = []
         self._functions = 0  # that the running processes were given
+        self._groups = [(0, 0)] * most  # that each rank made, and has, beyond those of all
         self._where: dict[int, Path] = {}  # by process, what it writes about its threads
 
     def _start(self) -> None:
+        self._groups = [(0, 0)] * self.most
         folder = self._ended.enter_context(tempfile.TemporaryDirectory())
         store = str(Path(folder) / "store")
         for rank in range(self.most):
@@ -89,11 +92,11 @@ class Ranks:
                 raise RankFailedError(
                     f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s\n{threads}"
                 )
-            result, failure = pipe.recv()
+            result, failure, self._groups[rank] = pipe.recv()
             results.append(result)
             if failure:
                 failures.append(f"rank {rank}: {failure}")
-        if failures or lost:
+        if failures or lost or len({*self._groups}) > 1:
             self.close()
         if failures:
             raise RankFailedError("\n".join(failures))
@@ -138,6 +141,8 @@ def _serve(rank: int, most: int, store: str, where: Path, pipe: Any) -> None:
         timeout=limit,
     )
     groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, most + 1)}
+    world = dist.distributed_c10d._world
+    first = world.group_count, len(world.pg_names)
     while True:
         try:
             ranks, new_group, function, arguments, options = pipe.recv()
@@ -147,6 +152,8 @@ def _serve(rank: int, most: int, store: str, where: Path, pipe: Any) -> None:
             group = groups[ranks]
             if new_group and ranks == most:
                 group = dist.new_group(timeout=limit)
-            pipe.send((function(rank, group, *arguments, **options), None))
+            result, failure = function(rank, group, *arguments, **options), None
         except BaseException:
-            pipe.send((None, traceback.format_exc()))
+            result, failure = None, traceback.format_exc()
+        made = world.group_count - first[0], len(world.pg_names) - first[1]
+        pipe.send((result, failure, made))

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import signal
 import threading
 import time
@@ -146,18 +145,6 @@ def failing(rank: int, group: Any, what: str) -> str:
     except (OperError, ZeroDivisionError) as error:
         return f"after {seen}: {type(error).__name__}: {error}"
     return f"after {seen}: ended"
-
-
-def come_and_go(rank: int, group: Any) -> list[tuple[int, ...]]:
-    """Threads and open files of a rank after each of some loaders that are gone."""
-    found = []
-    for _ in range(4):
-        loader = make(rank, group, own_batches(rank, dist.get_world_size(group), 2))
-        assert sum(1 for _ in loader) == 2
-        del loader
-        gc.collect()
-        found.append(tuple(len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")))
-    return found
 
 
 def come_and_go_of_some(rank: int, group: Any) -> int:
