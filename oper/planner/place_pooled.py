@@ -18,6 +18,7 @@ vector all of a bag share.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from oper.planner.class_placement.pooled_copies import (
     choose_copies,
     enough_extra_bytes,
     least_mean_seconds,
+    may_copy_to_nodes,
 )
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
@@ -139,7 +141,7 @@ def estimated_seconds(problem: Problem) -> float:
     lengths = problem.profile.bag_lengths
     assert lengths is not None
     found = []
-    for supposed in (Supposed(spread, load) for spread in (1, 2) for load in _DRAFT_LOADS):
+    for supposed in (Supposed(*each) for each in product((1, 2), _DRAFT_LOADS, (True, False))):
         copies, homes = _with_homes(problem, lengths, supposed, improve=False)
         found.append(copies.copy_seconds + homes.seconds)
     return min(found)
@@ -212,7 +214,10 @@ def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
     spreads = [1]
     while spreads[-1] < nodes:
         spreads.append(min(2 * spreads[-1], nodes))
-    tried = [Supposed(spread, load) for spread in spreads for load in _LOADS if load <= nodes]
+    either = problem.workload.training and may_copy_to_nodes(problem.topology)
+    copied = (True, False) if either else (False,)
+    loads = [load for load in _LOADS if load <= nodes]
+    tried = [Supposed(*each) for each in product(spreads, loads, copied)]
 
     def seconds(supposed: Supposed, improve: bool = False) -> float:
         copies, homes = _with_homes(problem, lengths, supposed, improve)
@@ -298,9 +303,9 @@ def _over_all_nodes(
     limits = DeviceLimits.of(
         make_problem(profile, pooled(nowhere).bounding, workload, asked, by_table=True)
     )
-    full = max(
-        bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra))
-    )
+    full = pooled_bound(limits.within(limits.most_extra))
+    if not (workload.training and may_copy_to_nodes(topology)):  # of which this bound knows nothing
+        full = max(full, bound_seconds(limits, limits.most_extra))
     return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 
