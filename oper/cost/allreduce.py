@@ -155,7 +155,7 @@ class _Phases(NamedTuple):
     sums: int
 
 
-# Of copies on each node: how many rows there are, and these, there and back; nodes' sums, and totals.
+# Of copies on each node: how many rows there are, and these, there and back.
 NODE_COPIES = _Phases(kernels=2, exchanges=4, sums=0)
 
 _NODE_WAITS = 2

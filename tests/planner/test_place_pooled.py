@@ -125,8 +125,8 @@ def seconds_written_out(
 ) -> np.ndarray:
     """What reads, and gradients but for their sums over copies, take each rank, [M]. Of `pooled`
     tables (all): its own reads, those of the ranks that it is proxy of, and one vector for each bag
-    and node that has any; ids of a bag are independent, but for rows that repeat. Of others: each row
-    that it touches once, and its gradient; those of another node through the rank there at its
+    and node that has any; ids of a bag are independent, but for rows that repeat. Of others: each
+    row that it touches once, and its gradient; those of another node through the rank there at its
     owner's position, which asks once for what any rank of its node touches."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None

@@ -12,11 +12,11 @@ is where a class ends, and is found by looking at every end.
 
 Copies are of two kinds: one on each of the N nodes, which spares all vectors, or on all M ranks, in
 training by one of the AllReduce methods; which kinds a plan has decides what waits it has. In
-inference other numbers of copies, k on q of the nodes, are in the bound alone. With q_r nodes for each row, vectors are
-fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of rows with q_r ≤ N - j)
-over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above what copies cost beside
-has that cost linear in q. So each j is the same problem by itself, whose best set is copied to all
-nodes at the end of that line.
+inference other numbers of copies, k on q of the nodes, are in the bound alone. With q_r nodes for
+each row, vectors are fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of
+rows with q_r ≤ N - j) over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above
+what copies cost beside has that cost linear in q. So each j is the same problem by itself, whose
+best set is copied to all nodes at the end of that line.
 
 The budget of extra copies has a price λ per byte: Σ_t min_x (…) - λ·budget is a lower bound on the
 mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and a λ within the budget
