@@ -100,9 +100,16 @@ def place_pooled(
     at_homes = None
     if topology.homogeneous and asked.balance == "time":
         watch = Watch(report)
-        at_homes = _at_homes(profile, topology, workload, asked, lengths, tables, watch)
+        given = (profile, topology, workload, asked, lengths, tables, watch)
+        at_homes = _at_homes(*given)
         if at_homes is not None and workload.training:
-            return at_homes
+            placed = at_homes.row_placement
+            if not placed.sums.rows[placed.holder_sets.on_some].any():
+                return at_homes
+            # T, the sum of a rank's phases, may be less and the step, whose phases wait for the
+            # slowest rank, longer.
+            without = _at_homes(*given, a_node=False)
+            return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
 
@@ -155,8 +162,10 @@ def _at_homes(
     lengths: BagLengths,
     tables: frozenset[str] | None,
     watch: Watch,
+    a_node: bool = True,
 ) -> Planned | None:
-    """The plan whose tables have homes; None where its limits are not kept."""
+    """The plan whose tables have homes, in training with copies on each node if they pay and
+    `a_node` allows them; None where its limits are not kept."""
     ranks = unplaced(profile, topology, workload.training, tables)
     with watch("classes"):
         problem = make_problem(profile, ranks, workload, asked, by_table=True)
@@ -166,9 +175,9 @@ def _at_homes(
             limits = DeviceLimits.of(problem)
             most = limits.beside_most_replicas(limits.most_extra)
             full = least_mean_seconds(most, lengths, most.budget_bytes)
-            problem = _in_least_memory(limits, most, lengths)
+            problem = _in_least_memory(limits, most, lengths, a_node)
     with watch("draft"):
-        copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
+        copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths, a_node))
         levels = Levels(copies.a_node, copies.everywhere)
         sets, replicas = replica_sets(problem.classes, topology, workload, levels)
         placement = _class_placement(problem, sets, replicas)
@@ -185,10 +194,12 @@ def _at_homes(
     return replace(planned, certificate=certificate, seconds=watch.seconds)
 
 
-def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -> Problem:
+def _in_least_memory(
+    limits: DeviceLimits, most: Problem, lengths: BagLengths, a_node: bool
+) -> Problem:
     """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
     at most, than with that of `most`."""
-    supposed = _supposed(most, lengths)
+    supposed = _supposed(most, lengths, a_node)
     shares = shares_up_to(limits.most_extra)
 
     def seconds(problem: Problem) -> float:
@@ -206,7 +217,7 @@ def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -
     return limits.within(shares[low + least])
 
 
-def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
+def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
     """Where to suppose rows with one owner when copies are chosen, so that T with homes for them is
     least. Fewer tables than nodes cannot be even on nodes of their own: more of their rows have
     copies then, or they share nodes."""
@@ -214,7 +225,7 @@ def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
     spreads = [1]
     while spreads[-1] < nodes:
         spreads.append(min(2 * spreads[-1], nodes))
-    either = problem.workload.training and may_copy_to_nodes(problem.topology)
+    either = a_node and problem.workload.training and may_copy_to_nodes(problem.topology)
     copied = (True, False) if either else (False,)
     loads = [load for load in _LOADS if load <= nodes]
     tried = [Supposed(*each) for each in product(spreads, loads, copied)]

@@ -47,7 +47,7 @@ cases = st.builds(
 )
 
 
-@examples(25)
+@examples(12)
 @given(
     cases,
     st.sampled_from(NODES),
@@ -60,6 +60,15 @@ def test_any_plan_trains_as_the_unsharded_model(ranks, case, nodes, replicated, 
     case = replace(case, ranks=len(nodes), weighted=case.weighted and case.pooling != "none")
     options: dict[str, Any] = {"replicated": replicated, "fetch": fetch}
     assert_equals_unsharded(ranks, case, copied_plan(case, nodes, pooled=pooled, **options), nodes)
+
+
+@examples(10)
+@given(cases, st.sampled_from(NODES), st.sampled_from(["raw", "distinct"]))
+def test_ranks_that_are_all_on_one_node(ranks, case, nodes, fetch):
+    """Whatever nodes the plan has."""
+    case = replace(case, ranks=len(nodes), weighted=case.weighted and case.pooling != "none")
+    plan = copied_plan(case, nodes, pooled=0.5, replicated=0.7, fetch=fetch)
+    assert_equals_unsharded(ranks, case, plan)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -117,7 +126,7 @@ def test_devices_refuse_them():
         check_for_devices(copied_plan(case, NODES[0], replicated=0.8), "cuda:0")
 
 
-@pytest.mark.parametrize("running", [(0, 0, 0, 0), (0, 1, 0, 1), (0, 0, 0, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("running", [(0, 1, 0, 1), (0, 0, 0, 1), (0, 1, 2, 3)])
 def test_ranks_on_other_nodes_are_refused(ranks, running):
     case = Case(seed=4, ranks=4)
     plans = [copied_plan(case, NODES[0], replicated=0.8)] * 4

@@ -262,14 +262,14 @@ class Gradients:
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
         groups = {b: self._own_group(b) for b in trained}
         mine = {rank: mailboxes.read(rank) for rank in self._node.peers}
-        totals: Sequence[RowGradients] = ()
+        copies: Sequence[RowGradients] = ()
         if self._copies is not None:
             found = self._copies.separate(
                 list(mine.values()),
                 list(groups.values()),
                 f"add up the gradients of copies (step {step})",
             )
-            mine, totals = dict(zip(mine, found.own, strict=True)), found.totals
+            mine, copies = dict(zip(mine, found.own, strict=True)), found.copies
             groups = {b: n for n, b in enumerate(trained)}
         order = range(self._node.ranks) if exchange is None else exchange.order
         if self._replicas is not None:
@@ -277,9 +277,9 @@ class Gradients:
         self.optimizer_steps += 1
         for b in trained:
             ranks = [r for r in order if r in mine or b in sent]
-            parts = [*(received[r] if r in received else mine[r] for r in ranks), *totals]
+            parts = [*(received[r] if r in received else mine[r] for r in ranks), *copies]
             of_parts = [sent.index(b) if r in received else groups[b] for r in ranks]
-            self._update(b, parts, [*of_parts, *(groups[b] for _ in totals)])
+            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)])
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:

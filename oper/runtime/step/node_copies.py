@@ -12,7 +12,8 @@ that SUMS it.
 
 So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of how
 many rows there are and then of their slots and gradients. All holders update their copies by the
-same bits.
+same bits. Where all ranks run on one node, whatever the plan's, each holder finds what all have for
+a row in the mailboxes, and adds it up itself: holder by holder, of each mailbox by mailbox.
 """
 
 from collections.abc import Sequence
@@ -34,12 +35,11 @@ from oper.runtime.tables.row_gradients import RowGradients
 
 @dataclass(frozen=True)
 class Separated:
-    """The gradients of rows of this rank: of each part, a group for each trained bucket, `own` are
-    those of its other rows; and of copies, `totals` those of all nodes, of rows that are disjoint
-    between these."""
+    """The gradients of rows of this rank, a group for each trained bucket: `own` of each part are
+    those of its other rows, and `copies`, to be added up in their order, those of its copies."""
 
     own: Sequence[RowGradients]
-    totals: Sequence[RowGradients]
+    copies: Sequence[RowGradients]
 
 
 class NodeCopies:
@@ -50,19 +50,22 @@ class NodeCopies:
         self, memory: TableMemory, layout: Layout, buckets: Sequence[int], counters: Counters
     ) -> None:
         """`buckets` are the numbers of the trained ones in the heap. OperError where the ranks are
-        on other nodes than the plan's."""
-        node, self._counters = memory.node, counters
-        self._node, self.buckets = node, buckets
-        self._dims = [memory.buckets[b].dim for b in buckets]
-        proxies = Proxies(node)
-        _check_nodes(layout, proxies.nodes)
-        position = list(node.peers).index(node.rank)
-        self._holders = [members[position] for members in proxies.nodes]  # in the nodes' order
-        others = [rank for rank in self._holders if rank != node.rank]
+        on several nodes, and others than the plan's."""
+        self._node, self._counters = memory.node, counters
+        self._dims, self._rank = [memory.buckets[b].dim for b in buckets], memory.node.rank
+        proxies = Proxies(self._node)
+        self._nodes = len(proxies.nodes)
+        if self._nodes > 1:
+            _check_nodes(layout, proxies.nodes)
+        held = layout.holds[copied_to_nodes(layout) & layout.holds[:, self._rank]]
+        # Of this rank's copies, in the order of the nodes.
+        self._holders = np.flatnonzero(held.any(axis=0)).tolist() if len(held) else [self._rank]
+        if self._nodes > 1:
+            position = list(self._node.peers).index(self._rank)
+            self._holders = [members[position] for members in proxies.nodes]
+        others = [rank for rank in self._holders if rank != self._rank]
         self._routes = Routes(proxies, others, others)
-        self._summing = [
-            _summing_nodes(layout, memory, b, node.rank, len(self._holders)) for b in buckets
-        ]
+        self._summing = [_summing_nodes(layout, memory, b, self._nodes) for b in buckets]
 
     @classmethod
     def of(
@@ -87,24 +90,37 @@ class NodeCopies:
         """Add up the gradients of copies over all nodes, and tell those of other rows apart; of the
         `parts`, the mailboxes of this rank's node, `groups` are those of this rank's rows of each
         trained bucket. `action` says in errors what other ranks were waited for."""
-        sorted_parts = [self._by_node(part, groups) for part in parts]
-        buckets, nodes = len(self.buckets), len(self._holders)
-        here = self._holders.index(self._node.rank)
-        # The groups of a part: of each summing node, and last of rows that are no copies.
-        of_nodes = [range(n * buckets, (n + 1) * buckets) for n in range(nodes + 1)]
-        sent = [g for n, groups in enumerate(of_nodes[:nodes]) if n != here for g in groups]
-        counts, received = self._routes.send_gradients(sorted_parts, sent, self._dims, action)
-        mine = [_of_groups(part, of_nodes[here]) for part in sorted_parts]
-        by_node = [mine if rank == self._node.rank else [received[rank]] for rank in self._holders]
-        in_order = [part for of_node in by_node for part in of_node]
+        by_node = [self._by_node(part, groups) for part in parts]
+        own = [self._of_node(part, self._nodes) for part in by_node]
+        if self._nodes > 1:
+            return Separated(own, self._over_nodes(by_node, action))
+        copies = []
+        for holder in self._holders:
+            of_holder = [group + holder - self._rank for group in groups]
+            copies += [self._of_node(self._by_node(part, of_holder), 0) for part in parts]
+        return Separated(own, copies)
+
+    def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
+        """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
+        this one, by the node that sums them."""
+        buckets, here = len(self._dims), self._holders.index(self._rank)
+        others = [n for n in range(self._nodes) if n != here]
+        sent = [n * buckets + b for n in others for b in range(buckets)]
+        counts, received = self._routes.send_gradients(parts, sent, self._dims, action)
+        mine = [self._of_node(part, here) for part in parts]
+        of_holders = [mine if r == self._rank else [received[r]] for r in self._holders]
+        in_order = [part for of_holder in of_holders for part in of_holder]
         rows, message = summed(in_order, range(buckets), self._dims)
-        total = gradients_of(message, rows, self._dims)
-        others = len(self._routes.owners)
-        totals = np.tile(rows, (others, 1))
-        came = self._routes.exchange_gradients(totals, message.repeat(others), self._dims, action)
+        totals, messages = np.tile(rows, (len(others), 1)), message.repeat(len(others))
+        came = self._routes.exchange_gradients(totals, messages, self._dims, action)
         self._count(counts, totals)
-        own = [_of_groups(part, of_nodes[nodes]) for part in sorted_parts]
-        return Separated(own, [total, *came.values()])
+        return [gradients_of(message, rows, self._dims), *came.values()]
+
+    def _of_node(self, part: RowGradients, node: int) -> RowGradients:
+        """Of a part by node, the groups of one; those that are no copies come after all nodes."""
+        buckets = len(self._dims)
+        groups = part.groups[:, node * buckets : (node + 1) * buckets + 1].contiguous()
+        return RowGradients(part.slots, groups, part.values)
 
     def _by_node(self, part: RowGradients, groups: Sequence[int]) -> RowGradients:
         """A part's rows for this rank, by the node that sums them, those that are no copies last,
@@ -115,14 +131,14 @@ class NodeCopies:
             slots, dim = part.slots[begin:end], self._dims[b]
             gradients = part.values[values[0] : values[0] + len(slots) * dim].view(-1, dim)
             node = self._summing[b][slots]
-            nodes = range(len(self._holders) + 1)
+            nodes = range(self._nodes + 1)
             if not len(slots) or int(node.min()) == nodes[-1]:  # there are no copies among them
                 none = slots[:0], gradients[:0]
                 found.append([*(none for _ in nodes[1:]), (slots, gradients)])
                 continue
             chosen = [(node == n).nonzero().view(-1) for n in nodes]
             found.append([(slots[which], gradients[which]) for which in chosen])
-        pieces = [of_bucket[n] for n in range(len(self._holders) + 1) for of_bucket in found]
+        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
         sizes = [[0, *(piece[k].numel() for piece in pieces)] for k in (0, 1)]
         return RowGradients(
             torch.cat([slots for slots, _ in pieces]),
@@ -139,22 +155,14 @@ class NodeCopies:
         self._counters.add(node_copy_rows=counted[0], node_copy_bytes=counted[1])
 
 
-def _summing_nodes(
-    layout: Layout, memory: TableMemory, bucket: int, rank: int, nodes: int
-) -> torch.Tensor:
-    """The node that sums the row in each slot of a bucket's arena, int64 [slots]; `nodes` of rows
-    that are no copies."""
-    width = memory.buckets[bucket].width
+def _summing_nodes(layout: Layout, memory: TableMemory, bucket: int, nodes: int) -> torch.Tensor:
+    """The node that sums the copy in each slot of a bucket's arenas, int64 [slots]; `nodes` where
+    there is none of this rank's copies, which are in the same slots at all their holders."""
+    width, rank = memory.buckets[bucket].width, memory.node.rank
     slots = node_copy_slots(layout, np.flatnonzero(layout.width_of_table == width), rank)
-    found = np.full(int(layout.slots[width, rank]), nodes)
+    found = np.full(int(layout.slots[width].max()), nodes)
     found[slots] = slots % nodes
     return torch.from_numpy(found)
-
-
-def _of_groups(part: RowGradients, groups: range) -> RowGradients:
-    """A part with some of its groups alone."""
-    chosen = part.groups[:, groups.start : groups.stop + 1].contiguous()
-    return RowGradients(part.slots, chosen, part.values)
 
 
 def _check_nodes(layout: Layout, nodes: Sequence[Sequence[int]]) -> None:
@@ -173,5 +181,5 @@ def _check_nodes(layout: Layout, nodes: Sequence[Sequence[int]]) -> None:
         raise OperError(
             f"the plan keeps a copy of rows on one rank of each node ({rank_names(holders)}), and "
             f"the ranks that run are on nodes so: {running}. Start them on nodes as the plan's "
-            "topology has them, or plan for the nodes that there are"
+            "topology has them, all on one, or plan for the nodes that there are"
         )
