@@ -77,12 +77,12 @@ def test_the_first_tables_travel_as_sums(ranks) -> None:
 
 
 def test_copies_on_nodes_train_as_the_unsharded_model_and_after_a_replan(ranks) -> None:
-    case = Case(seed=1, ranks=4, bags="many", rows=(150, 40, 90), dims=(8, 4), steps=4)
-    plan = planned(case, (0, 0, 1, 1), [True, True, True], 0.1)
+    case = Case(seed=3, ranks=4, bags="many", rows=(150, 40, 90), dims=(8, 4), steps=4)
+    plan = planned(case, (0, 0, 1, 1), [True, True, True], 0.02)
     assert copied_to_nodes(plan.layout).any()
     assert_equals_unsharded(ranks, case, plan, plan.topology.node_of)
     tables = list(tables_of(case))
-    later = replace(case, seed=2)
+    later = replace(case, seed=4)
     newer = oper.profile(
         (batch_of(later, step, rank) for step in range(4) for rank in range(4)), tables
     )
