@@ -332,8 +332,12 @@ def _waits_for_allreduce(plan: Plan) -> bool:
 
 
 def _copies_bytes(plan: Plan, table: int) -> int:
-    """Bytes of the fewest copies that a row can get: one, and in training one on every rank."""
-    copies = plan.ranks - 1 if plan.workload.training else 1
+    """Bytes of the fewest copies that a row can get: one, and in training one on every rank, or of
+    a pooled table on every node."""
+    copies = 1
+    if plan.workload.training:
+        pooled = plan.tables[table].name in plan.pooled_tables
+        copies = (plan.topology.nodes if pooled else plan.ranks) - 1
     return copies * plan.tables[table].memory_bytes(plan.workload.mode)
 
 

@@ -75,7 +75,7 @@ def _check_files(folder: Path | str) -> list[Finding]:
         Finding("every row is read from a rank that holds it, at one slot", placed.astray),
         Finding("in training every rank reads the replicas that it has", placed.unread),
         Finding("no two rows share a slot, and all are within the arenas", placed.clash()),
-        Finding("replicas on all ranks are at equal slots", placed.unequal),
+        Finding("copies that are updated together are at equal slots", placed.unequal),
     ]
     return findings + _memory(plan, placed) + _figures(plan)
 

@@ -103,13 +103,17 @@ class SlotMarks:
                     f"{self._name(table, int(rows[n]))}: rank {reader} has a replica, and reads "
                     f"that of rank {source[reader, n]}"
                 )
-        everywhere = held.all(axis=0)
-        for n in np.flatnonzero(everywhere & (copy_slot != copy_slot[0]).any(axis=0))[:1]:
-            self.unequal = self.unequal or (
-                f"{self._name(table, int(rows[n]))}: is on all ranks, "
-                f"at slots {sorted(set(copy_slot[:, n].tolist()))}"
-            )
         copies = held.sum(axis=0)
+        together = held.all(axis=0)
+        if self.plan.workload.training:  # updated by sums that holders send each other, by slot
+            together = copies > 1
+        first = np.take_along_axis(copy_slot, held.argmax(axis=0)[None], axis=0)
+        for n in np.flatnonzero(together & (held & (copy_slot != first)).any(axis=0))[:1]:
+            slots = sorted(set(copy_slot[held[:, n], n].tolist()))
+            self.unequal = self.unequal or (
+                f"{self._name(table, int(rows[n]))}: is on {copies[n]} of the ranks, at slots "
+                f"{slots}"
+            )
         if table in self.plan.tier:
             for n in np.flatnonzero(copies > 1)[:1]:
                 self.copied = self.copied or (

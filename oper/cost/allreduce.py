@@ -9,6 +9,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import Sums
+from oper.topology.pooled_links import without_pooling
 from oper.topology.topology import Topology
 
 Method = Literal["none", "dense", "bitmap", "allgather"]
@@ -75,6 +76,34 @@ def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
     return AllReduceCost("none", 0.0)
 
 
+@dataclass(frozen=True)
+class NodeCopiesCost:
+    """What it costs to add up the gradients of rows with one copy on each node. The holders of a
+    row, at one position of their nodes, do that among themselves: one of them gets the sums of all
+    nodes, and sends their total back.
+
+    Seconds of rank r = latency (once, if it is of any such rows) + union[r]·ΣSU of those it holds:
+    of a ring's bytes on its own link, and the update of its copies.
+    """
+
+    latency: float
+    union: Floats  # [M]
+
+    @staticmethod
+    def of(topology: Topology) -> "NodeCopiesCost":
+        """On a topology of nodes of one size, pooled tables or not."""
+        topology = without_pooling(topology)
+        M, N = topology.ranks, topology.nodes
+        if N == 1:
+            return NodeCopiesCost(0.0, np.zeros(M))
+        other, own = topology.masks()["other_node"], np.arange(M)[:, None]
+        links = topology.link_cost[own, topology.proxy]  # to the rank at one's own position
+        link = np.where(other, links, 0.0).sum(axis=1) / other.sum(axis=1)
+        seconds = NODE_COPIES.exchanges * exchange_seconds(topology, N - 1)
+        seconds += NODE_COPIES.kernels * topology.latency.kernel
+        return NodeCopiesCost(seconds, 2 * (N - 1) / N * link + topology.link_cost.diagonal())
+
+
 class ReplicaBytes(NamedTuple):
     """What an AllReduce is of: how many replicas there are, and bytes of the float32 gradients of
     all, of those that any rank touched, and, with their numbers, of those that one did."""
@@ -125,6 +154,9 @@ class _Phases(NamedTuple):
     exchanges: int
     sums: int
 
+
+# Of copies on each node: how many rows there are, and these, there and back.
+NODE_COPIES = _Phases(kernels=2, exchanges=4, sums=0)
 
 _NODE_WAITS = 2
 PHASES: dict[Method, _Phases] = {

@@ -1,8 +1,9 @@
 """Holder sets: which ranks hold a row, and from which of them each rank reads it.
 
 A holder may read another rank's copy, where its own memory is slower than the link to that rank.
-In training it never does: each rank updates its own replica, and reads it. The sums over the rows
-of each holder set are all that the cost depends on.
+In training it never does: each rank updates its own copy, and reads it; and rows have one owner, a
+copy on every rank, or one on each node, at one position of all nodes. The sums over the rows of
+each holder set are all that the cost depends on.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,16 @@ class HolderSets:
     @property
     def copies(self) -> NDArray[np.int64]:
         return self.holds.sum(axis=1)
+
+    @property
+    def everywhere(self) -> NDArray[np.bool_]:
+        """Whether all of several ranks hold a copy, [G]."""
+        return (self.copies == self.holds.shape[1]) & (self.copies > 1)
+
+    @property
+    def on_some(self) -> NDArray[np.bool_]:
+        """Whether several ranks hold a copy, but not all, [G]: in training one of each node."""
+        return (self.copies > 1) & ~self.everywhere
 
     @property
     def owner(self) -> NDArray[np.int64]:
@@ -100,6 +111,12 @@ def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
     position = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
     holds = np.stack([position == t for t in range(int(position.max()) + 1)])
     return cheapest_holder_sets(holds, read_prices)
+
+
+def trained_node_sets(topology: Topology) -> HolderSets:
+    """The same in training, where ranks read what they update together: always in their node."""
+    other_node = topology.masks()["other_node"]
+    return per_node_sets(topology, other_node.astype(np.float64))
 
 
 @dataclass

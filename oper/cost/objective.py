@@ -9,8 +9,9 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
     T[r]    = E[r] + Σ_{j≠r} C[r][j]                                    inference
     T[r]    = the same + E'[r] + Σ_{j≠r} C'[r][j] + G[r]                training
     E', C'  = the gradients of rows with one owner: L[r][r] · Σ_k S_k D_k · M over r's rows, and C
-              with D_k in the place of R_k
-    G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
+              with D_k in the place of R_k; of rows with a copy on each node those within the nodes
+    G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step), and
+              the same of the copies that r holds for its node, with the other nodes' holders
 
 On several nodes distinct fetches go through relays (oper/topology/relays.py). For row k of rank j
 and another node n, p being j's relay there and D̂_k the chance that any rank of n touches the row,
@@ -36,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
-from oper.cost.allreduce import METHODS, AllReduceCost, Method, allreduce_cost
+from oper.cost.allreduce import METHODS, AllReduceCost, Method, NodeCopiesCost, allreduce_cost
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
 from oper.cost.step_memory import ProcessorStep, StepMemory
@@ -221,7 +222,7 @@ def evaluate(
     None."""
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
-    single = sets.copies == 1
+    everywhere, on_some = sets.everywhere, sets.on_some
 
     def through(charges: Charges, of_rank: Floats, of_nodes: Floats) -> Floats:
         """The bytes that pass memories and links, [M, M]."""
@@ -248,14 +249,14 @@ def evaluate(
     chosen = allreduce_cost(topology, "none")
     if workload.training:
         own_bytes = sums.gradient_bytes - sums.pooled_gradient_bytes
-        of_nodes = np.where(single[:, None], sums.node_bytes, 0.0)
+        of_nodes = np.where(everywhere[:, None], 0.0, sums.node_bytes)
         gradient_charges = Charges.of_gradients(unpooled)
-        gradient = through(gradient_charges, np.where(single, own_bytes, 0.0), of_nodes)
+        gradient = through(gradient_charges, np.where(everywhere, 0.0, own_bytes), of_nodes)
         gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
             gradient
         )
         gradient_bytes = np.where(away, gradient, 0.0)
-        replicas = sums.total(~single)
+        replicas = sums.total(everywhere)
         if replicas.rows:
             chosen = cheapest_allreduce(topology, replicas, method)
             step_seconds = charges.memory_seconds * replicas.union_bytes
@@ -263,8 +264,14 @@ def evaluate(
             allreduce_memory = step.allreduce_bytes(chosen, replicas)
             moving_seconds = chosen.row_seconds(replicas).item()
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
+        if on_some.any():
+            copied = NodeCopiesCost.of(topology)
+            held = sets.holds.T.astype(np.float64) @ np.where(on_some, sums.union_bytes, 0.0)
+            latency = copied.latency * bool(sums.rows[on_some].any())
+            allreduce_seconds = allreduce_seconds + copied.union * held + latency
+            allreduce_bytes += 2 * (topology.nodes - 1) / topology.nodes * float(held.sum())
     if isinstance(topology, PooledTopology):
-        owned = np.where(single, sums.pooled_gradient_bytes, 0.0)
+        owned = np.where(everywhere, 0.0, sums.pooled_gradient_bytes)
         rows, *bytes = (
             Charges.of(topology).traffic(sets, values)
             for values in (

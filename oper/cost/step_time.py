@@ -18,6 +18,8 @@ no placement changes. Between two phases ranks wait for each other:
     node sums  relays add up their node's gradients of rows of other nodes
     gradients  to other nodes' owners, after the slots of their rows
     merge      owners read the mailboxes of their node, and update each touched row
+    copy sums  of rows with a copy on each node, the sums of all nodes go to one of the holders
+    totals     and their total to the others, who update their copies
     sums       the replicas' AllReduce
     replicas   the update of those that any rank touched
 
@@ -48,6 +50,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import (
+    NODE_COPIES,
     PHASES,
     Method,
     ReplicaBytes,
@@ -75,6 +78,8 @@ PHASE_NAMES = (
     "node sums",
     "gradients",
     "merge",
+    "copy sums",
+    "totals",
 )
 
 ID_BYTES = SLOT_BYTES = 8  # of a row that is asked for, and of one whose gradient is sent
@@ -247,6 +252,13 @@ def _latencies_of_bags(
     return found
 
 
+def _latencies_of_copies(topology: Topology) -> dict[str, PhaseLatency]:
+    """Of rows with a copy on each node (node_copies.py)."""
+    kernels, exchanges = NODE_COPIES.kernels // 2, NODE_COPIES.exchanges // 2
+    phase = PhaseLatency(kernels, exchanges=exchanges, peers=topology.nodes - 1)
+    return {"copy sums": phase, "totals": phase}
+
+
 @dataclass(frozen=True)
 class Amount:
     """Rows and their bytes, of each of G holder sets, or between M ranks."""
@@ -257,6 +269,10 @@ class Amount:
     def where(self, which: NDArray[np.bool_]) -> "Amount":
         """The amounts where `which` holds, and none elsewhere."""
         return Amount(np.where(which, self.rows, 0.0), np.where(which, self.bytes, 0.0))
+
+    def beside(self, other: "Amount") -> "Amount":
+        """Both together."""
+        return Amount(self.rows + other.rows, self.bytes + other.bytes)
 
     def times(self, factor: Floats) -> "Amount":
         """So many times the amounts."""
@@ -378,6 +394,9 @@ def step_time(
     sums are; `method` is the replicas' AllReduce."""
     unpooled = without_pooling(topology)
     latencies = phase_latencies(unpooled, workload, fetched.widths, pooled.widths)
+    if workload.training:
+        held = (fetched.rows.all.rows + pooled.rows.all.rows)[sets.on_some]
+        latencies |= _latencies_of_copies(unpooled) if held.any() else {}
     loads: dict[str, _Load] = {}
     if fetched.widths:
         step = _Step(unpooled, workload, sets, fetched, latencies, loads)
@@ -505,18 +524,20 @@ class _Step:
         """From the gradients of the output to the update of every touched row, in training."""
         if not self.workload.training:
             return
-        ratio, single = self.bags.value_ratio, self.sets.copies == 1
+        ratio, everywhere = self.bags.value_ratio, self.sets.everywhere
+        single, own = self.sets.copies == 1, self.rows.of_rank.where(~everywhere)
         given = np.full(self.topology.ranks, self.bags.output_bytes)
         relays = "node sums" in self.latencies and self.joined is None
         if self.joined is None:
-            mail = self.traffic(self.rows.of_rank.where(single))
+            mail = self.traffic(own)
             summed = self.accesses.bytes.sum(axis=1)
         else:
             # The gradients of a node's rows are summed by the proxies there.
-            mail = self.traffic(self.rows.of_position.where(single)).where(~self.far)
+            forwarded = self.rows.of_position.where(single)
+            mail = self.traffic(forwarded.beside(own.where(~single))).where(~self.far)
             summed = self.joined.bytes.sum(axis=1)
             given = given + self.vectors.sum(axis=0)
-        of_replicas = ratio * float(self.rows.of_rank.where(~single).bytes.sum())
+        of_replicas = ratio * float(self.rows.of_rank.where(everywhere).bytes.sum())
         written = self.gradient_bytes(mail).sum(axis=1) + of_replicas
         self.add("sum", self.load().kernel(given + written, ratio * summed))
         sent = self.gradient_bytes(mail.where(self.far))
@@ -532,6 +553,28 @@ class _Step:
         updates = _of_owners(self.sets, np.where(single, self.rows.updates, 0.0))
         merge = self.load().moved(np.where(self.near, left, 0.0).T, lands=False)
         self.add("merge", merge.kernel(left.diagonal() + sent.sum(axis=0) + updates))
+        if "totals" in self.latencies:
+            self.update_copies()
+
+    def update_copies(self) -> None:
+        """The AllReduce of the rows with a copy on each node, among their holders: a part of each
+        one's sums goes to each other, and comes back as totals."""
+        M, N, some = self.topology.ranks, self.topology.nodes, self.sets.on_some
+        position = np.zeros((M, M), dtype=bool)
+        position[np.arange(M)[:, None], self.proxy] = True
+        position &= self.far
+
+        def moved(rows: Amount) -> Floats:
+            """The bytes of a holder's rows between it and each other one, [to, from]."""
+            held = self.sets.holds.T.astype(np.float64)
+            each = rows.where(some)
+            bytes = self.gradient_bytes(Amount(held @ each.rows, held @ each.bytes))
+            return np.where(position, bytes / N, 0.0)
+
+        sums = moved(self.rows.of_node)
+        self.add("copy sums", self.load().moved(sums).kernel(sums.sum(axis=0)))
+        updates = self.sets.holds.T.astype(np.float64) @ np.where(some, self.rows.updates, 0.0)
+        self.add("totals", self.load().moved(moved(self.rows.of_any)).kernel(updates))
 
     def gradient_bytes(self, rows: "Amount") -> Floats:
         """The bytes of rows' gradients, with their slots."""
@@ -550,7 +593,7 @@ def _sums_of_replicas(
     topology: Topology, sets: HolderSets, parts: Sequence[Part], method: Method
 ) -> list[PhaseTime]:
     """The AllReduce: links inside the node, then adapters, and the kernels' memory."""
-    replicated = sets.copies > 1
+    replicated = sets.everywhere
     gradients, updates = ReplicaBytes(0.0, 0.0, 0.0, 0.0), 0.0
     for part in parts:
         ratio, rows = part.bags.value_ratio, part.rows

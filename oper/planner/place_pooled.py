@@ -18,6 +18,7 @@ vector all of a bag share.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from oper.planner.class_placement.pooled_copies import (
     choose_copies,
     enough_extra_bytes,
     least_mean_seconds,
+    may_copy_to_nodes,
 )
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
@@ -98,9 +100,16 @@ def place_pooled(
     at_homes = None
     if topology.homogeneous and asked.balance == "time":
         watch = Watch(report)
-        at_homes = _at_homes(profile, topology, workload, asked, lengths, tables, watch)
+        given = (profile, topology, workload, asked, lengths, tables, watch)
+        at_homes = _at_homes(*given)
         if at_homes is not None and workload.training:
-            return at_homes
+            placed = at_homes.row_placement
+            if not placed.sums.rows[placed.holder_sets.on_some].any():
+                return at_homes
+            # T, the sum of a rank's phases, may be less and the step, whose phases wait for the
+            # slowest rank, longer.
+            without = _at_homes(*given, a_node=False)
+            return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
 
@@ -139,7 +148,7 @@ def estimated_seconds(problem: Problem) -> float:
     lengths = problem.profile.bag_lengths
     assert lengths is not None
     found = []
-    for supposed in (Supposed(spread, load) for spread in (1, 2) for load in _DRAFT_LOADS):
+    for supposed in (Supposed(*each) for each in product((1, 2), _DRAFT_LOADS, (True, False))):
         copies, homes = _with_homes(problem, lengths, supposed, improve=False)
         found.append(copies.copy_seconds + homes.seconds)
     return min(found)
@@ -153,8 +162,10 @@ def _at_homes(
     lengths: BagLengths,
     tables: frozenset[str] | None,
     watch: Watch,
+    a_node: bool = True,
 ) -> Planned | None:
-    """The plan whose tables have homes; None where its limits are not kept."""
+    """The plan whose tables have homes, in training with copies on each node if they pay and
+    `a_node` allows them; None where its limits are not kept."""
     ranks = unplaced(profile, topology, workload.training, tables)
     with watch("classes"):
         problem = make_problem(profile, ranks, workload, asked, by_table=True)
@@ -164,9 +175,9 @@ def _at_homes(
             limits = DeviceLimits.of(problem)
             most = limits.beside_most_replicas(limits.most_extra)
             full = least_mean_seconds(most, lengths, most.budget_bytes)
-            problem = _in_least_memory(limits, most, lengths)
+            problem = _in_least_memory(limits, most, lengths, a_node)
     with watch("draft"):
-        copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths))
+        copies, homes = _with_homes(problem, lengths, _supposed(problem, lengths, a_node))
         levels = Levels(copies.a_node, copies.everywhere)
         sets, replicas = replica_sets(problem.classes, topology, workload, levels)
         placement = _class_placement(problem, sets, replicas)
@@ -183,10 +194,12 @@ def _at_homes(
     return replace(planned, certificate=certificate, seconds=watch.seconds)
 
 
-def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -> Problem:
+def _in_least_memory(
+    limits: DeviceLimits, most: Problem, lengths: BagLengths, a_node: bool
+) -> Problem:
     """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
     at most, than with that of `most`."""
-    supposed = _supposed(most, lengths)
+    supposed = _supposed(most, lengths, a_node)
     shares = shares_up_to(limits.most_extra)
 
     def seconds(problem: Problem) -> float:
@@ -204,7 +217,7 @@ def _in_least_memory(limits: DeviceLimits, most: Problem, lengths: BagLengths) -
     return limits.within(shares[low + least])
 
 
-def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
+def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
     """Where to suppose rows with one owner when copies are chosen, so that T with homes for them is
     least. Fewer tables than nodes cannot be even on nodes of their own: more of their rows have
     copies then, or they share nodes."""
@@ -212,7 +225,10 @@ def _supposed(problem: Problem, lengths: BagLengths) -> Supposed:
     spreads = [1]
     while spreads[-1] < nodes:
         spreads.append(min(2 * spreads[-1], nodes))
-    tried = [Supposed(spread, load) for spread in spreads for load in _LOADS if load <= nodes]
+    either = a_node and problem.workload.training and may_copy_to_nodes(problem.topology)
+    copied = (True, False) if either else (False,)
+    loads = [load for load in _LOADS if load <= nodes]
+    tried = [Supposed(*each) for each in product(spreads, loads, copied)]
 
     def seconds(supposed: Supposed, improve: bool = False) -> float:
         copies, homes = _with_homes(problem, lengths, supposed, improve)
@@ -298,9 +314,9 @@ def _over_all_nodes(
     limits = DeviceLimits.of(
         make_problem(profile, pooled(nowhere).bounding, workload, asked, by_table=True)
     )
-    full = max(
-        bound_seconds(limits, limits.most_extra), pooled_bound(limits.within(limits.most_extra))
-    )
+    full = pooled_bound(limits.within(limits.most_extra))
+    if not (workload.training and may_copy_to_nodes(topology)):  # of which this bound knows nothing
+        full = max(full, bound_seconds(limits, limits.most_extra))
     return replace(best, certificate=replace(best.certificate, full_memory_bound_seconds=full))
 
 

@@ -41,6 +41,7 @@ from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.lookup_op import LookupOperator
+from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_fetcher import RowFetcher
@@ -175,9 +176,12 @@ class EmbeddingEngine:
         replicas = _replica_allreduce(
             self.plan, self.tables, self.node, self.signals, in_heap, self.device
         )
+        trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
+        tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
+        copies = NodeCopies.of(memory, self.plan.layout, trained, tables, self.counters)
         means = any(table.pooling == "mean" for table in self.tables)
         how = (self.counters, self.gradient_scale, means)
-        return Gradients(memory, self.source, exchange, replicas, *how)
+        return Gradients(memory, self.source, exchange, replicas, copies, *how)
 
     # A batch.
 
@@ -273,9 +277,17 @@ class EmbeddingEngine:
     def unequal_replicas(self) -> list[UnequalReplica]:
         """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
         something else wrote to the heap. To be called on all ranks; the parts are rows and states
-        of each width in turn, slots count the width's replicas."""
+        of each width in turn, slots count the width's replicas. Of rows with copies on some ranks,
+        those of each set of holders are compared after those on all."""
         self.signals.barrier("compare replicas")
-        return unequal_replicas(_replicas(self.plan, self.heap), self.node.group)
+        found = unequal_replicas(_replicas(self.plan, self.heap), self.node.group)
+        layout = self.plan.layout
+        for holds in np.unique(layout.holds[runtime_plan.copied_to_nodes(layout)], axis=0):
+            holders = np.flatnonzero(holds).tolist()
+            if self.training:
+                copies = _node_copies(self.plan, self.heap, holders, self.rank in holders)
+                found += unequal_replicas(copies, self.node.group, holders)
+        return found
 
     def fail(self, error: BaseException) -> None:
         """Make all ranks that wait for this one, now or later, raise for this error: also in the
@@ -352,6 +364,19 @@ def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
         slots = torch.from_numpy(runtime_plan.replica_slots(layout, tables))
         held = (heap.rows(width), heap.state(width))
         parts += [part[slots.to(part.device)].cpu() for part in held]
+    return parts
+
+
+def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list[torch.Tensor]:
+    """The rows and the states of rows with copies on these ranks alone, of each width in turn; as
+    many zeros where this rank is none of them."""
+    layout, parts = plan.layout, []
+    for width in range(len(layout.slots)):
+        tables = np.flatnonzero(layout.width_of_table == width)
+        slots = torch.from_numpy(runtime_plan.node_copy_slots(layout, tables, holders[0]))
+        for part in (heap.rows(width), heap.state(width)):
+            zeros = torch.zeros(len(slots), part.shape[1], dtype=torch.uint8)
+            parts.append(part[slots] if mine else zeros)
     return parts
 
 

@@ -87,7 +87,7 @@ def vector_ratios(placement: Placement, log: Log, samples: np.ndarray, machine: 
     for t, part in enumerate(placement.parts):
         ids, bag = log.bags(t, samples)
         sets = part.holder_set[ids]
-        alone = ~placement.replicated[sets]
+        alone = placement.holds[sets].sum(axis=1) == 1
         node = machine.node_of[placement.owner[sets]]
         for n in range(machine.nodes):
             there = alone & (node == n)
@@ -115,7 +115,8 @@ def test_a_batch_that_is_certain(
     how = {"raw": Fetch.RAW, "distinct": Fetch.DISTINCT, "pooled": Fetch.POOLED_BY_NODE}[fetch]
     if machine.nodes == 1 and fetch == "pooled":
         return
-    placement = random_placement(random, machine.ranks, ROWS, how)
+    nodes = machine.nodes if fetch == "pooled" and training else 1
+    placement = random_placement(random, machine.ranks, ROWS, how, nodes)
     traffic = count(placement, log, np.tile(mine, (machine.ranks, 1)), machine, training)
     phases = phases_of(traffic, machine, "dense", training)
     simulated = {phase.name: phase.on(machine) for phase in phases}

@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.cost.allreduce import allreduce_cost
-from oper.cost.holder_sets import cheapest_holder_sets, single_owner_sets
+from oper.cost.holder_sets import (
+    HolderSets,
+    cheapest_holder_sets,
+    everywhere_set,
+    single_owner_sets,
+    trained_node_sets,
+)
 from oper.cost.read_charges import Charges
 from oper.cost.vectors_per_bag import VectorsPerBag
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.class_placement.homes import choose_homes
-from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
 from oper.planner.class_placement.pooled_copies import (
+    Supposed,
     choose_copies,
     enough_extra_bytes,
     least_mean_seconds,
@@ -63,29 +68,22 @@ def ranks_of(shape: tuple[int, int], memory: NodeMemory, near: float, far: float
     return Topology("t", tuple(node_of.tolist()), cost, 2e7, hops, memory=(memory,) * shape[0])
 
 
-def mean_seconds(problem: Problem, lengths: BagLengths, copied: np.ndarray) -> float:
-    """The least mean of T over the AllReduce methods with copies of these rows of each class, [C],
-    and every table's others on one node."""
-    classes, single = problem.classes, problem.classes.rows - copied
-    near = single_seconds(classes, without_vectors(problem.topology), problem.workload) @ single
-    accesses = np.bincount(table_of_class(classes), single * classes.accesses)
-    shares = (accesses / np.maximum(lengths.ids_of_tables, 1))[:, None]
-    vectors = vector_seconds(problem, lengths) @ VectorsPerBag(lengths).chances(shares)[:, 0]
-    return float(near + vectors) + copy_seconds(problem, copied)
+def mean_seconds(problem: Problem, everywhere: np.ndarray, a_node: np.ndarray) -> float:
+    """The mean of T, priced as a plan's, with copies of these rows of each class, [C], on all ranks
+    and on each node, and every table's others on one rank."""
+    classes, sets = problem.classes, kinds_of_sets(problem)
+    counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
+    single = classes.rows - everywhere - a_node
+    counts[np.arange(len(classes)), table_of_class(classes)] = single
+    counts[:, M], counts[:, M + 1] = everywhere, a_node
+    return float(price_counts(problem, sets, counts).rank_seconds.mean())
 
 
-def copy_seconds(problem: Problem, copied: np.ndarray) -> float:
-    """What copies of these rows of each class take a rank, by the AllReduce that takes least."""
-    classes = problem.classes
-    if not copied.any():
-        return 0.0
-    return min(
-        float(
-            everywhere_seconds(classes, problem.topology, problem.workload, method) @ copied
-            + allreduce_cost(problem.topology, method).latency
-        )
-        for method in ("dense", "bitmap", "allgather")
-    )
+def kinds_of_sets(problem: Problem) -> HolderSets:
+    """Single owners, copies on all ranks, and copies on each node."""
+    ranks = problem.topology.ranks
+    every = single_owner_sets(ranks) + everywhere_set(ranks)
+    return every + trained_node_sets(problem.topology)
 
 
 @examples(40)
@@ -95,18 +93,34 @@ def test_no_copies_are_better_than_the_bound(
 ) -> None:
     problem, lengths = problem_of(profile, extra)
     found = choose_copies(problem, lengths, problem.budget_bytes)
-    classes, each = problem.classes, (M - 1) * problem.classes.m
-    assert each @ found.everywhere <= problem.budget_bytes
-    assert mean_seconds(problem, lengths, found.everywhere) == pytest.approx(found.seconds)
-    assert copy_seconds(problem, found.everywhere) == pytest.approx(found.copy_seconds, rel=1e-9)
+    classes, row_bytes = problem.classes, problem.classes.m
+    most, nodes = M - 1, problem.topology.nodes - 1
+    extra_bytes = row_bytes @ (most * found.everywhere + nodes * found.a_node)
+    assert extra_bytes == found.extra_bytes <= problem.budget_bytes
+    assert mean_seconds(problem, found.everywhere, found.a_node) == pytest.approx(found.seconds)
     bound = least_mean_seconds(problem, lengths, problem.budget_bytes)
     assert bound <= found.seconds
     copied = np.array([data.draw(st.integers(0, int(rows))) for rows in classes.rows])
+    left = classes.rows - copied
+    a_node = np.array([data.draw(st.integers(0, int(rows))) for rows in left])
     order = data.draw(st.permutations(range(len(classes))))
-    for c in order:  # as many as the budget allows
-        over = each @ copied - problem.budget_bytes
-        copied[c] -= min(copied[c], max(0, int(np.ceil(over / each[c]))))
-    assert mean_seconds(problem, lengths, copied) >= bound * (1 - 1e-12)
+    for each, extra_copies in ((copied, most), (a_node, nodes)):  # as many as the budget allows
+        for c in order:
+            over = row_bytes @ (most * copied + nodes * a_node) - problem.budget_bytes
+            each[c] -= min(each[c], max(0, int(np.ceil(over / (extra_copies * row_bytes[c])))))
+    assert mean_seconds(problem, copied, a_node) >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("extra", [0.05, 0.3, 1.0])
+def test_copies_on_nodes_are_chosen_where_memory_is_short(profile: Profile, extra: float) -> None:
+    problem, lengths = problem_of(profile, extra)
+    given = lengths, problem.budget_bytes
+    without = choose_copies(problem, *given, Supposed(a_node=False))
+    assert not without.a_node.any()
+    found = choose_copies(problem, *given)
+    assert found.seconds <= without.seconds
+    assert found.a_node.any()
+    assert found.seconds < 0.97 * without.seconds
 
 
 def test_with_budget_for_all_the_copies_are_as_good_as_the_bound(profile: Profile) -> None:
@@ -192,9 +206,8 @@ def test_no_holders_are_better_than_the_bound(
     lengths, classes = profile.bag_lengths, problem.classes
     assert lengths is not None
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    copies = random.choice([1, nodes, ranks] if mode == "inference" else [1, ranks], 12)
-    if mode == "inference":
-        copies[:6] = random.integers(1, ranks + 1, 6)
+    copies = random.choice([1, nodes, ranks], 12)
+    copies[:6] = random.integers(1, ranks + 1, 6)
     holds = np.zeros((len(copies), ranks), dtype=bool)
     for of_set, k in zip(holds, copies, strict=True):
         order = random.permutation(ranks)
@@ -203,11 +216,16 @@ def test_no_holders_are_better_than_the_bound(
             order = (order + random.integers(shape[1])) % ranks
         of_set[order[:k]] = True
     sets = single_owner_sets(ranks) + cheapest_holder_sets(holds, Charges.of(given).read_seconds)
+    if mode == "training":
+        sets = kinds_of_sets(problem)
     used = random.choice(len(sets), size=random.integers(1, 5))
     shares = random.dirichlet(np.full(len(used), 0.3), len(classes))
     counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
     for c, rows in enumerate(classes.rows):
-        np.add.at(counts[c], used, random.multinomial(rows, shares[c]))
+        of_class = used
+        if mode == "training" and not np.broadcast_to(classes.pooled, len(classes))[c]:
+            of_class = np.where(used > ranks, 0, used)
+        np.add.at(counts[c], of_class, random.multinomial(rows, shares[c]))
     seconds = price_counts(problem, sets, counts).rank_seconds.mean()
     extra = float(((sets.copies - 1) * classes.m[:, None] * counts).sum())
     assert least_mean_seconds(problem, lengths, extra) <= seconds * (1 + 1e-9)

@@ -104,8 +104,10 @@ def test_tables_that_are_not_pooled_make_nodes_even(tmp_path: Path) -> None:
     assert planned.certificate.certified_gap < 0.01
 
 
-def tried(profile: Profile, random: np.random.Generator, trial: int) -> list[np.ndarray]:
-    """Some owner of each row, M for copies; whole tables on one node among them."""
+def tried(
+    profile: Profile, random: np.random.Generator, trial: int, pooled: tuple[str, ...]
+) -> list[np.ndarray]:
+    """Some owner of each row, as `owners` has them; whole tables on one node among them."""
     found = []
     for table in profile.tables:
         homes = random.choice(M, size=random.integers(1, M + 1), replace=False)
@@ -115,6 +117,9 @@ def tried(profile: Profile, random: np.random.Generator, trial: int) -> list[np.
         of_rows = random.choice(homes, table.rows)
         if trial % 3 == 0:
             of_rows[random.random(table.rows) < random.random()] = M
+        if trial % 5 == 0 and table.name in pooled:
+            copied = random.random(table.rows) < random.random()
+            of_rows[copied] = M + 1 + random.integers(PER_NODE, size=int(copied.sum()))
         found.append(of_rows)
     return found
 
@@ -133,7 +138,9 @@ def test_no_placement_is_better_than_the_bound(
     problem = problem_of(assemble(planned), profile, as_counted=True)
     bound = certify(problem, 1.0).lower_bound_seconds
     costs = [
-        cost_written_out(profile, 64, tried(profile, random, trial), training, ranks, pooled)
+        cost_written_out(
+            profile, 64, tried(profile, random, trial, pooled), training, ranks, pooled
+        )
         for trial in range(150)
     ]
     assert 0 < bound <= min(costs) * (1 + 1e-9)

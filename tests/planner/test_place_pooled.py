@@ -81,9 +81,12 @@ def cost_written_out(
     ranks: Topology,
     pooled: Sequence[str] | None = None,
 ) -> float:
-    """The objective of tables whose rows lie on `owner[t]`, M for copies on all ranks: what reads
-    and gradients take, and copies by the densest AllReduce, with their updates."""
+    """The objective of tables whose rows lie on `owner[t]`, as in `owners`: what reads and
+    gradients take, copies on all ranks by the densest AllReduce, and those on each node by one
+    among their holders, with their updates."""
     T = seconds_written_out(profile, batch, owner, training, ranks, pooled)
+    if training:
+        T += copied_to_nodes_written_out(profile, batch, owner)
     copied = sum(
         table.row_bytes * float((of_rows == M).sum())
         for table, of_rows in zip(profile.tables, owner, strict=True)
@@ -97,6 +100,21 @@ def cost_written_out(
     return float(T.max())
 
 
+def copied_to_nodes_written_out(
+    profile: Profile, batch: int, owner: list[np.ndarray]
+) -> np.ndarray:
+    """What the sums and updates of rows with a copy on each node take their holders, [M]."""
+    T = np.zeros(M)
+    for t, (table, of_rows) in enumerate(zip(profile.tables, owner, strict=True)):
+        s = profile.table_samples_with_row(t) / profile.samples
+        touched = -np.expm1(batch * np.log1p(-np.minimum(s, 1 - 1e-16)))
+        for position in range(PER_NODE):
+            union = table.row_bytes * float(touched[of_rows == M + 1 + position].sum())
+            holders = [node * PER_NODE + position for node in range(NODES)]
+            T[holders] += (2 * (NODES - 1) / NODES * FAR + LOCAL) * union
+    return T
+
+
 def seconds_written_out(
     profile: Profile,
     batch: int,
@@ -105,10 +123,10 @@ def seconds_written_out(
     ranks: Topology,
     pooled: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """What reads and gradients of rows with one owner take each rank, [M]. Of `pooled` tables
-    (all): its own reads, those of the ranks that it is proxy of, and one vector for each bag and
-    node that has any; ids of a bag are independent, but for rows that repeat. Of others: each row
-    that it touches once, and its gradient; those of another node through the rank there at its
+    """What reads, and gradients but for their sums over copies, take each rank, [M]. Of `pooled`
+    tables (all): its own reads, those of the ranks that it is proxy of, and one vector for each bag
+    and node that has any; ids of a bag are independent, but for rows that repeat. Of others: each
+    row that it touches once, and its gradient; those of another node through the rank there at its
     owner's position, which asks once for what any rank of its node touches."""
     shared, lengths = ranks.memory[0] == "shared", profile.bag_lengths
     assert lengths is not None
@@ -116,12 +134,12 @@ def seconds_written_out(
     for t, table in enumerate(profile.tables):
         first = int(profile.offsets[t])
         accesses = profile.accesses[first : first + table.rows].astype(float)
-        inside = np.bincount(owner[t], accesses, minlength=M + 1)
+        inside = np.bincount(owner[t], accesses, minlength=M + 1 + PER_NODE)
         S, total = table.row_bytes, max(accesses.sum(), 1)
         samples_with_row = profile.table_samples_with_row(t).astype(float)
         s = samples_with_row / profile.samples
         touched = -np.expm1(batch / M * np.log1p(-np.minimum(s, 1 - 1e-16)))
-        sent = np.bincount(owner[t], touched, minlength=M + 1)
+        sent = np.bincount(owner[t], touched, minlength=M + 1 + PER_NODE)
         T += sent[M] * S * LOCAL
         if pooled is not None and table.name not in pooled:
             in_node = -np.expm1(batch / NODES * np.log1p(-np.minimum(s, 1 - 1e-16)))
@@ -146,7 +164,12 @@ def seconds_written_out(
             T[[r for r in range(M) if r not in members]] += (
                 (1 + training) * FAR * 4 * table.dim * chance * b
             )
-            for r in members:
+            for r in members:  # what all read of it, and what its node does of its copies
+                at = M + 1 + r % PER_NODE
+                read, gradient = inside[at] * b * S, sent[at] * S
+                for reader in members:
+                    T[reader] += NEAR * (reader != r) * (read + training * gradient)
+                    T[r] += LOCAL * gradient * ((not (shared and reader != r)) + training)
                 read, gradient = inside[r] * b * S, sent[r] * S
                 for reader in range(M):
                     away = members[reader % PER_NODE] != r
@@ -184,13 +207,16 @@ def reads_written_out(profile: Profile, batch: int, plan: Plan) -> np.ndarray:
 
 
 def owners(plan: Plan) -> list[np.ndarray]:
-    """The only rank that holds each row, of each table; M where all do."""
+    """The only rank that holds each row, of each table; M where all do, and M + 1 + p where those
+    at position p of each node do."""
+    a_node = np.tile(np.eye(PER_NODE, dtype=bool), NODES)
+    kinds = {holds.tobytes(): n for n, holds in enumerate((*np.eye(M, dtype=bool), *a_node), 1)}
+    kinds = {holds: n - 1 if n <= M else n for holds, n in kinds.items()}
+    kinds[np.ones(M, dtype=bool).tobytes()] = M
     found = []
     for t, table in enumerate(plan.tables):
         at = plan.layout.locate(t, np.arange(table.rows))
-        holds = plan.layout.holds[at.group]
-        listed = np.where(holds.all(axis=1), M, holds.argmax(axis=1))
-        assert ((holds.sum(axis=1) == 1) | holds.all(axis=1))[at.group >= 0].all()
+        listed = [kinds[plan.layout.holds[group].tobytes()] for group in at.group.tolist()]
         found.append(np.where(at.group >= 0, listed, at.owner))
     return found
 
@@ -211,6 +237,9 @@ def test_a_plan_states_what_its_rows_cost(
     written = seconds_written_out(profile, 64, owners(plan), True, ranks)
     stated = plan.cost.rank_seconds - plan.cost.allreduce_seconds
     np.testing.assert_allclose(stated, written, rtol=1e-6)
+    if plan.allreduce_method == "none":
+        summed = copied_to_nodes_written_out(profile, 64, owners(plan))
+        np.testing.assert_allclose(plan.cost.allreduce_seconds, summed, rtol=1e-6, atol=1e-10)
 
 
 @pytest.mark.parametrize("memory", ["linked", "shared"])
@@ -246,7 +275,7 @@ def test_tables_keep_to_their_homes(tmp_path: Path) -> None:
     assert plan.record.step == "homes"
     assert plan.certificate is not None
     assert plan.certificate.certified_gap < 0.05
-    node_of = np.append(np.array(plan.topology.node_of), -1)
+    node_of = np.append(np.array(plan.topology.node_of), [-1] * (1 + PER_NODE))
     for of_rows, first in zip(owners(plan), profile.offsets, strict=False):
         accesses = profile.accesses[first : first + len(of_rows)]
         on = [int(accesses[node_of[of_rows] == node].sum()) for node in range(NODES)]
@@ -280,6 +309,9 @@ def test_no_placement_is_better_than_the_bound(
             of_rows = random.choice(homes, table.rows)
             if trial % 3 == 0:
                 of_rows[random.random(table.rows) < 0.4] = M
+            if trial % 5 == 0:
+                copied = random.random(table.rows) < random.random()
+                of_rows[copied] = M + 1 + random.integers(PER_NODE, size=int(copied.sum()))
             owner.append(of_rows)
         least = min(least, cost_written_out(profile, batch, owner, training, ranks))
     assert 0 < bound <= least * (1 + 1e-9)

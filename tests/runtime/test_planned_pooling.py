@@ -2,6 +2,7 @@
 the unsharded model."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -13,11 +14,14 @@ from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_pooled import place_pooled
+from oper.planner.replan.replan import replan
+from oper.runtime.memory.runtime_plan import copied_to_nodes
 from oper.topology.latency import Latency
 from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 from tests.runtime.test_engine import assert_equals_unsharded
 from tests.support.examples import examples
+from tests.support.planner.drifting import slots_of
 from tests.support.runtime.engine_cases import Case, batch_of, tables_of
 
 NODES = [(0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 0, 1)]
@@ -70,3 +74,20 @@ def test_the_first_tables_travel_as_sums(ranks) -> None:
     assert plan.pooled_tables == tuple(tables_of(case)[n].name for n in (0, 2))
     assert plan.vector_ratio is not None
     assert all(ratio > 0 for ratio in plan.vector_ratio)
+
+
+def test_copies_on_nodes_train_as_the_unsharded_model_and_after_a_replan(ranks) -> None:
+    case = Case(seed=3, ranks=4, bags="many", rows=(150, 40, 90), dims=(8, 4), steps=4)
+    plan = planned(case, (0, 0, 1, 1), [True, True, True], 0.02)
+    assert copied_to_nodes(plan.layout).any()
+    assert_equals_unsharded(ranks, case, plan, plan.topology.node_of)
+    tables = list(tables_of(case))
+    later = replace(case, seed=4)
+    newer = oper.profile(
+        (batch_of(later, step, rank) for step in range(4) for rank in range(4)), tables
+    )
+    found = replan(plan, newer, 10**9)
+    before, after = slots_of(plan), slots_of(found.plan)
+    moved = (before >= 0).sum(axis=1) != (after >= 0).sum(axis=1)
+    assert (moved & ((after >= 0).sum(axis=1) == 2)).any()
+    assert_equals_unsharded(ranks, case, found.plan, plan.topology.node_of)

@@ -54,16 +54,17 @@ def random_log(random: np.random.Generator, rows: list[int], samples: int) -> Lo
 
 
 def random_placement(
-    random: np.random.Generator, ranks: int, rows: list[int], fetch: Fetch
+    random: np.random.Generator, ranks: int, rows: list[int], fetch: Fetch, nodes: int = 1
 ) -> Placement:
-    """Rows of each table on random ranks, and some on all."""
-    everyone = np.arange(ranks)
-    source = np.concatenate([np.repeat(everyone[:, None], ranks, axis=1), everyone[None]])
-    holds = np.concatenate([np.eye(ranks, dtype=bool), np.ones((1, ranks), dtype=bool)])
-    parts = [
-        Part(
-            t, ROW_BYTES, STATE_BYTES, DIM, fetch, random.integers(0, ranks + 1, n).astype(np.int32)
-        )
-        for t, n in enumerate(rows)
-    ]
-    return Placement(source, holds, parts, "bitmap")
+    """Rows of each table on random ranks, and some on all, or on one of each of several `nodes`."""
+    everyone, a_node = np.arange(ranks), ranks // nodes
+    source = [*np.repeat(everyone[:, None], ranks, axis=1), everyone]
+    holds = [*np.eye(ranks, dtype=bool), np.ones(ranks, dtype=bool)]
+    for position in range(a_node if 1 < nodes < ranks else 0):
+        source.append(everyone // a_node * a_node + position)
+        holds.append(everyone % a_node == position)
+    parts = []
+    for t, n in enumerate(rows):
+        holder_set = random.integers(0, len(holds), n).astype(np.int32)
+        parts.append(Part(t, ROW_BYTES, STATE_BYTES, DIM, fetch, holder_set))
+    return Placement(np.array(source), np.array(holds), parts, "bitmap")

@@ -14,6 +14,8 @@
     node sums  relays add up their node's gradients of rows of other nodes
     gradients  what other nodes' owners are to get
     merge      owners read the mailboxes of their node and update every touched row
+    copy sums  of rows with a copy on each node, the sums of all nodes go to one of the holders
+    totals     which sends them back, and all update their copies
     sums       the replicas' AllReduce, and the update of touched replicas
 
 Slots, rows and gradients are each sent after how many they are, as the runtime does; pooled vectors
@@ -114,6 +116,8 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
             Phase("node sums", _between(t.node_sums_moved), t.node_sums_memory, zeros, lands=False),
             moving("gradients", t.gradients, rounds=4),
             Phase("merge", _between(t.merge_moved), t.merge_memory, zeros, lands=False),
+            Phase("copy sums", _between(t.copy_sums), t.copy_sums_memory, zeros, rounds=2),
+            Phase("totals", _between(t.copy_totals), t.copy_totals_memory, zeros, rounds=2),
             # Marks, the buffer of the sums, the sums, updates.
             Phase("sums", none, np.full(M, updates), zeros, kernels=4, sums=sums),
         ]

@@ -64,8 +64,9 @@ class Kind(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Placement:
     """Holder set g is stored by the ranks that `holds[g]` marks, and rank i reads it from
-    `source[g, i]`; both [G, M]. Rows with several holders are replicas, whose gradients go by an
-    AllReduce of `allreduce` ("dense", "bitmap", "allgather"; anything where there are none).
+    `source[g, i]`; both [G, M]. Rows that all hold are replicas, whose gradients go by an AllReduce
+    of `allreduce` ("dense", "bitmap", "allgather"; anything where there are none). Others with
+    several holders have one on each node, at one position, in training.
     relays: whether a distinct row of another node comes once a node, to the rank there at its
     owner's position, of which the others get it, and gradients go back the same way."""
 
@@ -77,12 +78,17 @@ class Placement:
 
     @cached_property
     def replicated(self) -> NDArray[np.bool_]:
-        """Whether each holder set has several holders, [G]."""
-        return np.asarray(self.holds.sum(axis=1) > 1)
+        """Whether all of several ranks hold each set, [G]."""
+        return np.asarray(self.holds.all(axis=1) & (self.holds.shape[1] > 1))
+
+    @cached_property
+    def copied(self) -> NDArray[np.bool_]:
+        """Whether each holder set has several holders, but not all, [G]."""
+        return np.asarray((self.holds.sum(axis=1) > 1) & ~self.replicated)
 
     @cached_property
     def owner(self) -> NDArray[np.int64]:
-        """The first holder of each set, which is the only one unless it is replicated, [G]."""
+        """The first holder of each set, which is the only one of most, [G]."""
         return self.holds.argmax(axis=1)
 
     def kinds(self) -> Iterator[tuple[Kind, list[Part]]]:

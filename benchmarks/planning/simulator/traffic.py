@@ -60,6 +60,10 @@ class Traffic:
     gradients: Bytes = field(init=False)
     merge_moved: Bytes = field(init=False)
     merge_memory: Bytes = field(init=False)
+    copy_sums: Bytes = field(init=False)
+    copy_sums_memory: Bytes = field(init=False)
+    copy_totals: Bytes = field(init=False)
+    copy_totals_memory: Bytes = field(init=False)
     replicas: list[Replicas] = field(default_factory=list)
     rows_travel: bool = False
 
@@ -109,7 +113,8 @@ class _Counter:
         self.traffic, self.kind, self.parts = traffic, kind, parts
         self.machine, self.training = machine, training
         self.source, self.owner = placement.source, placement.owner
-        self.replicated, self.M = placement.replicated, machine.ranks
+        self.replicated, self.copied = placement.replicated, placement.copied
+        self.M = machine.ranks
         self.holder_set = np.concatenate([part.holder_set for part in parts])
         self.first = np.cumsum([0, *(len(part.holder_set) for part in parts)])
         self.node_of = machine.node_of
@@ -117,6 +122,9 @@ class _Counter:
         self.mine, self.of_position, self.of_any = np.zeros((3, len(self.holder_set)), dtype=bool)
         self.owners = [np.unique(self.owner[part.holder_set]) for part in parts]
         self.touched = np.zeros(self.M)
+        # Rows with a copy on each node that any rank of a node has touched.
+        some = training and bool(self.copied[self.holder_set].any())
+        self.of_nodes = np.zeros((machine.nodes if some else 0, len(self.holder_set)), dtype=bool)
         several = 1 < machine.nodes < machine.ranks
         self.relayed = placement.relays and several and kind.fetch is Fetch.DISTINCT
         self.asked: list[Ints] = []  # by the ranks of a node of others: row · M + source
@@ -283,9 +291,14 @@ class _Counter:
             traffic.sum_memory[rank] += output + vector * len(distinct)
             traffic.sum_cache[rank] += vector * accesses.sum()
         elif self.kind.fetch is Fetch.POOLED_BY_NODE:
-            self.of_position[distinct] = True
             own = self.node_of == self.node_of[rank]
             traffic.sum_memory[rank] += output + vector * replicas
+            copied = self.copied[sets]
+            self.of_position[distinct[~copied]] = True
+            if copied.any():
+                self.of_nodes[self.node_of[rank], distinct[copied]] = True
+                self._mail(rank, self._by_rank(self.source[sets[copied], rank]))
+                traffic.sum_memory[rank] += vector * float(copied.sum())
             traffic.sum_cache[rank] += vector * accesses[own].sum()
 
     def _mail(self, rank: int, rows: Bytes) -> None:
@@ -325,13 +338,33 @@ class _Counter:
         kind = self.kind
         sets = self.holder_set[self.of_any]
         replicas = self.replicated[sets]
-        rows = self._by_rank(self.owner[sets[~replicas]])
+        rows = self._by_rank(self.owner[sets[~replicas & ~self.copied[sets]]])
         self.traffic.merge_memory += 2 * (kind.row_bytes + kind.state_bytes) * rows
         there = int(self.replicated[self.holder_set].sum())
         if there:
             sizes = (kind.row_bytes, kind.state_bytes, kind.vector_bytes)
             found = Replicas(there, *sizes, self.touched, int(replicas.sum()))
             self.traffic.replicas.append(found)
+
+        if len(self.of_nodes):
+            self._sum_copies()
+
+    def _sum_copies(self) -> None:
+        """The gradients of rows with a copy on each node: of each holder's a part goes to each
+        other one, which sums it, and comes back to all."""
+        machine, traffic, kind = self.machine, self.traffic, self.kind
+        nodes, size = machine.nodes, kind.vector_bytes + SLOT_BYTES
+        position = self.owner[self.holder_set] % machine.ranks_per_node
+        for place in range(machine.ranks_per_node):
+            holders = [machine.proxy(place, node) for node in range(nodes)]
+            of_nodes = self.of_nodes[:, position == place]
+            union = float(of_nodes.any(axis=0).sum())
+            for holder, rows in zip(holders, of_nodes.sum(axis=1).tolist(), strict=True):
+                others = [other for other in holders if other != holder]
+                traffic.copy_sums[holder, others] += size * rows / nodes
+                traffic.copy_sums_memory[holders] += size * rows / nodes
+                traffic.copy_totals[holder, others] += size * union / nodes
+            traffic.copy_totals_memory[holders] += 2 * (kind.row_bytes + kind.state_bytes) * union
 
     def _near_and_far(self, rank: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Other ranks of a rank's node, and ranks of other nodes, [M] each."""

@@ -14,6 +14,7 @@ from oper.plan.certificate import Certificate
 from oper.planner.bounds.hot_rows_bound import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.bounds.pooled_bound import pooled_bound
+from oper.planner.class_placement.pooled_copies import may_copy_to_nodes
 from oper.planner.problem.problem import ClassProblem, Problem
 from oper.topology.pooled_links import PooledTopology
 
@@ -30,8 +31,11 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
         if isinstance(problem, Problem):
             known = pooled_bound(problem)
         topology = topology.bounding
-        if not problem.workload.training and not np.all(classes.pooled):
-            # A linear bound in inference has one cost for a byte of any row.
+        mixed = not problem.workload.training and not np.all(classes.pooled)
+        copied_to_nodes = problem.workload.training and may_copy_to_nodes(topology)
+        if known and (mixed or copied_to_nodes):
+            # A linear bound in inference has one cost for a byte of any row, and in training it
+            # knows no copies on each node, as pooled tables have.
             return Certificate(objective_seconds, known, None, None)
     limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)

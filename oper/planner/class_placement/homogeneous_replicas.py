@@ -29,6 +29,7 @@ from oper.cost.holder_sets import (
     everywhere_set,
     per_node_sets,
     single_owner_sets,
+    trained_node_sets,
 )
 from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
@@ -108,7 +109,9 @@ def replica_sets(
     sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
-        per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
+        per_node = trained_node_sets(topology)
+        if not workload.training:
+            per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
         sets = sets + per_node
         load = np.zeros(len(per_node))
         equal = np.full(len(per_node), 1 / len(per_node))

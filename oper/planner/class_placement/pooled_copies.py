@@ -10,19 +10,21 @@ vectors, and links between nodes cost their rows as always. Of a table the rows 
 access come first; what they gain is concave too, and between two of them linear, so that the best x
 is where a class ends, and is found by looking at every end.
 
-Copies are in training on all M ranks, by one of the AllReduce methods. In inference they are of
-several kinds: one on each of the N nodes, which spares all vectors, or on all ranks. Other numbers
-of copies, k on q of the nodes, are in the bound alone. With q_r nodes for each row, vectors are
-fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of rows with q_r ≤ N - j)
-over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above what copies cost beside
-has that cost linear in q. So each j is the same problem by itself, whose best set is copied to all
-nodes at the end of that line.
+Copies are of two kinds: one on each of the N nodes, which spares all vectors, or on all M ranks, in
+training by one of the AllReduce methods; which kinds a plan has decides what waits it has. In
+inference other numbers of copies, k on q of the nodes, are in the bound alone. With q_r nodes for
+each row, vectors are fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of
+rows with q_r ≤ N - j) over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above
+what copies cost beside has that cost linear in q. So each j is the same problem by itself, whose
+best set is copied to all nodes at the end of that line.
 
 The budget of extra copies has a price λ per byte: Σ_t min_x (…) - λ·budget is a lower bound on the
 mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and a λ within the budget
 gives the copies. Rows that need whole ranks or nodes are not looked at: certify.py does that.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.allreduce import METHODS, NodeCopiesCost, allreduce_cost
+from oper.cost.holder_sets import trained_node_sets
 from oper.cost.read_charges import Charges
 from oper.cost.vectors_per_bag import VectorsPerBag, pooled_of
 from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
@@ -38,11 +41,13 @@ from oper.planner.lp.pricing import DualPrices, homogeneous_lines, relayed_copie
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
-_BISECTIONS = 30
+# Prices of memory are halved in their logarithm, from so little of the highest: to 1e-4 of each.
+_BISECTIONS = 18
+_LOWEST_PRICE = 1e-12
 SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 
@@ -62,15 +67,23 @@ class PooledCopies:
 
 
 class Supposed(NamedTuple):
-    """Where rows with one owner are supposed to be: those of each pooled table on `spread` nodes,
-    whose ranks take for them `load` times the mean over all nodes. The least is one node, and the
-    mean."""
+    """Where rows are supposed to be: those with one owner of each pooled table on `spread` nodes,
+    whose ranks take for them `load` times the mean over all nodes; and `a_node` says whether, in
+    training, rows may have a copy on each node. The least is one node, the mean, and such copies.
+    """
 
     spread: int = 1
     load: float = 1.0
+    a_node: bool = True
 
 
 _LEAST = Supposed()
+
+
+def may_copy_to_nodes(topology: Topology) -> bool:
+    """Whether in training rows of pooled tables may have a copy on each node."""
+    ranks = without_pooling(topology)
+    return ranks.homogeneous and 1 < ranks.nodes < ranks.ranks
 
 
 def choose_copies(
@@ -107,9 +120,9 @@ def enough_extra_bytes(
     methods = _methods(problem, lengths, supposed)
     enough = min(budget_bytes, best.extra_bytes)
     for each in methods:
-        low, high = 0.0, each.highest_price
+        low, high = each.prices
         for _ in range(_BISECTIONS):
-            price = (low + high) / 2
+            price = math.sqrt(low * high)
             kinds, _ = each.at(price)
             if each.seconds(kinds) > best.seconds * (1 + tolerance):
                 high = price
@@ -223,10 +236,11 @@ class _Copying:
         return np.zeros(len(self.rows), dtype=np.int64)
 
     @property
-    def highest_price(self) -> float:
-        """Seconds per byte at which no copy pays."""
+    def prices(self) -> tuple[float, float]:
+        """Seconds per byte, from next to nothing to the price at which no copy pays."""
         first = float(self.kind_seconds[0].sum() + self.tables.vector_seconds.sum())
-        return first / max(float(self.extra[self.extra > 0].min(initial=np.inf)), 1.0)
+        highest = first / max(float(self.extra[self.extra > 0].min(initial=np.inf)), 1.0)
+        return _LOWEST_PRICE * highest, highest
 
     def at(self, price: float) -> tuple[Ints, float]:
         """The kinds of copies at a price per byte, [C], and what all costs at it, but latency."""
@@ -262,9 +276,9 @@ class _Copying:
         kinds, bound = self.at(0.0)
         if self.extra_bytes(kinds) > budget_bytes:
             kinds, bound = self.nothing, 0.0
-            low, high = 0.0, self.highest_price
+            low, high = self.prices
             for _ in range(_BISECTIONS):
-                price = (low + high) / 2
+                price = math.sqrt(low * high)
                 tried, seconds = self.at(price)
                 bound = max(bound, seconds - price * budget_bytes)
                 if self.extra_bytes(tried) > budget_bytes:
@@ -320,16 +334,38 @@ def _methods(
 
     if not workload.training:
         return [copying(_inference_kinds(problem, bound), 0.0)]
+    M, N = topology.ranks, topology.nodes
     near = single_seconds(classes, without_vectors(topology), workload)
-    found = []
+    copied = NodeCopiesCost.of(topology)
+    a_node, found = [], []
+    if supposed.a_node and may_copy_to_nodes(topology):
+        a_node = [((N, N), _a_node_seconds(problem, copied), copied.latency)]
+        found.append(a_node)
     for method in METHODS[1:]:
         own = everywhere_seconds(classes, topology, workload, method)
-        latency = allreduce_cost(topology, method).latency
-        copies = np.array([1, topology.ranks])
-        found.append(
-            copying(_Kinds(copies, np.array([1, topology.nodes]), np.stack([near, own])), latency)
-        )
-    return found
+        everywhere = [((M, N), own, allreduce_cost(topology, method).latency)]
+        if bound or not a_node:
+            found.append(everywhere)
+        if a_node:
+            found.append(a_node + everywhere)
+    return [copying(_kinds(near, each), sum(latency for *_, latency in each)) for each in found]
+
+
+def _kinds(near: Floats, copied: Sequence[tuple[tuple[int, int], Floats, float]]) -> _Kinds:
+    """None, and kinds of copies: how many on how many nodes, and what they take."""
+    copies, nodes = np.array([(1, 1), *(numbers for numbers, *_ in copied)]).T
+    return _Kinds(copies, nodes, np.stack([near, *(seconds for _, seconds, _ in copied)]))
+
+
+def _a_node_seconds(problem: Problem, copied: NodeCopiesCost) -> Floats:
+    """What a row of each class takes the mean rank in training with a copy on each node, the
+    latency left out, [C]; infinite where its table is not pooled."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    sets = trained_node_sets(topology).take([0])
+    traffic = classes.traffic(without_vectors(topology), workload)
+    of_holders = float(copied.union.mean()) * topology.nodes / topology.ranks
+    seconds = traffic.mean_set_seconds(sets)[:, 0] + of_holders * classes.row_sums.union_bytes
+    return np.where(classes.pooled, seconds, np.inf)
 
 
 def _inference_kinds(problem: Problem, bound: bool) -> _Kinds:

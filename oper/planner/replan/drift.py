@@ -27,7 +27,7 @@ from oper.base.arrays import Ints, PerRank
 from oper.base.defaults import WORSE
 from oper.base.display import Summarised
 from oper.base.units import finite_number
-from oper.cost.allreduce import allreduce_cost
+from oper.cost.allreduce import NodeCopiesCost, allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
@@ -467,16 +467,20 @@ def _aimed(balance: str, costs: list[Cost]) -> float:
 
 
 def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
-    """Each table's part of a plan's cost, by the AllReduce of the whole, its latency left out."""
+    """Each table's part of a plan's cost, by the AllReduce of the whole, latencies left out."""
     sets, method = plan.holder_sets, plan.cost.allreduce_method
-    latency = allreduce_cost(problem.topology, method).latency
+    latencies = (
+        (sets.everywhere, allreduce_cost(problem.topology, method).latency),
+        (sets.on_some, NodeCopiesCost.of(problem.topology).latency),
+    )
     parts = []
     for sums in plan.table_sums:
         part = evaluate(
             problem.topology, problem.workload, sets, sums, problem.capacity_bytes, method
         )
-        if problem.workload.training and sums.rows[sets.copies > 1].any():
-            part = replace(part, rank_seconds=part.rank_seconds - latency)
+        if problem.workload.training:
+            waits = sum(latency for of, latency in latencies if sums.rows[of].any())
+            part = replace(part, rank_seconds=part.rank_seconds - waits)
         parts.append(part)
     return parts
 

@@ -1,7 +1,9 @@
 """Arenas: a slot for every row, in one arena for each rank and width (§4.4).
 
 In: `Problem`, `RowPlacement`. Out: `Layout`. Each arena holds first the holder sets of all ranks,
-whose slots are then the same everywhere, then the other holder sets, then each table's stripes.
+whose slots are then the same everywhere, then those of several ranks, whose slots in training are
+the same at their holders, which hold the same sets; then the other holder sets, then each table's
+stripes.
 """
 
 import numpy as np
@@ -25,9 +27,9 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
     widths = len(classes.widths)
     # A plan has a group for each width and holder set; those without rows are left out.
     filled = np.stack([counts[classes.width == w].sum(axis=0) > 0 for w in range(widths)])
-    everywhere = sets.copies == ranks
+    turn = np.where(sets.copies == ranks, 0, np.where(sets.copies > 1, 1, 2))
     width, group = np.nonzero(filled)
-    order = np.lexsort((group, ~everywhere[group], width))
+    order = np.lexsort((group, turn[group], width))
     width, group = width[order], group[order]
     number = np.full(filled.shape, -1, dtype=np.int32)
     number[width, group] = np.arange(len(group))

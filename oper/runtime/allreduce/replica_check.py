@@ -27,30 +27,38 @@ class UnequalReplica:
     ranks: tuple[int, ...]
 
 
-def unequal_replicas(parts: Sequence[torch.Tensor], group: Group | None) -> list[UnequalReplica]:
-    """The replicas that are not equal on all ranks, the same list on every rank.
+def unequal_replicas(
+    parts: Sequence[torch.Tensor], group: Group | None, holders: Sequence[int] = ()
+) -> list[UnequalReplica]:
+    """The replicas that are not equal on all `holders`, all ranks if none are given; the same list
+    on every rank.
 
     `parts` are a rank's copies, uint8 [rows, bytes] each and of equal shapes on all ranks: rows,
-    or optimizer state. All ranks call this together, when none of them is writing.
+    or optimizer state; what others than the holders give does not matter. All ranks call this
+    together, when none of them is writing.
     """
+    held = list(holders) or slice(None)
     blocks = _gather([native.ops().digest_rows(part, _BLOCK_ROWS) for part in parts], group)
     unequal = []
     for p, (part, digests) in enumerate(zip(parts, blocks, strict=True)):
+        digests = digests[held]
         differ = (digests != digests[0]).any(dim=0).nonzero().flatten().tolist()[:_MOST_BLOCKS]
         begins = [_BLOCK_ROWS * block for block in differ]
         rows = [native.ops().digest_rows(part[b : b + _BLOCK_ROWS], 1) for b in begins]
-        for begin, found in zip(begins, _gather(rows, group), strict=True):
+        for begin, gathered in zip(begins, _gather(rows, group), strict=True):
+            found = gathered[held]
             rows_differ = (found != found[0]).any(dim=0).nonzero().flatten().tolist()
             unequal += [
-                UnequalReplica(p, begin + row, _minority(found[:, row].tolist()))
+                UnequalReplica(p, begin + row, _minority(found[:, row].tolist(), holders))
                 for row in rows_differ
             ]
     return unequal
 
 
-def _minority(digests: list[int]) -> tuple[int, ...]:
+def _minority(digests: list[int], holders: Sequence[int]) -> tuple[int, ...]:
     usual = Counter(digests).most_common(1)[0][0]  # of equally frequent ones the first
-    return tuple(rank for rank, digest in enumerate(digests) if digest != usual)
+    ranks = holders or range(len(digests))
+    return tuple(rank for rank, digest in zip(ranks, digests, strict=True) if digest != usual)
 
 
 def _gather(vectors: Sequence[torch.Tensor], group: Group | None) -> list[torch.Tensor]:

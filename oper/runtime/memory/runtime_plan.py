@@ -2,6 +2,7 @@
 
 The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
 of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
+One with a copy on each node is read there as if that were its only one.
 """
 
 import hashlib
@@ -62,18 +63,41 @@ def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
     return np.sort(np.concatenate(slots))
 
 
+def copied_to_nodes(layout: Layout) -> np.ndarray:
+    """Which groups have copies on several ranks and not all, [G]."""
+    copies = layout.holds.sum(axis=1)
+    return np.asarray((copies > 1) & (copies < layout.ranks))
+
+
+def node_copy_slots(layout: Layout, tables: Iterable[int], rank: int) -> Ints:
+    """The slots on a rank of rows of these tables of which it has its node's copy, ascending."""
+    rows = list(rows_of_tables(layout.listed_offset))
+    group, position = layout.listed_places()
+    held = copied_to_nodes(layout) & layout.holds[:, rank]
+    slots = [np.zeros(0, dtype=np.int64)]
+    for t in tables:
+        mine = held[group[rows[t]]]
+        slots.append(layout.base[group[rows[t]][mine], rank] + position[rows[t]][mine])
+    return np.sort(np.concatenate(slots))
+
+
 def check_trainable(plan: Plan) -> None:
-    """OperError unless every row has one owner or a copy on every rank, which that rank reads, and
-    can be updated."""
+    """OperError unless every row has one owner, a copy on every rank, which that rank reads, or one
+    on each node, and can be updated."""
     for table in plan.tables:
         if table.dtype == "int8":
             raise OperError(
                 f"table {table.name!r}: the plan has int8 rows, which can be looked up and not "
                 "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
             )
-    copies = plan.layout.holds.sum(axis=1)
-    some = (copies > 1) & (copies < plan.ranks)
-    if some.any() or plan.layout.unread_copies.any():
+    layout, some = plan.layout, copied_to_nodes(plan.layout)
+    if layout.unread_copies.any():
+        raise OperError(NOT_FOR_TRAINING)
+    holds, base, source = layout.holds[some], layout.base[some], layout.source[some]
+    node_of = np.array(plan.topology.node_of)
+    alone = np.array([holds[:, node_of == node].sum(axis=1) == 1 for node in set(node_of.tolist())])
+    slot = np.where(holds, base, base.max(axis=1, keepdims=True))
+    if not (alone.all() and (node_of[source] == node_of).all() and (slot == slot[:, :1]).all()):
         raise OperError(NOT_FOR_TRAINING)
 
 
@@ -84,6 +108,12 @@ def check_for_devices(plan: Plan, where: str) -> None:
         raise OperError(
             f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
             f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
+        )
+    if plan.workload.training and copied_to_nodes(plan.layout).any():
+        raise OperError(
+            f"{plan!r}: the plan keeps a copy of rows on each node, whose gradients are added up "
+            f"over the network, which engines on {where} do not: plan for one node, or train on "
+            "CPU ranks (device cpu)"
         )
     if plan.topology.transport == NVSHMEM:
         if plan.workload.training and plan.ranks > 1:

@@ -35,6 +35,10 @@ _VECTORS = (
     "relayed_bytes",
     "relayed_gradient_rows",
     "relayed_gradient_bytes",
+    # Of rows with a copy on each node, by the holder in another node that the sums of this rank's
+    # node, or totals, were sent to: slots and counts are in neither.
+    "node_copy_rows",
+    "node_copy_bytes",
     # Of pooled tables, by the rank of another node that the bags were forwarded to: it reads the
     # rows, which are among its accesses and not among this rank's.
     "forwarded_bags",  # parts of bags, each with an access or more

@@ -5,9 +5,10 @@ all mailboxes hold for them, in the order of ranks, and update each row once; re
 the sparse AllReduce and are updated on every rank. Between nodes, where distinct rows are fetched,
 the relay of an owner (row_relay.py) adds up what its node's mailboxes hold for it, in the order of
 its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
-first ranks, of their own node mailbox by mailbox. Every sum has a fixed order, so that equal runs
-give equal bits. Where a device has the only rank, nobody else's gradients are to come: the threads
-that sum a row's update it at once.
+first ranks, of their own node mailbox by mailbox. Rows with a copy on each node are added up among
+their holders (node_copies.py). Every sum has a fixed order, so that equal runs give equal bits.
+Where a device has the only rank, nobody else's gradients are to come: the threads that sum a row's
+update it at once.
 
 Four counters of the signals order the ranks; each is the number of the step that a rank finished:
 
@@ -38,6 +39,7 @@ from oper.runtime.memory.gradient_mailbox import (
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
@@ -57,9 +59,9 @@ class HeldGradients:
 
 
 class Gradients:
-    """The training of one engine's buckets; `replicas` is None where there are none. Rows of the
-    tier's tables are in `source`, if there is one, and all others in the heap. `exchange` leads to
-    other nodes.
+    """The training of one engine's buckets; `replicas` is None where there are none, `copies`
+    where no rows have a copy on each node. Rows of the tier's tables are in `source`, if there is
+    one, and all others in the heap. `exchange` leads to other nodes.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
@@ -70,6 +72,7 @@ class Gradients:
         source: RowSource | None,
         exchange: RowExchange | None,
         replicas: ReplicaAllReduce | None,
+        copies: NodeCopies | None,
         counters: Counters,
         scale: float,
         means: bool,
@@ -77,7 +80,8 @@ class Gradients:
         self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
         self._exchange, self._source = exchange, source
-        self._replicas, self._counters, self._scale = replicas, counters, scale
+        self._replicas, self._copies = replicas, copies
+        self._counters, self._scale = counters, scale
         self._means = means
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
@@ -255,15 +259,27 @@ class Gradients:
         if exchange is not None and sent:
             parts = [mailboxes.read(rank) for rank in exchange.members]
             received = exchange.send_gradients(parts, sent, f"exchange gradients (step {step})")
+        trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
+        groups = {b: self._own_group(b) for b in trained}
+        mine = {rank: mailboxes.read(rank) for rank in self._node.peers}
+        copies: Sequence[RowGradients] = ()
+        if self._copies is not None:
+            found = self._copies.separate(
+                list(mine.values()),
+                list(groups.values()),
+                f"add up the gradients of copies (step {step})",
+            )
+            mine, copies = dict(zip(mine, found.own, strict=True)), found.copies
+            groups = {b: n for n, b in enumerate(trained)}
         order = range(self._node.ranks) if exchange is None else exchange.order
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
-        for b in self._bucket_numbers:
-            ranks = [r for r in order if r in self._node.peers or b in sent]
-            parts = [received[r] if r in received else mailboxes.read(r) for r in ranks]
-            groups = [sent.index(b) if r in received else self._own_group(b) for r in ranks]
-            self._update(b, parts, groups)
+        for b in trained:
+            ranks = [r for r in order if r in mine or b in sent]
+            parts = [*(received[r] if r in received else mine[r] for r in ranks), *copies]
+            of_parts = [sent.index(b) if r in received else groups[b] for r in ranks]
+            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)])
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:

@@ -39,6 +39,54 @@ class RowPlaces(NamedTuple):
     firsts: Ints  # the bucket's first slot there, [messages, buckets]
 
 
+class Routes:
+    """Messages about rows between this rank and those that it asks, its `owners`, and those that
+    ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
+
+    def __init__(self, proxies: Proxies, owners: Sequence[int], askers: Sequence[int]) -> None:
+        self._proxies, self.owners, self.askers = proxies, owners, askers
+
+    def send_gradients(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
+    ) -> tuple[Ints, dict[int, RowGradients]]:
+        """Send each owner the gradients of some rows, summed over the parts in their order: of each
+        bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
+        sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
+        errors what other ranks were waited for."""
+        rows, messages = summed(parts, groups, dims)
+        counts = rows.reshape(-1, len(dims))
+        return counts, self.exchange_gradients(counts, messages, dims, action)
+
+    def exchange_gradients(
+        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
+    ) -> dict[int, RowGradients]:
+        """The same of messages that are made already, owner by owner, with so many rows of each
+        bucket, [owners, buckets]."""
+        asked = self.swap_counts(counts, action)
+        sizes = _gradient_bytes(asked, dims)
+        came = native.ops().reused_tensor(int(sizes.sum()), torch.uint8)
+        self.to_owners(messages, _gradient_bytes(counts, dims), came, sizes, action)
+        of_askers = zip(self.askers, came.split(sizes.tolist()), asked, strict=True)
+        return {asker: gradients_of(message, of, dims) for asker, message, of in of_askers}
+
+    def swap_counts(self, counts: Ints, action: str) -> Ints:
+        """Tell each owner its counts, [owners, buckets]; those of the askers, [askers, buckets]."""
+        buckets = counts.shape[1]
+        theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
+        sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))
+        given = torch.from_numpy(counts).reshape(-1)
+        self.to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
+        return theirs
+
+    def to_owners(
+        self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str
+    ) -> None:
+        """Send each owner its part of what is outgoing, and receive so much of each asker."""
+        sent = dict(zip(self.owners, sizes.tolist(), strict=True))
+        came = dict(zip(self.askers, theirs.tolist(), strict=True))
+        self._proxies.start(outgoing, sent, incoming, came, action)()
+
+
 class RowExchange:
     """The exchange of rows between nodes, of one engine on one rank; `united`: each rank asks for
     all of its node. Every call is collective, and names the `buckets` that it is about, which are
@@ -67,6 +115,7 @@ class RowExchange:
             self.askers = sorted(self._proxies.proxies)
             senders = {*node.peers, *self.askers}
             self.order = [r for members in self._proxies.nodes for r in members if r in senders]
+        self._routes = Routes(self._proxies, self.owners, self.askers)
 
     @classmethod
     def of(cls, memory: TableMemory, united: bool, counters: Counters) -> "RowExchange | None":
@@ -114,10 +163,10 @@ class RowExchange:
         """Ask each owner for rows by their slots, so many of each bucket, [owners, buckets], owner
         by owner. They are put into the memory that `room` makes for so many bytes, where `places`
         says."""
-        asked = self._swap_counts(counts, "ask for rows")
+        asked = self._routes.swap_counts(counts, "ask for rows")
         sizes = asked.sum(axis=1)
         wanted = slots.new_empty(int(sizes.sum()))
-        self._to_owners(slots, counts.sum(axis=1), wanted, sizes, "ask for rows")
+        self._routes.to_owners(slots, counts.sum(axis=1), wanted, sizes, "ask for rows")
         sent, came = self.places(asked, buckets), self.places(counts, buckets)
         answers = native.ops().reused_tensor(int(sent.sizes.sum()), torch.uint8)
         self._copy_rows(wanted, asked, buckets, sent, answers)
@@ -173,45 +222,30 @@ class RowExchange:
         came of each asker for this rank's rows, a group a bucket. `action` says in errors what
         other ranks were waited for."""
         dims = [self._buckets[b].dim for b in buckets]
-        rows, messages = native.ops().relay_gradients(
-            [part.slots for part in parts],
-            [part.values for part in parts],
-            [part.groups for part in parts],
-            self.groups(self.owners, buckets),
-            dims,
-        )
-        counts = rows.numpy().reshape(-1, len(buckets))
-        asked = self._swap_counts(counts, action)
-        sizes = _gradient_bytes(asked, dims)
-        came = native.ops().reused_tensor(int(sizes.sum()), torch.uint8)
-        self._to_owners(messages, _gradient_bytes(counts, dims), came, sizes, action)
+        groups = self.groups(self.owners, buckets)
+        counts, received = self._routes.send_gradients(parts, groups, dims, action)
         self._count("relayed_gradient", counts, 4 * np.array(dims))
-        of_askers = zip(self.askers, came.split(sizes.tolist()), asked, strict=True)
-        return {asker: _gradients(message, of, dims) for asker, message, of in of_askers}
-
-    # Both.
-
-    def _swap_counts(self, counts: Ints, action: str) -> Ints:
-        """Tell each owner its counts, [owners, buckets]; those of the askers, [askers, buckets]."""
-        buckets = counts.shape[1]
-        theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
-        sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))
-        given = torch.from_numpy(counts).reshape(-1)
-        self._to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
-        return theirs
-
-    def _to_owners(
-        self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str
-    ) -> None:
-        """Send each owner its part of what is outgoing, and receive so much of each asker."""
-        sent = dict(zip(self.owners, sizes.tolist(), strict=True))
-        came = dict(zip(self.askers, theirs.tolist(), strict=True))
-        self._proxies.start(outgoing, sent, incoming, came, action)()
+        return received
 
     def _count(self, what: str, counts: Ints, row_bytes: Ints) -> None:
         counted = np.zeros((2, self._node.ranks), dtype=np.int64)
         counted[:, list(self.owners)] = counts.sum(axis=1), counts @ row_bytes
         self._counters.add(**{f"{what}_rows": counted[0], f"{what}_bytes": counted[1]})
+
+
+def summed(
+    parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
+) -> tuple[Ints, torch.Tensor]:
+    """Rows of some groups of the parts, each with the sum of its gradients in the order of the
+    parts, as messages of one group for each of these dims; and how many rows each has, [groups]."""
+    rows, messages = native.ops().relay_gradients(
+        [part.slots for part in parts],
+        [part.values for part in parts],
+        [part.groups for part in parts],
+        list(groups),
+        list(dims),
+    )
+    return rows.numpy(), messages
 
 
 def _gradient_bytes(counts: Ints, dims: Sequence[int]) -> Ints:
@@ -226,8 +260,8 @@ def _rounded_up(bytes: Ints, unit: int) -> Ints:
     return units * unit
 
 
-def _gradients(message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
-    """What a message has, a group a bucket."""
+def gradients_of(message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
+    """What a message has, a group a bucket: so many rows of each, of these dims."""
     ends = np.zeros((2, len(dims) + 1), dtype=np.int64)
     ends[:, 1:] = np.cumsum([counts, counts * dims], axis=1)
     slots, values = message.split([8 * int(ends[0, -1]), len(message) - 8 * int(ends[0, -1])])

@@ -20,6 +20,7 @@ from oper.topology.topology import Topology
 from tests.planner.replan.test_replan import assert_moves_are_complete
 from tests.planner.test_place_pooled import (
     NODES,
+    PER_NODE,
     owners,
     profiled,
     reads_written_out,
@@ -136,7 +137,7 @@ def test_tables_stay_on_their_nodes(tmp_path: Path) -> None:
     plan = settled(profile, "training", "pooled", topology(), 0.1)
     found = replan(plan, drifted(profile, 0.2), 10**6)
     assert len(found.moves.entries)
-    node_of = np.append(np.array(plan.topology.node_of), -1)
+    node_of = np.append(np.array(plan.topology.node_of), [-1] * (1 + PER_NODE))
     for before, after in zip(owners(plan), owners(found.plan), strict=True):
         both = (node_of[before] >= 0) & (node_of[after] >= 0)
         assert both.any()

@@ -29,32 +29,34 @@ def random_plan(
     method: str = "bitmap",
     idle: tuple[int, ...] = (),
     tier: tuple[int, ...] = (),
+    nodes: tuple[int, ...] = (),
 ) -> Plan:
     """A plan that replicates a share of the rows, lists others by a random owner and stripes the
     rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only, and some
-    ranks read another's copy of what they hold. Of odd
-    seeds, rows on all ranks have marks instead of codes, as in plans. Tables of the `tier` have no
-    replicas."""
+    ranks read another's copy of what they hold. With `nodes`, of one size, by rank, many replicas
+    have a copy on each node. Of odd seeds, rows on all ranks have marks instead of codes, as in
+    plans. Tables of the `tier` have no replicas."""
     rng = np.random.default_rng(seed)
     owners = [r for r in range(ranks) if r not in idle]
     size_of = [(t.row_bytes, t.memory_bytes(mode), n in tier) for n, t in enumerate(tables)]
     sizes = sorted(set(size_of))
     width_of_table = np.array([sizes.index(size) for size in size_of])
-    holds, source = _groups(rng, ranks, owners, mode)
+    holds, source = _groups(rng, ranks, owners, mode, nodes)
     shares = [_shares(0.0 if n in tier else replicated, listed) for n in range(len(tables))]
     fate = [rng.choice(3, t.rows, p=p) for t, p in zip(tables, shares, strict=True)]
     group_of = []
     for f in fate:
         copied = rng.integers(len(owners), len(holds), len(f))
         group_of.append(np.where(f == 0, copied, rng.integers(0, len(owners), len(f))))
-    everywhere = np.asarray(holds.all(axis=1))
+    several = holds.sum(axis=1) > 1
+    turn = np.where(holds.all(axis=1), 0, np.where(several & bool(nodes), 1, 2))
     pairs = sorted(
         {
             (int(w), int(g))
             for t, w in enumerate(width_of_table)
             for g in np.unique(group_of[t][fate[t] < 2])
         },
-        key=lambda pair: (pair[0], not everywhere[pair[1]], pair[1]),
+        key=lambda pair: (pair[0], turn[pair[1]], pair[1]),
     ) or [(0, 0)]
     number = {pair: n for n, pair in enumerate(pairs)}
     lines = [max(-(-t.rows // 448), 1) for t in tables]
@@ -109,7 +111,9 @@ def random_plan(
     nothing = np.zeros(len(layout.codes), dtype=np.uint32)
     return Plan(
         tables=tables,
-        topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, Latency.of_hops(0.0)),
+        topology=Topology(
+            "test", nodes or (0,) * ranks, np.ones((ranks, ranks)), 1.0, Latency.of_hops(0.0)
+        ),
         workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
         layout=layout,
         counts=ListedCounts(nothing, nothing, *np.zeros((2, len(tables)), dtype=np.int64)),
@@ -136,9 +140,10 @@ def _shares(replicated: float, listed: float) -> list[float]:
 
 
 def _groups(
-    rng: np.random.Generator, ranks: int, owners: list[int], mode: str
+    rng: np.random.Generator, ranks: int, owners: list[int], mode: str, nodes: tuple[int, ...] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One group per owner, then those with copies: on all ranks, and in inference on some."""
+    """One group per owner, then those with copies: on all ranks, in inference on some, and on one
+    of each of the `nodes`."""
     single = np.zeros((len(owners), ranks), bool)
     single[np.arange(len(owners)), owners] = True
     several = [np.ones(ranks, bool)]
@@ -147,7 +152,16 @@ def _groups(
             some = rng.random(ranks) < 0.5
             some[rng.integers(0, ranks)] = True
             several.append(some)
+    if nodes:
+        members = [np.flatnonzero(np.array(nodes) == node) for node in sorted(set(nodes))]
+        several += [np.isin(np.arange(ranks), holders) for holders in np.array(members).T]
     holds = np.concatenate([single, several])
+    if nodes:
+        near = [np.array(nodes) == node for node in nodes]
+        own = np.eye(ranks, dtype=bool)
+        order = [[h & own[r], h & near[r], h] for h in holds for r in range(ranks)]
+        first = [next(int(of.argmax()) for of in each if of.any()) for each in order]
+        return holds, np.array(first, dtype=np.uint16).reshape(holds.shape)
     source = [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
     if mode == "inference":
         # Some holders read another's copy, as where their own memory is slower than a link.

@@ -1,0 +1,185 @@
+"""Copies on nodes: rows that one rank of each node holds, at one position of all nodes.
+
+The ranks of a node read such a row from its holder there, and leave their gradients in their
+mailboxes for it, as for a row that it owns. The holders add them up among themselves, over the
+network: of a row in slot s, which is the same at all holders, the holder of node s mod N is the one
+that SUMS it.
+
+    sums     each holder adds up what its node's mailboxes have for a row, in the order of its
+             ranks, and sends that to the row's summing holder, which adds node by node, in the
+             order of the nodes' first ranks, of its own node mailbox by mailbox
+    totals   it sends the total to the other holders
+
+So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of how
+many rows there are and then of their slots and gradients. All holders update their copies by the
+same bits. Where all ranks run on one node, whatever the plan's, each holder finds what all have for
+a row in the mailboxes, and adds it up itself: holder by holder, of each mailbox by mailbox.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oper.base.errors import OperError
+from oper.plan.layout import Layout
+from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.comm.lost_ranks import rank_names
+from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.runtime_plan import copied_to_nodes, node_copy_slots
+from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.row_exchange import Routes, gradients_of, summed
+from oper.runtime.tables.row_gradients import RowGradients
+
+
+@dataclass(frozen=True)
+class Separated:
+    """The gradients of rows of this rank, a group for each trained bucket: `own` of each part are
+    those of its other rows, and `copies`, to be added up in their order, those of its copies."""
+
+    own: Sequence[RowGradients]
+    copies: Sequence[RowGradients]
+
+
+class NodeCopies:
+    """The copies on nodes of an engine's trained buckets. All ranks make it together, and all its
+    calls are collective."""
+
+    def __init__(
+        self, memory: TableMemory, layout: Layout, buckets: Sequence[int], counters: Counters
+    ) -> None:
+        """`buckets` are the numbers of the trained ones in the heap. OperError where the ranks are
+        on several nodes, and others than the plan's."""
+        self._node, self._counters = memory.node, counters
+        self._dims, self._rank = [memory.buckets[b].dim for b in buckets], memory.node.rank
+        proxies = Proxies(self._node)
+        self._nodes = len(proxies.nodes)
+        if self._nodes > 1:
+            _check_nodes(layout, proxies.nodes)
+        held = layout.holds[copied_to_nodes(layout) & layout.holds[:, self._rank]]
+        # Of this rank's copies, in the order of the nodes.
+        self._holders = np.flatnonzero(held.any(axis=0)).tolist() if len(held) else [self._rank]
+        if self._nodes > 1:
+            position = list(self._node.peers).index(self._rank)
+            self._holders = [members[position] for members in proxies.nodes]
+        others = [rank for rank in self._holders if rank != self._rank]
+        self._routes = Routes(proxies, others, others)
+        self._summing = [_summing_nodes(layout, memory, b, self._nodes) for b in buckets]
+
+    @classmethod
+    def of(
+        cls,
+        memory: TableMemory,
+        layout: Layout,
+        buckets: Sequence[int],
+        tables: Sequence[int],
+        counters: Counters,
+    ) -> "NodeCopies | None":
+        """Those of an engine that trains these `tables` of the plan, by number; None where none of
+        their rows has any."""
+        copied = copied_to_nodes(layout)
+        group, _ = layout.listed_places()
+        first = layout.listed_offset
+        some = any(copied[group[first[t] : first[t + 1]]].any() for t in tables)
+        return cls(memory, layout, buckets, counters) if some else None
+
+    def separate(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
+    ) -> Separated:
+        """Add up the gradients of copies over all nodes, and tell those of other rows apart; of the
+        `parts`, the mailboxes of this rank's node, `groups` are those of this rank's rows of each
+        trained bucket. `action` says in errors what other ranks were waited for."""
+        by_node = [self._by_node(part, groups) for part in parts]
+        own = [self._of_node(part, self._nodes) for part in by_node]
+        if self._nodes > 1:
+            return Separated(own, self._over_nodes(by_node, action))
+        copies = []
+        for holder in self._holders:
+            of_holder = [group + holder - self._rank for group in groups]
+            copies += [self._of_node(self._by_node(part, of_holder), 0) for part in parts]
+        return Separated(own, copies)
+
+    def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
+        """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
+        this one, by the node that sums them."""
+        buckets, here = len(self._dims), self._holders.index(self._rank)
+        others = [n for n in range(self._nodes) if n != here]
+        sent = [n * buckets + b for n in others for b in range(buckets)]
+        counts, received = self._routes.send_gradients(parts, sent, self._dims, action)
+        mine = [self._of_node(part, here) for part in parts]
+        of_holders = [mine if r == self._rank else [received[r]] for r in self._holders]
+        in_order = [part for of_holder in of_holders for part in of_holder]
+        rows, message = summed(in_order, range(buckets), self._dims)
+        totals, messages = np.tile(rows, (len(others), 1)), message.repeat(len(others))
+        came = self._routes.exchange_gradients(totals, messages, self._dims, action)
+        self._count(counts, totals)
+        return [gradients_of(message, rows, self._dims), *came.values()]
+
+    def _of_node(self, part: RowGradients, node: int) -> RowGradients:
+        """Of a part by node, the groups of one; those that are no copies come after all nodes."""
+        buckets = len(self._dims)
+        groups = part.groups[:, node * buckets : (node + 1) * buckets + 1].contiguous()
+        return RowGradients(part.slots, groups, part.values)
+
+    def _by_node(self, part: RowGradients, groups: Sequence[int]) -> RowGradients:
+        """A part's rows for this rank, by the node that sums them, those that are no copies last,
+        and by bucket."""
+        found: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        for b, group in enumerate(groups):
+            (begin, end), values = part.groups[:, group : group + 2].tolist()
+            slots, dim = part.slots[begin:end], self._dims[b]
+            gradients = part.values[values[0] : values[0] + len(slots) * dim].view(-1, dim)
+            node = self._summing[b][slots]
+            nodes = range(self._nodes + 1)
+            if not len(slots) or int(node.min()) == nodes[-1]:  # there are no copies among them
+                none = slots[:0], gradients[:0]
+                found.append([*(none for _ in nodes[1:]), (slots, gradients)])
+                continue
+            chosen = [(node == n).nonzero().view(-1) for n in nodes]
+            found.append([(slots[which], gradients[which]) for which in chosen])
+        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
+        sizes = [[0, *(piece[k].numel() for piece in pieces)] for k in (0, 1)]
+        return RowGradients(
+            torch.cat([slots for slots, _ in pieces]),
+            torch.tensor(sizes).cumsum(dim=1),
+            torch.cat([gradients.reshape(-1) for _, gradients in pieces]),
+        )
+
+    def _count(self, *sent: np.ndarray) -> None:
+        """Count rows that were sent to each other holder, [others, buckets] each."""
+        counted = np.zeros((2, self._node.ranks), dtype=np.int64)
+        for counts in sent:
+            bytes = counts @ (4 * np.array(self._dims))
+            counted[:, list(self._routes.owners)] += [counts.sum(axis=1), bytes]
+        self._counters.add(node_copy_rows=counted[0], node_copy_bytes=counted[1])
+
+
+def _summing_nodes(layout: Layout, memory: TableMemory, bucket: int, nodes: int) -> torch.Tensor:
+    """The node that sums the copy in each slot of a bucket's arenas, int64 [slots]; `nodes` where
+    there is none of this rank's copies, which are in the same slots at all their holders."""
+    width, rank = memory.buckets[bucket].width, memory.node.rank
+    slots = node_copy_slots(layout, np.flatnonzero(layout.width_of_table == width), rank)
+    found = np.full(int(layout.slots[width].max()), nodes)
+    found[slots] = slots % nodes
+    return torch.from_numpy(found)
+
+
+def _check_nodes(layout: Layout, nodes: Sequence[Sequence[int]]) -> None:
+    """OperError unless each group of copies has one holder in each of the nodes, at one position,
+    which all ranks there read."""
+    node_of = {rank: n for n, members in enumerate(nodes) for rank in members}
+    of_rank = np.array([node_of[rank] for rank in range(layout.ranks)])
+    places = {rank: n for members in nodes for n, rank in enumerate(members)}
+    for group in np.flatnonzero(copied_to_nodes(layout)).tolist():
+        holders = np.flatnonzero(layout.holds[group]).tolist()
+        one_each = sorted(node_of[rank] for rank in holders) == list(range(len(nodes)))
+        alike = len({places[rank] for rank in holders}) == 1
+        if one_each and alike and (of_rank[layout.source[group]] == of_rank).all():
+            continue
+        running = "; ".join(rank_names(list(members)) for members in nodes)
+        raise OperError(
+            f"the plan keeps a copy of rows on one rank of each node ({rank_names(holders)}), and "
+            f"the ranks that run are on nodes so: {running}. Start them on nodes as the plan's "
+            "topology has them, all on one, or plan for the nodes that there are"
+        )
