@@ -14,6 +14,7 @@ The paper's §5, on one rank of M. An engine is made of
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -277,16 +278,19 @@ class EmbeddingEngine:
     def unequal_replicas(self) -> list[UnequalReplica]:
         """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
         something else wrote to the heap. To be called on all ranks; the parts are rows and states
-        of each width in turn, slots count the width's replicas. Of rows with copies on some ranks,
-        those of each set of holders are compared after those on all."""
+        of each width in turn, slots count the width's replicas. In plans for training parts follow,
+        in the same way, of the rows with a copy on each node, by their holders' first."""
         self.signals.barrier("compare replicas")
-        found = unequal_replicas(_replicas(self.plan, self.heap), self.node.group)
-        layout = self.plan.layout
-        for holds in np.unique(layout.holds[runtime_plan.copied_to_nodes(layout)], axis=0):
+        parts, layout = _replicas(self.plan, self.heap), self.plan.layout
+        found = unequal_replicas(parts, self.node.group)
+        copied = runtime_plan.copied_to_nodes(layout) & self.training
+        held = np.unique(layout.holds[copied], axis=0)
+        # Those that the lowest rank holds come first.
+        for n, holds in enumerate(held[::-1], 1):
             holders = np.flatnonzero(holds).tolist()
-            if self.training:
-                copies = _node_copies(self.plan, self.heap, holders, self.rank in holders)
-                found += unequal_replicas(copies, self.node.group, holders)
+            copies = _node_copies(self.plan, self.heap, holders, self.rank in holders)
+            unequal = unequal_replicas(copies, self.node.group, holders)
+            found += [replace(one, part=n * len(parts) + one.part) for one in unequal]
         return found
 
     def fail(self, error: BaseException) -> None:

@@ -67,6 +67,10 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path, ranks,
     worlds.run(ranks, cases.resumed, tmp_path / "saved", dense)
 
 
+def test_training_with_copies_on_each_node_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path):
+    worlds.run(4, cases.resumed, tmp_path / "saved", False, nodes=(0, 0, 1, 1))
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_stochastic_rounding_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path, dense):
     worlds.run(2, cases.resumed, tmp_path / "saved", dense, None, True)

@@ -95,9 +95,12 @@ def check_trainable(plan: Plan) -> None:
         raise OperError(NOT_FOR_TRAINING)
     holds, base, source = layout.holds[some], layout.base[some], layout.source[some]
     node_of = np.array(plan.topology.node_of)
-    alone = np.array([holds[:, node_of == node].sum(axis=1) == 1 for node in set(node_of.tolist())])
+    at_one_position = np.zeros_like(holds)
+    alike = plan.topology.proxy[holds.argmax(axis=1)]
+    at_one_position[np.arange(len(holds))[:, None], alike] = True
     slot = np.where(holds, base, base.max(axis=1, keepdims=True))
-    if not (alone.all() and (node_of[source] == node_of).all() and (slot == slot[:, :1]).all()):
+    near = (node_of[source] == node_of).all()
+    if not (near and (holds == at_one_position).all() and (slot == slot[:, :1]).all()):
         raise OperError(NOT_FOR_TRAINING)
 
 

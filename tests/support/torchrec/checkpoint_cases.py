@@ -301,10 +301,12 @@ def resumed(
     dense: bool,
     cache: CacheSettings | None = None,
     rounding: bool = False,
+    nodes: tuple[int, ...] = (),
 ) -> None:
     """Training goes on from a checkpoint, loaded in place alone, bit for bit as without it: the
     tables by themselves, and with the dense part where its buckets stay as they are. With
-    `rounding` tables are in BF16, with SGD and stochastic rounding."""
+    `rounding` tables are in BF16, with SGD and stochastic rounding. Where `nodes` are given, rows
+    have copies on each."""
     kind, data_type = ("sgd", DataType.BF16) if rounding else ("adam", DataType.FP32)
     fused = {"stochastic_rounding": True} if rounding else None
     ranks = dist.get_world_size(group)
@@ -314,14 +316,15 @@ def resumed(
         put_optimizer(model, kind)
         tables = tables_of(model)
         tier = tuple(range(len(tables))) if cache else ()
-        plan = random_plan(0, tables, ranks, replicated=0.3, tier=tier)
+        plan = random_plan(0, tables, ranks, replicated=0.3, tier=tier, nodes=nodes)
+        options: dict[str, Any] = {"fused_params": fused, "cache": cache, "nodes": nodes or None}
         made = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(group),
             plan=oper.torchrec_plan(plan, model),
             sharders=[
-                oper.OperEmbeddingBagCollectionSharder(fused_params=fused, cache=cache),
-                oper.OperEmbeddingCollectionSharder(fused_params=fused, cache=cache),
+                oper.OperEmbeddingBagCollectionSharder(**options),
+                oper.OperEmbeddingCollectionSharder(**options),
             ],
             data_parallel_wrapper=DefaultDataParallelWrapper(
                 static_graph=False, find_unused_parameters=True
