@@ -28,7 +28,7 @@ from tests.support.runtime.engine_cases import Case, run_case, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 
-NODES = [(0, 0, 1, 1), (0, 1, 1, 0), (0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2)]
+NODES = [(0, 0, 1, 1), (0, 1, 1, 0), (0, 0, 0, 1, 1, 1), (0, 1, 2, 2, 1, 0)]
 FETCHES = [("raw", 0.0, "sgd"), ("distinct", 0.0, "rowwise_adagrad"), ("raw", 1.0, "adam")]
 FETCHES += [("distinct", 0.5, "rowwise_adagrad")]
 

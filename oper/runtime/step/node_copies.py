@@ -63,9 +63,9 @@ class NodeCopies:
         if self._nodes > 1:
             position = list(self._node.peers).index(self._rank)
             self._holders = [members[position] for members in proxies.nodes]
-        others = [rank for rank in self._holders if rank != self._rank]
+        others = sorted(rank for rank in self._holders if rank != self._rank)
         self._routes = Routes(proxies, others, others)
-        self._summing = [_summing_nodes(layout, memory, b, self._nodes) for b in buckets]
+        self._slots = [_slots_of_copies(layout, memory, b) for b in buckets]
 
     @classmethod
     def of(
@@ -103,11 +103,10 @@ class NodeCopies:
     def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
         """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
         this one, by the node that sums them."""
-        buckets, here = len(self._dims), self._holders.index(self._rank)
-        others = [n for n in range(self._nodes) if n != here]
-        sent = [n * buckets + b for n in others for b in range(buckets)]
+        buckets, others = len(self._dims), self._routes.owners
+        sent = [self._holders.index(r) * buckets + b for r in others for b in range(buckets)]
         counts, received = self._routes.send_gradients(parts, sent, self._dims, action)
-        mine = [self._of_node(part, here) for part in parts]
+        mine = [self._of_node(part, self._holders.index(self._rank)) for part in parts]
         of_holders = [mine if r == self._rank else [received[r]] for r in self._holders]
         in_order = [part for of_holder in of_holders for part in of_holder]
         rows, message = summed(in_order, range(buckets), self._dims)
@@ -130,13 +129,13 @@ class NodeCopies:
             (begin, end), values = part.groups[:, group : group + 2].tolist()
             slots, dim = part.slots[begin:end], self._dims[b]
             gradients = part.values[values[0] : values[0] + len(slots) * dim].view(-1, dim)
-            node = self._summing[b][slots]
-            nodes = range(self._nodes + 1)
-            if not len(slots) or int(node.min()) == nodes[-1]:  # there are no copies among them
+            copied = torch.isin(slots, self._slots[b], assume_unique=True)
+            if not copied.any():
                 none = slots[:0], gradients[:0]
-                found.append([*(none for _ in nodes[1:]), (slots, gradients)])
+                found.append([*(none for _ in range(self._nodes)), (slots, gradients)])
                 continue
-            chosen = [(node == n).nonzero().view(-1) for n in nodes]
+            node = torch.where(copied, slots % self._nodes, self._nodes)
+            chosen = [(node == n).nonzero().view(-1) for n in range(self._nodes + 1)]
             found.append([(slots[which], gradients[which]) for which in chosen])
         pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
         sizes = [[0, *(piece[k].numel() for piece in pieces)] for k in (0, 1)]
@@ -155,14 +154,11 @@ class NodeCopies:
         self._counters.add(node_copy_rows=counted[0], node_copy_bytes=counted[1])
 
 
-def _summing_nodes(layout: Layout, memory: TableMemory, bucket: int, nodes: int) -> torch.Tensor:
-    """The node that sums the copy in each slot of a bucket's arenas, int64 [slots]; `nodes` where
-    there is none of this rank's copies, which are in the same slots at all their holders."""
-    width, rank = memory.buckets[bucket].width, memory.node.rank
-    slots = node_copy_slots(layout, np.flatnonzero(layout.width_of_table == width), rank)
-    found = np.full(int(layout.slots[width].max()), nodes)
-    found[slots] = slots % nodes
-    return torch.from_numpy(found)
+def _slots_of_copies(layout: Layout, memory: TableMemory, bucket: int) -> torch.Tensor:
+    """The slots of this rank's copies in a bucket's arenas, which are the same at all holders."""
+    width = memory.buckets[bucket].width
+    tables = np.flatnonzero(layout.width_of_table == width)
+    return torch.from_numpy(node_copy_slots(layout, tables, memory.node.rank))
 
 
 def _check_nodes(layout: Layout, nodes: Sequence[Sequence[int]]) -> None:
