@@ -24,6 +24,7 @@ import torch.distributed as dist
 from oper.base.errors import OperError
 from oper.cost.allreduce import node_sum
 from oper.plan.plan import Plan
+from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.engine_lifetime import EngineGuard
@@ -63,8 +64,7 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; on others the ranks are of one node, or in
-    inference of several, where the plan's transport is NVSHMEM.
+    the CPU unless given, is where rows and batches are.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
@@ -96,9 +96,12 @@ class EmbeddingEngine:
         try:
             if self.device.kind != "cpu":
                 runtime_plan.check_for_devices(plan, str(self.device.torch_device))
-                runtime_plan.check_nodes(self.node, plan, str(self.device.torch_device))
             check_alike(self.node, self.device)
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
+            if self.device.kind != "cpu":
+                runtime_plan.check_nodes(
+                    Proxies(self.node).nodes, plan, str(self.device.torch_device)
+                )
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
@@ -145,6 +148,7 @@ class EmbeddingEngine:
             room,
             forwarding,
             reads_rows=fetcher.needs_rows,
+            together=exchange is not None,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -380,7 +384,7 @@ def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list
         slots = torch.from_numpy(runtime_plan.node_copy_slots(layout, tables, holders[0]))
         for part in (heap.rows(width), heap.state(width)):
             zeros = torch.zeros(len(slots), part.shape[1], dtype=torch.uint8)
-            parts.append(part[slots] if mine else zeros)
+            parts.append(part[slots.to(part.device)].cpu() if mine else zeros)
     return parts
 
 

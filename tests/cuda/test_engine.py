@@ -178,17 +178,6 @@ def test_what_a_lookup_reads_is_kept_until_it_is_done(emulated: Path) -> None:
     assert {tensor.data_ptr() for tensor in read} <= set(device.kept)
 
 
-def _distinct(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> None:
-    start(case, plan, group, device_of(library))
-
-
-def test_distinct_rows_are_not_fetched_on_devices(library: str | None) -> None:
-    case = Case(1, 2)
-    plan = plan_of(case, fetch="distinct")
-    for outcome in mortal_ranks.run(2, _distinct, case, plan, library):
-        assert "plan with --fetch raw" in str(outcome)
-
-
 def _without_access(rank: int, group: Any, case: Case, plan: Plan, library: str) -> None:
     def attach(self: DeviceSegment, descriptor: int, reserve_bytes: int) -> DeviceSegment:
         raise OperError("memory that another rank shares could not be mapped on this device")

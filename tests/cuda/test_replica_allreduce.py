@@ -1,6 +1,7 @@
 """The replicas' AllReduce of ranks on devices, as processes that share a device's memory: the bits
 and the bytes counted of CPU ranks'."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.base.errors import OperError
+from oper.cost.allreduce import NodeSum
 from oper.runtime.allreduce.device_bitmap import DeviceBitmap
 from oper.runtime.allreduce.methods import Replicas
+from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
@@ -22,10 +24,17 @@ from tests.support.runtime.replica_cases import Case, reduce_case
 from tests.support.runtime.worlds import Worlds
 
 
-def reduce_on_both(rank: int, group: Any, case: Case, library: str | None) -> list[Any]:
-    nodes = [0] * case.ranks
+def reduce_on_both(
+    rank: int,
+    group: Any,
+    case: Case,
+    library: str | None,
+    nodes: tuple[int, ...] = (),
+    node_sum: NodeSum = "at_once",
+) -> list[Any]:
+    of_ranks = list(nodes) or [0] * case.ranks
     return [
-        reduce_case(rank, group, case, "bitmap", nodes, device)
+        reduce_case(rank, group, case, "bitmap", of_ranks, device, node_sum)
         for device in (device_of(library), None)
     ]
 
@@ -44,9 +53,11 @@ cases = st.builds(
 )
 
 
-def assert_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: Case) -> None:
+def assert_bits_and_bytes_of_cpu_ranks(
+    ranks: Worlds, library: str | None, case: Case, *on_nodes: Any
+) -> None:
     for (found, counted), (expected, counted_there) in ranks.run(
-        case.ranks, reduce_on_both, case, library
+        case.ranks, reduce_on_both, case, library, *on_nodes
     ):
         assert counted == counted_there
         for step, step_there in zip(found, expected, strict=True):
@@ -89,9 +100,8 @@ def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int,
     assert isinstance(device, Cuda)
     count, groups = len(dims), [codes * b for b in range(len(dims))]
     none = [torch.empty(0, dtype=torch.int64)] * count
-    replicas = DeviceBitmap(
-        node, device, Replicas(none, [100] * count, list(dims), groups, "at_once")
-    )
+    given = Replicas(none, [100] * count, list(dims), groups, "at_once")
+    replicas = DeviceBitmap(node, Proxies(node, device), device, given)
     slots, ends = torch.arange(count), [n for b in range(count) for n in (b + 1, b + 1)]
     before = torch.tensor([0, *ends]).to(device.torch_device)
     rows = SortedRows(slots.to(device.torch_device), before, 1)
@@ -107,13 +117,14 @@ def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int,
         assert found.gradients_of(range(b, b + 1), dim).tolist() == [[2.0] * dim]
 
 
-def refused(rank: int, group: Any, library: str | None) -> str:
-    case = Case(1, 2, ((10, 4),), (1.0,))
-    with pytest.raises(OperError) as error:
-        reduce_case(rank, group, case, "bitmap", [0, 1], device_of(library))
-    return str(error.value)
-
-
-def test_ranks_of_several_hosts_are_refused(ranks: Worlds, library: str | None) -> None:
-    for message in ranks.run(2, refused, library):
-        assert "2 ranks on devices are of several hosts" in message
+@examples(25)
+@given(
+    cases,
+    st.sampled_from([(0, 1), (0, 1, 2), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1), (0, 1, 1, 2)]),
+    st.sampled_from(["at_once", "in_rounds"]),
+)
+def test_bits_and_bytes_of_cpu_ranks_on_several_nodes(
+    ranks: Worlds, library: str | None, case: Case, nodes: tuple[int, ...], node_sum: NodeSum
+) -> None:
+    case = replace(case, ranks=len(nodes))
+    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case, nodes, node_sum)

@@ -1,6 +1,7 @@
 """Streams of one device: batches that are looked up on one stream while another trains, and work
 on a device that does not end."""
 
+import itertools
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import torch
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory.runtime_plan import check_for_devices
+from oper.runtime.memory.runtime_plan import check_nodes
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.tables.table import Table
@@ -121,7 +122,13 @@ def test_work_that_does_not_end_is_told(emulated: Any, dies: bool, says: str) ->
         raise outcomes[0]
 
 
-def test_more_ranks_than_a_step_takes_are_refused() -> None:
-    tables = (Table("t", 1000, 8),)
-    with pytest.raises(OperError, match="is for 73 ranks, and on cuda:0 at most 72"):
-        check_for_devices(random_plan(0, tables, 73), "cuda:0")
+@pytest.mark.parametrize("nodes", [[72], [71, 1], [69, 1, 1, 1]])
+def test_more_ranks_than_a_step_takes_are_refused(nodes: list[int]) -> None:
+    tables, fetch = (Table("t", 1000, 8),), "distinct" if len(nodes) > 1 else "raw"
+    ends = list(itertools.accumulate(nodes))
+    members = [[*range(end - size, end)] for size, end in zip(nodes, ends, strict=True)]
+    check_nodes(members, random_plan(0, tables, ends[-1], fetch=fetch), "cuda:0")
+    ends[-1] += 1
+    members[0].append(ends[-1] - 1)
+    with pytest.raises(OperError, match=f"of {ends[-1]} ranks {nodes[0] + 1} share a node, and"):
+        check_nodes(members, random_plan(0, tables, ends[-1], fetch=fetch), "cuda:0")

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.runtime.memory.runtime_plan import (
-    NOT_FOR_TRAINING,
-    check_for_devices,
-    check_trainable,
-)
+from oper.runtime.memory.runtime_plan import NOT_FOR_TRAINING, check_trainable
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.runtime.test_accumulate import assert_equals_reference
@@ -262,11 +258,6 @@ def test_ranks_of_other_nodes_are_refused_by_all(ranks, nodes):
     options = [{"nodes": nodes}] * 4
     for told in ranks.run(4, fault_cases.start_each, [CASE] * 4, [PLAN] * 4, options):
         assert "the plan keeps a copy of rows on one rank of each node (ranks 0, 2)" in told
-
-
-def test_devices_are_refused():
-    with pytest.raises(OperError, match="keeps a copy of rows on each node"):
-        check_for_devices(PLAN, "cuda:0")
 
 
 @pytest.mark.parametrize("phase", ["published", "add up the gradients of copies (step 1)"])

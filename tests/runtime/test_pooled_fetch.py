@@ -278,11 +278,8 @@ def test_a_compiled_graph_is_refused(ranks):
 
 
 def test_rows_of_other_nodes_that_a_device_reads_itself_are_not_pooled():
-    class OneOfTwo:
-        ranks, peers = 2, (0,)
-
     case = replace(CASE, ranks=2)
     plan = pooling_plan(case, mode="inference")
     plan = replace(plan, topology=replace(plan.topology, transport="nvshmem"))
     with pytest.raises(OperError, match="table 't0': the plan pools its bags between nodes"):
-        check_nodes(OneOfTwo(), plan, "cuda:0")  # type: ignore[arg-type]
+        check_nodes([(0,), (1,)], plan, "cuda:0")

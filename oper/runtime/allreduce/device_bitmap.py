@@ -1,4 +1,4 @@
-"""The bitmap method on devices, for ranks of one node (OPER §5.3).
+"""The bitmap method on devices (OPER §5.3).
 
 As on the processor (methods.py), bit by bit, but that no count comes to the host: buffers have room
 for as many replicas as all ranks have accesses, or for all if those are fewer, and each bucket's
@@ -15,33 +15,32 @@ A rank's memory that the others read:
     int64              how many accesses its batch has, in the host's memory
 """
 
+import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from oper.base.errors import OperError
 from oper.cost.step_memory import LINE_VALUES, most_values, with_slack
 from oper.runtime.allreduce.methods import Replicas
+from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.sliced_sum import SumOverNodes, bytes_read, slice_cuts
 from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment, aligned
 from oper.runtime.memory.device import Cuda
-from oper.runtime.memory.gradient_mailbox import segment_for_gradients
+from oper.runtime.memory.gradient_mailbox import GRADIENTS
 from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.memory.step_room import device_segment
 from oper.runtime.tables.row_gradients import RowGradients
 
 
 class DeviceBitmap:
     """A gradient of every replica that any rank touched, on the ranks' devices."""
 
-    def __init__(self, node: Node, device: Cuda, replicas: Replicas) -> None:
-        if len(node.peers) < node.ranks:
-            raise OperError(
-                f"the plan has replicas, and {node.ranks} ranks on devices are of several hosts: "
-                "devices sum gradients of replicas on one host; plan for one (--topology), or "
-                "train on CPU ranks (device='cpu')"
-            )
+    def __init__(self, node: Node, proxies: Proxies, device: Cuda, replicas: Replicas) -> None:
         on = device.torch_device
         self._device, self._rank = device, node.peers.index(node.rank)
         self._replicas = replace(replicas, slots=[slots.to(on) for slots in replicas.slots])
@@ -53,8 +52,17 @@ class DeviceBitmap:
         bitmaps = node.share(device.segment(aligned(8 * words)))
         self._bitmaps = [s.tensor(0, [words], torch.int64) for s in bitmaps.values()]
         self._bitmap_bytes = bitmaps[node.rank].reserve_bytes
-        self._segments = GrowingSegments(node, partial(segment_for_gradients, device), LINE_BYTES)
-        self._peers = node.peers
+        self._segments = GrowingSegments(
+            node, partial(device_segment, device, GRADIENTS), LINE_BYTES
+        )
+        self._peers, self._node, self._proxies = node.peers, node, proxies
+        self._over_nodes = None
+        if proxies.proxies:
+            self._over_nodes = SumOverNodes(node, proxies, replicas.node_sum, device)
+        # Of this step's sum over nodes, which the host must know: where each bucket begins in a
+        # buffer, where it ends in the sum, and its size; and where slices begin.
+        self._buckets: list[tuple[int, int, int]] = []
+        self._cuts: list[int] = []
         size = LINE_BYTES * len(node.peers)
         lines = node.share_first(Segment.create(size, size, "accesses"))
         shape = [len(node.peers), LINE_BYTES // 8]
@@ -84,13 +92,14 @@ class DeviceBitmap:
 
     def write(self, sums: RowGradients) -> None:
         replicas, ops, stream = self._replicas, self._device.ops(), self._device.stream
-        most_rows = min(sum(replicas.counts), int(self._accesses.sum()))
+        bitmaps, accesses = self._over_all_nodes()
+        most_rows = min(sum(replicas.counts), accesses)
         size = min(4 * self._most_values, aligned(4 * most_values(most_rows, replicas.dims)))
         if size > self._segments.mine.reserve_bytes:
             self._segments.grow(min(4 * self._most_values, with_slack(size)))
         self._values = size // 4
         self._united = ops.unite_replicas(
-            self._bitmaps,
+            bitmaps,
             replicas.slots,
             replicas.counts,
             replicas.dims,
@@ -109,8 +118,35 @@ class DeviceBitmap:
             stream,
         )
 
+    def _over_all_nodes(self) -> tuple[list[torch.Tensor], int]:
+        """Bitmaps in which every touched replica is marked, and how many accesses all ranks
+        have."""
+        accesses = int(self._accesses.sum())
+        if self._over_nodes is None:
+            return self._bitmaps, accesses
+        action, proxies = "unite touched replicas", self._proxies
+        known = proxies.received_bytes  # counts are not charged
+        counts = proxies.exchange_into(
+            torch.empty(len(proxies.proxies), dtype=torch.int64),
+            dict.fromkeys(proxies.clients, torch.tensor([accesses])),
+            dict.fromkeys(proxies.proxies, 1),
+            action,
+        )
+        proxies.received_bytes = known
+        of_node = functools.reduce(torch.bitwise_or, self._bitmaps)
+        received = proxies.exchange(
+            dict.fromkeys(proxies.clients, of_node),
+            dict.fromkeys(proxies.proxies, len(of_node)),
+            torch.int64,
+            action,
+        )
+        return [of_node, *received.values()], accesses + sum(int(n) for n in counts.values())
+
     def reduce(self) -> None:
         self._buffers = [self._buffer(self._segments.of(peer)) for peer in self._peers]
+        if self._over_nodes is not None:
+            self._reduce_over_nodes(self._over_nodes)
+            return
         self._device.ops().sum_slice(
             self._buffers,
             self._united[1],
@@ -121,13 +157,56 @@ class DeviceBitmap:
             self._device.stream,
         )
 
+    def _reduce_over_nodes(self, over_nodes: SumOverNodes) -> None:
+        """Sum this rank's slice over all nodes, and put what it brings to its node into its own
+        buffer, where nobody else reads these slices. Slices are those of the processor, whose
+        buffers have no gaps before buckets."""
+        rows, begins = self._united[1].cpu()
+        sizes = (rows.diff() * torch.tensor(self._replicas.dims)).tolist()
+        self._buckets = [*zip(begins.tolist(), itertools.accumulate(sizes), sizes, strict=False)]
+        size = sum(sizes)
+        self._cuts = slice_cuts(size, self._node.ranks)
+        if size == 0:
+            return
+        total, mine = self._device.new(size, torch.float32), self._node.rank
+        written = over_nodes.sum(self._sum_node, self._cuts, total)
+        written += self._cuts[mine + 1] - self._cuts[mine]
+        for of_buffer, of_sum in self._brought(over_nodes, mine):
+            self._buffers[self._rank][of_buffer] = total[of_sum]
+        self.read_bytes += bytes_read(len(self._peers), size, written)
+
+    def _sum_node(self, first: int, last: int, out: torch.Tensor) -> None:
+        """This node's sum of some values."""
+        for of_buffer, of_sum in self._places(first, last):
+            into = out[of_sum.start - first : of_sum.stop - first]
+            self._device.add_up([buffer[of_buffer] for buffer in self._buffers], into)
+
+    def _brought(self, over_nodes: SumOverNodes, rank: int) -> Iterator[tuple[slice, slice]]:
+        """The slices that a rank brings to this node, as `_places` has them."""
+        for of in over_nodes.brought(rank):
+            yield from self._places(self._cuts[of], self._cuts[of + 1])
+
+    def _places(self, first: int, last: int) -> Iterator[tuple[slice, slice]]:
+        """Values [first, last) of the sum, bucket by bucket: where they lie in a buffer, which has
+        gaps before buckets, and in the sum, which has none."""
+        for begin, end, size in self._buckets:
+            low, high = max(first, end - size), min(last, end)
+            if low < high:
+                shift = begin - (end - size)
+                yield slice(low + shift, high + shift), slice(low, high)
+
     def read(self) -> RowGradients:
         # Kept no longer than needed: the next step makes new ones, and ranks new buffers.
         (slots, groups), buffers = self._united, self._buffers
         del self._united
         self._buffers = []
         total = torch.empty(self._values, device=self._device.torch_device)
-        self._device.ops().gather_slices(buffers, groups, total, self._device.stream)
+        if self._over_nodes is None:
+            self._device.ops().gather_slices(buffers, groups, total, self._device.stream)
+            return RowGradients(slots, groups, total)
+        for peer, buffer in zip(self._peers, buffers, strict=True):
+            for of_buffer, _ in self._brought(self._over_nodes, peer):
+                total[of_buffer] = buffer[of_buffer]
         return RowGradients(slots, groups, total)
 
     def _buffer(self, segment: DeviceSegment) -> torch.Tensor:

@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from oper.base import native
 from oper.runtime.comm.node import Node
+from oper.runtime.memory.device import Cpu, Device
 
 
 class Proxies:
     """The proxies of this rank, in the order of their nodes, and its clients, ascending; none where
     the group is one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, device: Device | None = None) -> None:
+        """`device`: where what is received is put, the CPU unless given."""
+        self._node, self._device = node, device or Cpu()
         firsts = [node.peers[0]] * node.ranks
         if node.group is not None and node.ranks > len(node.peers):
             own = node.peers[0].to_bytes(8)
@@ -65,7 +66,7 @@ class Proxies:
         from each rank named there. All ranks of the group call this together; `action` says in
         errors what they were waited for.
         """
-        incoming = native.ops().reused_tensor(sum(sizes.values()), dtype)
+        incoming = self._device.new(sum(sizes.values()), dtype)
         return self.exchange_into(incoming, parts, sizes, action)
 
     def exchange_into(

@@ -18,7 +18,7 @@ rank's own figure depends on what it transfers for its node (proxies.py); where 
 rank is a node, all of the formula comes over the network.
 
 On devices every plan's method is carried out by the bitmap method (device_bitmap.py), whose sums
-are the same bits.
+on one node are the same bits.
 
 Three of the engine's signals order the ranks of a node: `marked`, which says that a rank no longer
 uses the last step's sums and that its bitmap is written; `reduced`; and `published`, which the
@@ -78,7 +78,7 @@ class ReplicaAllReduce:
                 f"the plan's AllReduce method is {method!r}, and it has replicas; "
                 f"{', '.join(METHODS)} are known: make the plan again"
             )
-        self._proxies = Proxies(node)
+        self._proxies = Proxies(node, device)
         replicas = Replicas(
             # Where a width has one bucket, its replicas take the arena's first slots.
             [b.slots[:0] if _are_numbers(b.slots) else b.slots for b in buckets],
@@ -89,7 +89,7 @@ class ReplicaAllReduce:
         )
         self._method: Method
         if isinstance(device, Cuda):
-            self._method = DeviceBitmap(node, device, replicas)
+            self._method = DeviceBitmap(node, self._proxies, device, replicas)
         else:
             self._method = METHODS[method](node, self._proxies, replicas)
 

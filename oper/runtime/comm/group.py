@@ -36,6 +36,7 @@ _COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartb
 _NO_STORE = (
     "the process group's store, which rank 0 serves where no launcher does, does not answer either"
 )
+_POLL_SECONDS = 20e-6  # between two looks at a device's work
 _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
@@ -62,6 +63,8 @@ class Group:
         self.members: list[int] = dist.get_process_group_ranks(group)  # by their number in the job
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
+        # Takes in what ranks of this host have sent for later, so that they do not wait for room.
+        self.take_in: Callable[[], object] = lambda: None
         self._failures = FailureStore(group)
         self._last_heartbeat = 0.0
         # The work of the last collective. It is kept, so that no thread of gloo frees its tensors:
@@ -86,13 +89,16 @@ class Group:
         with self._failing(action):
             work = collective(*arguments, group=self._group, async_op=True, **options)
         self._work = work
-        return lambda: self._finish(work, action)
+        # Of tensors on a device: such work is done when the device is.
+        on_device = any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in arguments)
+        return lambda: self._finish(work, action, _ended_on_device if on_device else _ended)
 
-    def _finish(self, work: Any, action: str) -> None:
+    def _finish(self, work: Any, action: str, ended: Callable[[Any, float], bool]) -> None:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
         first: dict[int, str] | None = None
         with self._failing(action):
-            while not _ended(work, SLICE_SECONDS):
+            while not ended(work, SLICE_SECONDS):
+                self.take_in()
                 left = deadline.left()
                 if first is None and left <= _COMPARE_SECONDS:
                     first = self._failures.heartbeats(left)
@@ -218,6 +224,18 @@ def _ended(work: Any, seconds: float) -> bool:
         if not work.is_completed():
             return False
         work.wait()  # it raises again, unless the collective was done in this moment
+    return True
+
+
+def _ended_on_device(work: Any, seconds: float) -> bool:
+    """The same of a collective of NCCL's, whose `wait` would wait without end, or end the process:
+    the host asks, and then has the device's later work wait."""
+    deadline = Deadline(seconds)
+    while not work.is_completed():
+        if deadline.ended():
+            return False
+        time.sleep(_POLL_SECONDS)
+    work.wait()
     return True
 
 

@@ -210,6 +210,8 @@ class Node:
         if self.group is not None:
             self.group.processes = self.liveness.processes()
             self.group.see(self.liveness)
+            # Not this object's method, which the group would keep.
+            self.group.take_in = self._messages.take_in
         self._resources.callback(self.liveness.forget)  # before the descriptors are closed
         watch_for_deaths(self.liveness)
 

@@ -1,6 +1,6 @@
 """The device of an engine: where its rows are, and the kernels that read them there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from oper.runtime.memory.device_support import (
     said_visible,
     why_no_device,
 )
+
+# What rows are copied by, the widest first.
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class OnTheWay:
@@ -63,6 +66,31 @@ class Cpu:
     def free_memory(self) -> list[FreeMemory]:
         """What is left under each limit of this rank's heap."""
         return free_memory()
+
+    def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor, in memory that is kept from step to step."""
+        found: torch.Tensor = native.ops().reused_tensor(elements, dtype)
+        return found
+
+    def copy_rows(self, rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy the rows in these slots [n] of an arena, uint8 [slots, row_bytes], to `out`, uint8
+        [n * row_bytes]."""
+        native.ops().copy_rows(slots, rows.data_ptr(), rows.shape[1], out)
+
+    def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Write the sum of parts of one size, float32, in their order."""
+        native.ops().sum_buffers(list(parts), out)
+
+    def redirect(
+        self,
+        addresses: torch.Tensor,
+        positions: torch.Tensor,
+        starts: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> None:
+        """Have run i of accesses, positions[starts[i] : starts[i + 1]], read targets[i], where that
+        is not negative."""
+        native.ops().redirect(addresses, positions, starts, targets)
 
     def done(self, seconds: float) -> bool:
         """Whether all that was started is done, as it is."""
@@ -140,6 +168,37 @@ class Cuda:
     def memory_bytes(self, ranks: int) -> int:
         """All memory of the device, which is one rank's, however many share the machine."""
         return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
+
+    def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor on the device, whose memory torch keeps."""
+        return torch.empty(elements, dtype=dtype, device=self.torch_device)
+
+    def copy_rows(self, rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy the rows in these slots [n] of an arena, uint8 [slots, row_bytes], to `out`, uint8
+        [n * row_bytes]."""
+        word = next(w for w in _WORDS if rows.shape[1] % w.itemsize == 0)
+        into = out.view(word).view(len(slots), rows.shape[1] // word.itemsize)
+        torch.index_select(rows.view(word), 0, slots, out=into)
+
+    def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Write the sum of parts of one size, float32, in their order."""
+        out.copy_(parts[0])
+        for part in parts[1:]:
+            out += part
+
+    def redirect(
+        self,
+        addresses: torch.Tensor,
+        positions: torch.Tensor,
+        starts: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> None:
+        """Have run i of accesses, positions[starts[i] : starts[i + 1]], read targets[i], where that
+        is not negative."""
+        lengths = starts[: len(targets) + 1].diff()
+        each = targets.repeat_interleave(lengths)
+        accesses = positions[: len(each)].long()
+        addresses[accesses] = torch.where(each < 0, addresses[accesses], each)
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory, once torch has given back what it keeps unused."""

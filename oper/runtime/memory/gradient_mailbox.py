@@ -33,8 +33,10 @@ from oper.runtime.comm.shared_segment import (
 from oper.runtime.memory.device import Cpu, Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.memory.shared_slots import SharedSlots
-from oper.runtime.memory.step_room import NoRoomError
+from oper.runtime.memory.step_room import device_segment
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
+
+GRADIENTS = "the gradients of a batch"  # as errors call what devices share memory for
 
 
 class Mailbox(Protocol):
@@ -100,7 +102,7 @@ class DeviceMailboxes:
         self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
         self._row_bytes = mailbox_row_bytes(max(dims, default=0))
         # No method of this object's: the memory would be freed only when garbage is collected.
-        create = partial(segment_for_gradients, device)
+        create = partial(device_segment, device, GRADIENTS)
         self._segments = GrowingSegments(node, create, self._fixed_bytes)
         # Views of segments, whose making would take the host 9 µs of each rank in each step.
         self._contents: dict[int, tuple[DeviceSegment, RowGradients]] = {}
@@ -140,14 +142,3 @@ class DeviceMailboxes:
     def _room(self, bytes: int) -> int:
         """How many rows a segment has room for."""
         return (bytes - self._fixed_bytes) // self._row_bytes
-
-
-def segment_for_gradients(device: Cuda, bytes: int) -> DeviceSegment:
-    """Memory of a device for the gradients of a batch."""
-    for left in device.free_memory():
-        if bytes > left.free_bytes:
-            raise NoRoomError(
-                f"{bytes:,} bytes were needed for the gradients of a batch, and {left.limited_by} "
-                f"has {left.free_bytes:,} free"
-            )
-    return DeviceSegment.create(bytes, device.torch_device)

@@ -52,7 +52,7 @@ class Heap:
         symmetric: SymmetricMemory | None = None,
     ) -> None:
         self.node, self.device = node, device or Cpu()
-        slots = np.asarray(slots, dtype=np.int64)
+        self._slots = slots = np.asarray(slots, dtype=np.int64)
         sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
         what = json.dumps([slots.tolist(), sizes.tolist(), self.device.kind]).encode()
         node.agree(what, "the sizes of the heap and the kind of its device")
@@ -126,8 +126,8 @@ class Heap:
         return self._views[1][width][self.node.rank if rank is None else rank]
 
     def all_slots(self, width: int) -> int:
-        """Slots of a width at all ranks of the node."""
-        return sum(len(of_rank) for of_rank in self._views[0][width].values())
+        """Slots of a width at all ranks, those of other nodes too."""
+        return int(self._slots[width].sum())
 
     def seal(self) -> None:
         """Make all arenas, also those of peers, read-only in this process, unless it is writing:

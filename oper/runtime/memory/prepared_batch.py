@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oper.base import native
+from oper.runtime.memory.device import Device
 from oper.runtime.memory.forwarded_bags import ForwardedBags
 from oper.runtime.tables.kernel_structs import FEATURE
 
@@ -63,11 +64,16 @@ class SortedRows:
 
     def row_counts(self) -> np.ndarray:
         """Rows by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
-        return np.diff(self.before.numpy()).reshape(-1, 1 + self.ranks)
+        return np.diff(self.before_on_host.numpy()).reshape(-1, 1 + self.ranks)
+
+    @cached_property
+    def before_on_host(self) -> torch.Tensor:
+        """`before` in the host's memory, which waits for a device's, once."""
+        return self.before.cpu()
 
     @cached_property
     def _before(self) -> list[int]:
-        found: list[int] = self.before.tolist()
+        found: list[int] = self.before_on_host.tolist()
         return found
 
     def _slice(self, bucket: int, first: int, last: int) -> slice:
@@ -85,11 +91,13 @@ class Runs(SortedRows):
     starts: torch.Tensor  # int32 [rows + 1]
     by_bag: bool
 
-    def redirected(self, addresses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def redirected(
+        self, addresses: torch.Tensor, targets: torch.Tensor, device: Device
+    ) -> torch.Tensor:
         """The addresses [N] with which the accesses of each row read it at `targets` [rows], or
         where they did if that is negative."""
         found = addresses.clone()
-        native.ops().redirect(found, self.positions, self.starts, targets)
+        device.redirect(found, self.positions, self.starts, targets)
         return found
 
     def tensors(self) -> list[torch.Tensor]:
@@ -115,8 +123,8 @@ class NumberedRows(SortedRows):
     row_of: torch.Tensor  # int32 [N]
     accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
 
-    def redirected(self, addresses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """As `Runs.redirected`."""
+    def redirected(self, addresses: torch.Tensor, targets: torch.Tensor, _: Device) -> torch.Tensor:
+        """As `Runs.redirected`, on the CPU alone."""
         found: torch.Tensor = native.ops().redirect_numbered(addresses, self.row_of, targets)
         return found
 

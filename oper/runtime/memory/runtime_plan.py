@@ -6,19 +6,18 @@ One with a copy on each node is read there as if that were its only one.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.cost.allreduce import node_sum
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
-from oper.runtime.comm.lost_ranks import rank_names
-from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Device
 from oper.topology.transports import NVSHMEM
 
@@ -112,12 +111,6 @@ def check_for_devices(plan: Plan, where: str) -> None:
             f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
             f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
         )
-    if plan.workload.training and copied_to_nodes(plan.layout).any():
-        raise OperError(
-            f"{plan!r}: the plan keeps a copy of rows on each node, whose gradients are added up "
-            f"over the network, which engines on {where} do not: plan for one node, or train on "
-            "CPU ranks (device cpu)"
-        )
     if plan.topology.transport == NVSHMEM:
         if plan.workload.training and plan.ranks > 1:
             raise OperError(
@@ -127,41 +120,35 @@ def check_for_devices(plan: Plan, where: str) -> None:
                 "ranks (device cpu)"
             )
         return
-    if plan.ranks > _MOST_RANKS:
-        raise OperError(
-            f"{plan!r}: the plan is for {plan.ranks} ranks, and on {where} at most {_MOST_RANKS} "
-            "share a node: plan for fewer"
-        )
-    if plan.workload.known_fetch == "distinct" and plan.ranks > 1:
-        raise OperError(
-            f"{plan!r}: the plan fetches distinct rows, and on {where} every access reads its row, "
-            "by the memory that the ranks of one node share: plan with --fetch raw, and for ranks "
-            f"of one node; or for inference with transport: {NVSHMEM} in the topology; or serve on "
-            "CPU ranks (device cpu)"
-        )
 
 
-def check_nodes(node: Node, plan: Plan, where: str) -> None:
-    """OperError where ranks `where`, on CUDA devices, are of several nodes and the plan has no
-    transport between these."""
-    if len(node.peers) == node.ranks:
-        return
+def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
+    """OperError where ranks `where`, on CUDA devices, are on such nodes that the plan cannot be
+    followed."""
     if plan.topology.transport == NVSHMEM:
-        if plan.pooled_tables:
+        if len(nodes) > 1 and plan.pooled_tables:
             raise OperError(
                 f"table {plan.pooled_tables[0]!r}: the plan pools its bags between nodes, and on "
                 f"{where} rows of other nodes are read by {NVSHMEM}, each for itself: plan without "
-                "pooled tables, or serve on CPU ranks (device cpu)"
+                "pooled tables or without the transport, or serve on CPU ranks (device cpu)"
             )
         return
-    way = "train on CPU ranks (device cpu)"
-    if not plan.workload.training:
-        way = f"put transport: {NVSHMEM} into its topology and plan again, or serve on CPU ranks"
-    raise OperError(
-        f"the {node.ranks} ranks are on several hosts ({rank_names(node.peers)} on this one), and "
-        f"the plan's transport is {plan.topology.known_transport}: on {where} each rank reads the "
-        f"others' rows by memory that those of one node map. Start ranks of one node, or {way}"
-    )
+    # An update merges a list of each rank of the node, and of each other node.
+    lists = max(map(len, nodes)) + len(nodes) - 1
+    if lists > _MOST_RANKS:
+        raise OperError(
+            f"{plan!r}: of {plan.ranks} ranks {max(map(len, nodes))} share a node, and there are "
+            f"{len(nodes)} nodes; on {where} the two together are at most {_MOST_RANKS + 1}: plan "
+            "for fewer"
+        )
+    if len(nodes) > 1 and plan.workload.known_fetch == "raw":
+        raise OperError(
+            f"{plan!r}: the plan fetches a row for each access, and the ranks are on {len(nodes)} "
+            f"nodes: on {where} distinct rows cross the network, once for each node. Plan with "
+            "--fetch distinct, which is what plans for several nodes do unless told otherwise; or "
+            f"for inference with transport: {NVSHMEM} in the topology; or take CPU ranks (device "
+            "cpu)"
+        )
 
 
 def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.ndarray:
@@ -199,6 +186,7 @@ def plan_digest(plan: Plan) -> bytes:
                 plan.allreduce_method,
                 plan.topology.known_transport,
                 plan.pooled_tables,
+                node_sum(plan.topology),
             )
         ).encode()
     )

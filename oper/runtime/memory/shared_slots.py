@@ -10,7 +10,7 @@ long as the most slots so far needed, so that no rank must ask another where it 
 import torch
 
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import Segment, aligned
+from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
 
 _MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
 
@@ -53,3 +53,26 @@ class SharedSlots:
             )
             known = self._views[rank] = (size, views)
         return known[1]
+
+
+class SharedBytes:
+    """Memory that each rank of a node writes, and the others read; all ranks make it together, and
+    `name` is seen in /proc/PID/maps."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        self._rank = node.rank
+        self._segments = node.share(Segment.create(0, RESERVE_BYTES, name))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this rank's memory."""
+        return self._segments[self._rank].bytes
+
+    def room(self, bytes: int) -> torch.Tensor:
+        """This rank's, uint8 [bytes], which stays where it is and only grows."""
+        self._segments[self._rank].grow(bytes)
+        return self.of(self._rank, bytes)
+
+    def of(self, rank: int, bytes: int) -> torch.Tensor:
+        """That of a rank which has said that it is written, uint8 [bytes]."""
+        return self._segments[rank].tensor(0, (bytes,), torch.uint8)

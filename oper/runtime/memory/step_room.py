@@ -7,10 +7,24 @@ import torch
 
 from oper.base.errors import OperError, first_line
 from oper.cost.step_memory import DeviceStep
+from oper.runtime.comm.shared_segment import DeviceSegment
+from oper.runtime.memory.device import Cuda
 
 
 class NoRoomError(OperError):
     """A device has less memory left than a step needs of it."""
+
+
+def device_segment(device: Cuda, what: str, bytes: int) -> DeviceSegment:
+    """Memory of a device for `what`, to be shared with the node's other ranks; its content is
+    anything."""
+    for left in device.free_memory():
+        if bytes > left.free_bytes:
+            raise NoRoomError(
+                f"{bytes:,} bytes were needed for {what}, and {left.limited_by} has "
+                f"{left.free_bytes:,} free"
+            )
+    return DeviceSegment.create(bytes, device.torch_device)
 
 
 # What a step may raise where memory is short: of what ranks share, and of torch's.

@@ -19,10 +19,11 @@ class StreamOrder:
         self._reads: dict[int, Any] = {}  # by stream, the last one
         self._write: list[Any] = []
 
-    def before_read(self) -> None:
-        """To be called before rows are read."""
+    def before_read(self, fetches: bool) -> None:
+        """To be called before rows are read. `fetches`: ranks fetch some together before, to where
+        the rows of the last fetch were; this one says that it has read those."""
         if self._on_device:
-            self._device.after(self._write)
+            self._device.after([*self._write, *(self._reads.values() if fetches else ())])
 
     def after_read(self) -> None:
         """To be called once a read was started."""

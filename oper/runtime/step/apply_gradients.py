@@ -166,13 +166,16 @@ class Gradients:
         if bags is None or bags.grad is None:
             return self._sum_groups(batch, grad, trained, slice(None), out)
         replicas, others = slice(1), slice(1, None)
-        if isinstance(batch.rows, Runs):
+        if isinstance(batch.rows, Runs) and self._device.kind == "cpu":
             # No bags of other nodes read replicas: these are summed while the gradients of such
             # bags are on their way.
             self._sum_groups(batch, grad, trained, replicas, out)
             bags.grad.wait()
             return self._sum_groups(batch, grad, trained, others, out)
         bags.grad.wait()
+        if self._device.kind != "cpu":
+            # As one gradient, in which the clients' bags come after this rank's (prepare_batch.py).
+            grad = torch.cat([grad.reshape(-1), bags.grad.values.to(grad.dtype)])
         return self._sum_groups(batch, grad, trained, slice(None), out)
 
     def _sum_groups(

@@ -31,9 +31,10 @@ from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.memory.forwarded_bags import ArrivingGradient, ClientBags, ForwardedBags, SentBags
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.step import device_bags
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.tables.features import FeatureSet
-from oper.runtime.tables.kernel_structs import FEATURE, as_words
+from oper.runtime.tables.kernel_structs import as_features, as_words
 
 _WORD_BITS = 31  # of a code that is sent as one word
 
@@ -60,7 +61,10 @@ class BagForwarding:
     ) -> None:
         node = memory.node
         self._ranks, self._all_to_all = node.ranks, all_to_all
-        self._proxies = proxies = Proxies(node)
+        device = memory.heap.device
+        self._device, self._on = device, device.torch_device
+        self._kernels = native.ops() if device.kind == "cpu" else device_bags
+        self._proxies = proxies = Proxies(node, device)
         others = [members for members in proxies.nodes if node.rank not in members]
         # Of each rank its node's number among the others, and of this node's how many there are.
         self._nodes = [
@@ -97,12 +101,12 @@ class BagForwarding:
     def join(self, given: Accesses) -> tuple[Accesses, ForwardedBags]:
         """A batch without what its bags read of other nodes, and with the bags of this rank's
         clients, whose sums have an output of their own."""
-        own = _described(given.features)
+        own = as_features(given.features)
         number = {int(lookup): f for f, lookup in enumerate(own["lookup"])}
         pooled = [number[lookup] for lookup in self._lookups]
         read = (given.addresses, given.offsets, _detached(given.weights))
         nodes = (self._nodes, len(self._proxies.proxies))
-        words, places, positions, left = native.ops().forward_bags(
+        words, places, positions, left = self._kernels.forward_bags(
             *read, given.features[pooled], *nodes, self._places, *self._codes
         )
         received = self._exchange(words)
@@ -111,11 +115,11 @@ class BagForwarding:
         forwards = np.zeros(len(own), dtype=np.int64)
         for _, accesses in counts:
             forwards[pooled] += accesses
-        kept = np.diff(given.segment_offset.numpy()) - forwards
+        kept = np.diff(given.segment_offset.cpu().numpy()) - forwards
         joined = own.copy()
         joined["mean"][pooled] = 0
         clients = self._of_clients(own[pooled], received, int(own["bags"].sum()))
-        addresses, offsets, weights, own_positions = native.ops().join_bags(
+        addresses, offsets, weights, own_positions = self._kernels.join_bags(
             *read,
             given.features,
             forwards.tolist(),
@@ -128,7 +132,7 @@ class BagForwarding:
         )
         their_accesses = [self._counts(parcel)[1] for parcel in received.values()]
         ends = np.concatenate([[0], kept, *their_accesses]).cumsum()
-        features = as_words(np.concatenate([joined, _described(clients.features)]))
+        features = as_words(np.concatenate([joined, as_features(clients.features)]))
         sent = [
             SentBags(
                 proxy,
@@ -144,7 +148,7 @@ class BagForwarding:
             )
         ]
         return (
-            Accesses(addresses, torch.from_numpy(ends), offsets, weights, features),
+            Accesses(addresses, torch.from_numpy(ends).to(self._on), offsets, weights, features),
             ForwardedBags(
                 given.features, given.weights, int(kept.sum()), own_positions, sent, clients
             ),
@@ -152,7 +156,7 @@ class BagForwarding:
 
     def _exchange(self, words: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Send each proxy its words; those that each client sent here, by client."""
-        parts = [torch.empty(0, dtype=torch.int32)] * self._ranks
+        parts = [torch.empty(0, dtype=torch.int32, device=self._on)] * self._ranks
         for proxy, parcel in zip(self._proxies.proxies, words, strict=True):
             parts[proxy] = parcel
         came = self._all_to_all.send(parts, "forward its bags")
@@ -160,7 +164,7 @@ class BagForwarding:
 
     def _counts(self, words: torch.Tensor) -> np.ndarray:
         """Bags and accesses of each pooled feature, as words begin with, int64 [2, features]."""
-        found: np.ndarray = words[: 2 * len(self._lookups)].numpy().astype(np.int64)
+        found: np.ndarray = words[: 2 * len(self._lookups)].cpu().numpy().astype(np.int64)
         return found.reshape(2, -1)
 
     def _of_clients(
@@ -187,7 +191,7 @@ class BagForwarding:
         """Begin to send clients the sums of their bags, laid out as `bags.clients` says. What is
         returned must be called: it gives those of this rank's own bags, by proxy."""
         sizes = {sent.proxy: sent.elements for sent in bags.sent}
-        into = native.ops().reused_tensor(sum(sizes.values()), torch.float32)
+        into = self._device.new(sum(sizes.values()), torch.float32)
         return self._proxies.start(sums, bags.clients.elements, into, sizes, "add up its bags")
 
     def add_sums(
@@ -198,7 +202,7 @@ class BagForwarding:
         assert batch.forwarded is not None
         for sent in batch.forwarded.sent:
             vectors = sums[sent.proxy]
-            native.ops().add_bags(out, sent.places, sent.counts, self._dims, vectors)
+            self._kernels.add_bags(out, sent.places, sent.counts, self._dims, vectors)
         self._divide_means(batch, out)
 
     def gradients(
@@ -212,12 +216,12 @@ class BagForwarding:
             grad = grad.clone()
             self._divide_means(batch, grad)
         sizes = {sent.proxy: sent.elements for sent in sorted(bags.sent, key=lambda s: s.proxy)}
-        outgoing = native.ops().reused_tensor(sum(sizes.values()), torch.float32)
+        outgoing = self._device.new(sum(sizes.values()), torch.float32)
         parts = dict(zip(sizes, outgoing.split(list(sizes.values())), strict=True))
         for sent in bags.sent:
             vectors = parts[sent.proxy]
-            native.ops().gather_bags(grad, sent.places, sent.counts, self._dims, vectors)
-        theirs = native.ops().reused_tensor(bags.clients.all_elements, torch.float32)
+            self._kernels.gather_bags(grad, sent.places, sent.counts, self._dims, vectors)
+        theirs = self._device.new(bags.clients.all_elements, torch.float32)
         action = "send gradients of its bags"
         finish = self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)
         arriving = ArrivingGradient(theirs, finish)
@@ -260,7 +264,7 @@ class BagForwarding:
         assert batch.forwarded is not None
         if batch.bags is None:  # of one access each
             return [False] * len(batch.forwarded.features)
-        features, lookups = _described(batch.forwarded.features), {*self._lookups}
+        features, lookups = as_features(batch.forwarded.features), {*self._lookups}
         return [bool(f["mean"]) and int(f["lookup"]) in lookups for f in features]
 
     def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
@@ -268,17 +272,11 @@ class BagForwarding:
         assert batch.forwarded is not None
         for f, is_mean in enumerate(self._means(batch)):
             if is_mean:
-                feature = _described(batch.forwarded.features)[f]
+                feature = as_features(batch.forwarded.features)[f]
                 shape = (batch.samples, int(feature["dim"]))
                 stride = (int(feature["out_stride"]), 1)
                 bags = sums.as_strided(shape, stride, int(feature["out_base"]))
                 bags.div_(batch.lengths[f].clamp(min=1)[:, None])
-
-
-def _described(features: torch.Tensor) -> np.ndarray:
-    """Descriptors as an array of FEATURE."""
-    found: np.ndarray = features.numpy().view(FEATURE)[:, 0]
-    return found
 
 
 def _detached(weights: torch.Tensor | None) -> torch.Tensor | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.plan.layout import Layout
 from oper.runtime.allreduce.proxies import Proxies
@@ -29,8 +30,8 @@ from oper.runtime.comm.lost_ranks import rank_names
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.runtime_plan import copied_to_nodes, node_copy_slots
 from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.row_exchange import Routes, gradients_of, summed
-from oper.runtime.tables.row_gradients import RowGradients
+from oper.runtime.step.row_messages import Routes
+from oper.runtime.tables.row_gradients import Piece, RowGradients, groups_on_host
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class NodeCopies:
         on several nodes, and others than the plan's."""
         self._node, self._counters = memory.node, counters
         self._dims, self._rank = [memory.buckets[b].dim for b in buckets], memory.node.rank
-        proxies = Proxies(self._node)
+        self._device = memory.heap.device
+        proxies = Proxies(self._node, self._device)
         self._nodes = len(proxies.nodes)
         if self._nodes > 1:
             _check_nodes(layout, proxies.nodes)
@@ -64,8 +66,9 @@ class NodeCopies:
             position = list(self._node.peers).index(self._rank)
             self._holders = [members[position] for members in proxies.nodes]
         others = sorted(rank for rank in self._holders if rank != self._rank)
-        self._routes = Routes(proxies, others, others)
-        self._slots = [_slots_of_copies(layout, memory, b) for b in buckets]
+        self._routes = Routes(proxies, others, others, self._device)
+        on = self._device.torch_device
+        self._slots = [_slots_of_copies(layout, memory, b).to(on) for b in buckets]
 
     @classmethod
     def of(
@@ -90,30 +93,33 @@ class NodeCopies:
         """Add up the gradients of copies over all nodes, and tell those of other rows apart; of the
         `parts`, the mailboxes of this rank's node, `groups` are those of this rank's rows of each
         trained bucket. `action` says in errors what other ranks were waited for."""
-        by_node = [self._by_node(part, groups) for part in parts]
+        at = groups_on_host(parts)
+        by_node = [self._by_node(*of, groups) for of in zip(parts, at, strict=True)]
         own = [self._of_node(part, self._nodes) for part in by_node]
         if self._nodes > 1:
             return Separated(own, self._over_nodes(by_node, action))
         copies = []
         for holder in self._holders:
             of_holder = [group + holder - self._rank for group in groups]
-            copies += [self._of_node(self._by_node(part, of_holder), 0) for part in parts]
+            by_node = [self._by_node(*of, of_holder) for of in zip(parts, at, strict=True)]
+            copies += [self._of_node(part, 0) for part in by_node]
         return Separated(own, copies)
 
     def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
         """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
         this one, by the node that sums them."""
         buckets, others = len(self._dims), self._routes.owners
-        sent = [self._holders.index(r) * buckets + b for r in others for b in range(buckets)]
-        counts, received = self._routes.send_gradients(parts, sent, self._dims, action)
+        groups = [self._holders.index(r) * buckets + b for r in others for b in range(buckets)]
+        counts, received = self._routes.send_gradients(parts, groups, self._dims, action)
         mine = [self._of_node(part, self._holders.index(self._rank)) for part in parts]
         of_holders = [mine if r == self._rank else [received[r]] for r in self._holders]
         in_order = [part for of_holder in of_holders for part in of_holder]
-        rows, message = summed(in_order, range(buckets), self._dims)
-        totals, messages = np.tile(rows, (len(others), 1)), message.repeat(len(others))
-        came = self._routes.exchange_gradients(totals, messages, self._dims, action)
+        messages = self._routes.messages
+        rows, message = messages.summed(in_order, range(buckets), self._dims)
+        totals, sent = np.tile(rows, (len(others), 1)), message.repeat(len(others))
+        came = self._routes.exchange_gradients(totals, sent, self._dims, action)
         self._count(counts, totals)
-        return [gradients_of(message, rows, self._dims), *came.values()]
+        return [messages.read(message, rows, self._dims), *came.values()]
 
     def _of_node(self, part: RowGradients, node: int) -> RowGradients:
         """Of a part by node, the groups of one; those that are no copies come after all nodes."""
@@ -121,29 +127,22 @@ class NodeCopies:
         groups = part.groups[:, node * buckets : (node + 1) * buckets + 1].contiguous()
         return RowGradients(part.slots, groups, part.values)
 
-    def _by_node(self, part: RowGradients, groups: Sequence[int]) -> RowGradients:
+    def _by_node(self, part: RowGradients, at: Ints, groups: Sequence[int]) -> RowGradients:
         """A part's rows for this rank, by the node that sums them, those that are no copies last,
-        and by bucket."""
-        found: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        and by bucket; `at` are the part's groups on the host."""
+        found: list[list[Piece]] = []
         for b, group in enumerate(groups):
-            (begin, end), values = part.groups[:, group : group + 2].tolist()
-            slots, dim = part.slots[begin:end], self._dims[b]
-            gradients = part.values[values[0] : values[0] + len(slots) * dim].view(-1, dim)
-            copied = torch.isin(slots, self._slots[b], assume_unique=True)
-            if not copied.any():
+            slots, gradients = part.piece(group, self._dims[b], at)
+            if not len(self._slots[b]):
                 none = slots[:0], gradients[:0]
                 found.append([*(none for _ in range(self._nodes)), (slots, gradients)])
                 continue
+            copied = torch.isin(slots, self._slots[b], assume_unique=True)
             node = torch.where(copied, slots % self._nodes, self._nodes)
             chosen = [(node == n).nonzero().view(-1) for n in range(self._nodes + 1)]
             found.append([(slots[which], gradients[which]) for which in chosen])
         pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
-        sizes = [[0, *(piece[k].numel() for piece in pieces)] for k in (0, 1)]
-        return RowGradients(
-            torch.cat([slots for slots, _ in pieces]),
-            torch.tensor(sizes).cumsum(dim=1),
-            torch.cat([gradients.reshape(-1) for _, gradients in pieces]),
-        )
+        return RowGradients.of_pieces(pieces, self._dims * (self._nodes + 1), self._device)
 
     def _count(self, *sent: np.ndarray) -> None:
         """Count rows that were sent to each other holder, [others, buckets] each."""

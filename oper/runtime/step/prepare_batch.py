@@ -22,6 +22,7 @@ from oper.runtime.step.bag_forwarding import Accesses, BagForwarding
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
+from oper.runtime.tables.kernel_structs import as_features
 from oper.tables.table import Table
 
 
@@ -30,7 +31,8 @@ class BatchPreparer:
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
     be a backward. `forwarding` is None where no bags go to other nodes. `reads_rows`: whether the
-    rows must be found before they are read.
+    rows must be found before they are read. `together`: ranks of several nodes look batches up
+    together, so that what is wrong in one on a device is told at once: the host waits in any case.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class BatchPreparer:
         forwarding: BagForwarding | None,
         *,
         reads_rows: bool,
+        together: bool,
         weighted: bool,
         bounds: str,
         trains: bool,
     ) -> None:
         self._features, self._map, self._sorter = features, address_map, sorter
         self._device, self._room, self._forwarding = device, room, forwarding
+        self._together = together
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
@@ -83,15 +87,21 @@ class BatchPreparer:
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
         )
-        on_device = None
         if self._late is not None:
-            segment_offset, on_device = there, self._there(descriptors)
+            segment_offset = there
+            if self._together:
+                self._late.tell(all_of_them=True)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
         read = Accesses(addresses, segment_offset, offsets, weights, descriptors)
         forwarded = None
         if self._forwarding is not None:
             read, forwarded = self._forwarding.join(read)
+            descriptors = read.features
+        on_device = None
+        if self._late is not None:
+            shift = 0 if forwarded is None else elements
+            on_device = self._there(descriptors, len(keys), shift)
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)
@@ -108,13 +118,18 @@ class BatchPreparer:
             forwarded,
         )
 
-    def _there(self, descriptors: torch.Tensor) -> torch.Tensor | None:
+    def _there(self, descriptors: torch.Tensor, own: int, shift: int) -> torch.Tensor | None:
         """The features' descriptors on the device, where gradients are summed by them; those of the
-        last batch, where they are the same ones."""
+        last batch, where they are the same ones. The gradient of the bags of clients, whose
+        features come after this rank's `own`, lies `shift` values behind that of the output."""
         if not self._trains:
             return None
         if self._described is None or self._described[0] is not descriptors:
-            there = descriptors.to(self._device.torch_device, non_blocking=True)
+            shifted = descriptors
+            if len(descriptors) > own:
+                shifted = descriptors.clone()
+                as_features(shifted)["out_base"][own:] += shift
+            there = shifted.to(self._device.torch_device, non_blocking=True)
             self._described = descriptors, there
         return self._described[1]
 

@@ -10,6 +10,9 @@ All widths go together, as on a network it is messages that take time:
 
     rows        how many of each bucket are asked for; their slots; the rows
     gradients   how many rows of each bucket there are; their slots, and the gradients
+
+What lies how in messages, and who sends them to whom: row_messages.py. Rows lie on devices where
+the heap does; how many there are is the host's to know, which the network asks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from oper.base import native
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.shared_segment import LINE_BYTES
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.row_messages import Routes
 from oper.runtime.tables.row_gradients import RowGradients
-
-_WORD_BYTES = 8  # a message of gradients is so many, or a multiple
 
 
 class RowPlaces(NamedTuple):
@@ -37,54 +38,6 @@ class RowPlaces(NamedTuple):
     sizes: Ints  # of each message, [messages]
     arenas: Ints  # where the arena of a bucket's width begins, [messages, buckets]
     firsts: Ints  # the bucket's first slot there, [messages, buckets]
-
-
-class Routes:
-    """Messages about rows between this rank and those that it asks, its `owners`, and those that
-    ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
-
-    def __init__(self, proxies: Proxies, owners: Sequence[int], askers: Sequence[int]) -> None:
-        self._proxies, self.owners, self.askers = proxies, owners, askers
-
-    def send_gradients(
-        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
-    ) -> tuple[Ints, dict[int, RowGradients]]:
-        """Send each owner the gradients of some rows, summed over the parts in their order: of each
-        bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
-        sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
-        errors what other ranks were waited for."""
-        rows, messages = summed(parts, groups, dims)
-        counts = rows.reshape(-1, len(dims))
-        return counts, self.exchange_gradients(counts, messages, dims, action)
-
-    def exchange_gradients(
-        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
-    ) -> dict[int, RowGradients]:
-        """The same of messages that are made already, owner by owner, with so many rows of each
-        bucket, [owners, buckets]."""
-        asked = self.swap_counts(counts, action)
-        sizes = _gradient_bytes(asked, dims)
-        came = native.ops().reused_tensor(int(sizes.sum()), torch.uint8)
-        self.to_owners(messages, _gradient_bytes(counts, dims), came, sizes, action)
-        of_askers = zip(self.askers, came.split(sizes.tolist()), asked, strict=True)
-        return {asker: gradients_of(message, of, dims) for asker, message, of in of_askers}
-
-    def swap_counts(self, counts: Ints, action: str) -> Ints:
-        """Tell each owner its counts, [owners, buckets]; those of the askers, [askers, buckets]."""
-        buckets = counts.shape[1]
-        theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
-        sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))
-        given = torch.from_numpy(counts).reshape(-1)
-        self.to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
-        return theirs
-
-    def to_owners(
-        self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str
-    ) -> None:
-        """Send each owner its part of what is outgoing, and receive so much of each asker."""
-        sent = dict(zip(self.owners, sizes.tolist(), strict=True))
-        came = dict(zip(self.askers, theirs.tolist(), strict=True))
-        self._proxies.start(outgoing, sent, incoming, came, action)()
 
 
 class RowExchange:
@@ -99,7 +52,8 @@ class RowExchange:
         self._row_bytes = np.array(
             [memory.heap.rows(bucket.width).shape[1] for bucket in memory.buckets], dtype=np.int64
         )
-        self._proxies = Proxies(node)
+        self._device = memory.heap.device
+        self._proxies = Proxies(node, self._device)
         away = tuple(r for r in range(node.ranks) if r not in node.peers)
         # The ranks for all of which this one asks, whom each of them asks, and who asks this one.
         self.members: Sequence[int] = (node.rank,)
@@ -115,7 +69,7 @@ class RowExchange:
             self.askers = sorted(self._proxies.proxies)
             senders = {*node.peers, *self.askers}
             self.order = [r for members in self._proxies.nodes for r in members if r in senders]
-        self._routes = Routes(self._proxies, self.owners, self.askers)
+        self._routes = Routes(self._proxies, self.owners, self.askers, self._device)
 
     @classmethod
     def of(cls, memory: TableMemory, united: bool, counters: Counters) -> "RowExchange | None":
@@ -168,7 +122,7 @@ class RowExchange:
         wanted = slots.new_empty(int(sizes.sum()))
         self._routes.to_owners(slots, counts.sum(axis=1), wanted, sizes, "ask for rows")
         sent, came = self.places(asked, buckets), self.places(counts, buckets)
-        answers = native.ops().reused_tensor(int(sent.sizes.sum()), torch.uint8)
+        answers = self._device.new(int(sent.sizes.sum()), torch.uint8)
         self._copy_rows(wanted, asked, buckets, sent, answers)
         rows = room(int(came.sizes.sum()))
         outgoing = dict(zip(self.askers, sent.sizes.tolist(), strict=True))
@@ -189,7 +143,7 @@ class RowExchange:
         `rows` on."""
         for n, b in enumerate(buckets):
             at = torch.from_numpy(rows + places.arenas[:, n])
-            bases[self._buckets[b].width, list(owners)] = at
+            bases[self._buckets[b].width, list(owners)] = at.to(bases.device)
 
     def _copy_rows(
         self,
@@ -205,10 +159,9 @@ class RowExchange:
             for n, (b, count) in enumerate(zip(buckets, of_buckets, strict=True)):
                 row_bytes = int(self._row_bytes[b])
                 begin = int(places.arenas[message, n] + places.firsts[message, n] * row_bytes)
-                native.ops().copy_rows(
+                self._device.copy_rows(
+                    self._heap.rows(self._buckets[b].width),
                     slots[first : first + count],
-                    int(self._heap.bases[self._buckets[b].width, self._node.rank]),
-                    row_bytes,
                     out[begin : begin + count * row_bytes],
                 )
                 first += count
@@ -233,36 +186,7 @@ class RowExchange:
         self._counters.add(**{f"{what}_rows": counted[0], f"{what}_bytes": counted[1]})
 
 
-def summed(
-    parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
-) -> tuple[Ints, torch.Tensor]:
-    """Rows of some groups of the parts, each with the sum of its gradients in the order of the
-    parts, as messages of one group for each of these dims; and how many rows each has, [groups]."""
-    rows, messages = native.ops().relay_gradients(
-        [part.slots for part in parts],
-        [part.values for part in parts],
-        [part.groups for part in parts],
-        list(groups),
-        list(dims),
-    )
-    return rows.numpy(), messages
-
-
-def _gradient_bytes(counts: Ints, dims: Sequence[int]) -> Ints:
-    """The bytes of messages with so many rows of each bucket, [messages, buckets]: a slot and a
-    gradient each."""
-    return _rounded_up(counts @ (8 + 4 * np.array(dims, dtype=np.int64)), _WORD_BYTES)
-
-
 def _rounded_up(bytes: Ints, unit: int) -> Ints:
     """To multiples of a unit."""
     units: Ints = -(-bytes // unit)
     return units * unit
-
-
-def gradients_of(message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
-    """What a message has, a group a bucket: so many rows of each, of these dims."""
-    ends = np.zeros((2, len(dims) + 1), dtype=np.int64)
-    ends[:, 1:] = np.cumsum([counts, counts * dims], axis=1)
-    slots, values = message.split([8 * int(ends[0, -1]), len(message) - 8 * int(ends[0, -1])])
-    return RowGradients(slots.view(torch.int64), torch.from_numpy(ends), values.view(torch.float32))

@@ -75,7 +75,7 @@ class RowFetcher:
     def needs_runs(self) -> bool:
         """Whether its accesses must be sorted for that, as each of them is fetched, or a device
         finds the rows."""
-        return self.needs_rows and (self._symmetric is not None or not self._distinct)
+        return self.needs_rows and (self._device.kind != "cpu" or not self._distinct)
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
@@ -187,11 +187,12 @@ class RowFetcher:
             addresses = batch.addresses.clone()
             buffers = [self._fetch_accesses(rows, buckets, addresses, bases)] if buckets else []
             return Fetched(addresses, bases, buffers)
-        targets = torch.full((len(rows),), -1)  # where rows are that were fetched
+        # Where rows are that were fetched.
+        targets = rows.slots.new_full((int(rows.before_on_host[-1]),), -1)
         buffers = self._copy_distinct(rows, buckets, targets, bases)
         if self.relay is not None and buckets:
             self.relay.fetch(rows, buckets, targets, bases)
-        return Fetched(rows.redirected(batch.addresses, targets), bases, buffers)
+        return Fetched(rows.redirected(batch.addresses, targets, self._device), bases, buffers)
 
     def _copy_distinct(
         self,
@@ -209,11 +210,13 @@ class RowFetcher:
                 rows = all_rows.owned(b, rank)
                 if rank == self._rank or rows.start == rows.stop:
                     continue
-                targets[rows] = _places(self._ranks, size[width], rows.stop - rows.start)
+                places = _places(self._ranks, size[width], rows.stop - rows.start)
+                targets[rows] = places.to(targets.device)
                 copies[width].append(self._copy(width, rank, all_rows.slots[rows]))
                 size[width] += rows.stop - rows.start
         buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
-        bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
+        begins = torch.tensor([buffer.data_ptr() for buffer in buffers])
+        bases[:, self._ranks] = begins.to(bases.device)
         return buffers
 
     def _fetch_accesses(
@@ -294,9 +297,9 @@ class RowFetcher:
         return Fetched(addresses, bases, [buffer])
 
     def _copy(self, width: int, rank: int, slots: torch.Tensor) -> torch.Tensor:
-        size = self._heap.rows(width).shape[1]
-        out = torch.empty(len(slots), size, dtype=torch.uint8)
-        native.ops().copy_rows(slots, int(self._heap.bases[width, rank]), size, out)
+        rows = self._heap.rows(width, rank)
+        out = rows.new_empty(len(slots) * rows.shape[1])
+        self._device.copy_rows(rows, slots, out)
         return out
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:

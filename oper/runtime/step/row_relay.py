@@ -11,6 +11,9 @@ its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for 
 Backward, the relay adds up what the mailboxes of its node have for the owner, in the order of its
 ranks, and sends one gradient a row (apply_gradients.py).
 
+On devices lists and rows lie in their memory, and what unites and finds them is in
+united_slots.py.
+
 Two counters of the signals order the ranks; each is the number of the fetch that a rank is at:
 
     asked     its slots are written, and it has read all rows of the fetch before
@@ -22,11 +25,13 @@ from collections.abc import Sequence
 import torch
 
 from oper.base import native
-from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment
+from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.device_slots import DeviceBytes, DeviceSlots
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows
-from oper.runtime.memory.shared_slots import SharedSlots
+from oper.runtime.memory.shared_slots import SharedBytes, SharedSlots
 from oper.runtime.step.row_exchange import RowExchange
+from oper.runtime.step.united_slots import find_united, unite_slots
 
 COUNTERS = ("asked", "relayed")
 
@@ -38,15 +43,28 @@ class RowRelay:
     def __init__(self, memory: TableMemory, exchange: RowExchange) -> None:
         node, buckets = memory.node, len(memory.buckets)
         self._node, self._signals, self._exchange = node, memory.signals, exchange
-        self._asked = SharedSlots(node, buckets * (1 + node.ranks) + 1, "asked-slots")
-        self._united = SharedSlots(node, buckets * node.ranks + 1, "relayed-slots")
-        self._rows = node.share(Segment.create(0, RESERVE_BYTES, "relayed-rows"))
+        sizes = buckets * (1 + node.ranks) + 1, buckets * node.ranks + 1
+        names = "asked-slots", "relayed-slots"
+        self._rows: DeviceBytes | SharedBytes
+        self._asked: DeviceSlots | SharedSlots
+        self._united: DeviceSlots | SharedSlots
+        device = memory.heap.device
+        if isinstance(device, Cuda):
+            self._asked = DeviceSlots(node, device, sizes[0], names[0])
+            self._united = DeviceSlots(node, device, sizes[1], names[1])
+            self._rows = DeviceBytes(node, device, "rows of other nodes")
+            self._unite, self._find = unite_slots, find_united
+        else:
+            self._asked = SharedSlots(node, sizes[0], names[0])
+            self._united = SharedSlots(node, sizes[1], names[1])
+            self._rows = SharedBytes(node, "relayed-rows")
+            self._unite, self._find = native.ops().unite_slots, native.ops().find_united
         self._fetches = 0
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of this rank's shared memory that rows pass through."""
-        return self._asked.bytes + self._united.bytes + self._rows[self._node.rank].bytes
+        return self._asked.bytes + self._united.bytes + self._rows.bytes
 
     def fetch(
         self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: torch.Tensor
@@ -55,37 +73,32 @@ class RowRelay:
         to are their `targets` [rows] then, by `bases`; they may be read there until the next
         fetch."""
         self._fetches += 1
-        self._asked.write(rows.before, rows.slots)
+        asked = rows.before_on_host
+        self._asked.write(asked, rows.slots[: int(asked[-1])])
         self._signals.post("asked", self._fetches)
         self._signals.wait("asked", self._fetches, "ask for rows of other nodes")
-        slots, before = self._unite(buckets)
+        slots, before = self._of_node(buckets)
         self._united.write(before, slots)
         counts = before.diff().view(-1, len(buckets)).numpy()
-        self._exchange.fetch(slots, counts, buckets, self._room)
+        # Nobody reads this rank's rows any more: all have asked for the next ones.
+        self._exchange.fetch(slots, counts, buckets, self._rows.room)
         self._signals.post("relayed", self._fetches)
         self._signals.wait("relayed", self._fetches, "fetch rows of other nodes")
         for relay in self._node.peers:
-            self._find(relay, rows, buckets, targets, bases)
+            self._find_rows(relay, rows, buckets, targets, bases)
 
-    def _unite(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_node(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots that this node's ranks need of those that this one asks, ascending in each
         group, and how many there are before each."""
         asked = [self._asked.read(peer) for peer in self._node.peers]
-        united: tuple[torch.Tensor, torch.Tensor] = native.ops().unite_slots(
+        united: tuple[torch.Tensor, torch.Tensor] = self._unite(
             [slots for _, slots in asked],
             [before for before, _ in asked],
             self._exchange.groups(self._exchange.owners, buckets),
         )
         return united
 
-    def _room(self, bytes: int) -> torch.Tensor:
-        """This rank's memory for so many bytes of rows. Nobody reads it any more: all have asked
-        for the next ones."""
-        mine = self._rows[self._node.rank]
-        mine.grow(bytes)
-        return mine.tensor(0, (bytes,), torch.uint8)
-
-    def _find(
+    def _find_rows(
         self,
         relay: int,
         rows: BatchRows,
@@ -101,11 +114,12 @@ class RowRelay:
         before = header[: len(owners) * len(buckets) + 1]
         counts = before.diff().view(-1, len(buckets)).numpy()
         places = self._exchange.places(counts, buckets)
-        self._exchange.read_there(bases, self._rows[relay].pointer, owners, buckets, places)
-        native.ops().find_united(
+        rows_there = self._rows.of(relay, int(places.sizes.sum()))
+        self._exchange.read_there(bases, rows_there.data_ptr(), owners, buckets, places)
+        self._find(
             targets,
             rows.slots,
-            rows.before,
+            rows.before_on_host,
             self._exchange.groups(owners, buckets),
             slots,
             before,

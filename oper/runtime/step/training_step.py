@@ -101,7 +101,7 @@ class TrainingStep:
                 self._heap.seal()
             if self._fetcher.needs_rows:
                 self._count_distinct(batch)
-            self._order.before_read()
+            self._order.before_read(self._fetcher.relay is not None)
             try:
                 out = self._fetcher.read(batch, self._counters)
             except NO_ROOM as error:
@@ -149,7 +149,7 @@ class TrainingStep:
     def _take_step(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
     ) -> torch.Tensor | None:
-        self._order.before_read()
+        self._order.before_read(self._fetcher.relay is not None)
         weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()
         if self._gradients is not None:

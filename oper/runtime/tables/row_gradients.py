@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from oper.base.arrays import Ints
 from oper.base.native import Kernels
-from oper.cost.step_memory import most_values
+from oper.cost.step_memory import LINE_VALUES, most_values
+from oper.runtime.memory.device import Cpu, Device
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,30 @@ class RowGradients:
         groups = torch.tensor([[0, slots.numel()], [0, gradients.numel()]])
         return cls(slots, groups, gradients.reshape(-1))
 
+    @classmethod
+    def of_pieces(
+        cls, pieces: Sequence["Piece"], dims: Sequence[int], on: Device
+    ) -> "RowGradients":
+        """A group of each of these, of which the host knows how many they are; each begins at a
+        line, as a bucket of such a dim."""
+        before = torch.tensor([0, *(len(slots) for slots, _ in pieces)]).cumsum(0)
+        groups = laid_out(before, dims, Cpu())
+        begins: list[int] = groups[1].tolist()
+        padding = torch.zeros(LINE_VALUES, device=on.torch_device)
+        values, end = [padding[:0]], 0
+        for (_, gradients), begin in zip(pieces, begins, strict=False):
+            values += [padding[: begin - end], gradients.reshape(-1)]
+            end = begin + gradients.numel()
+        there = groups.to(on.torch_device, non_blocking=True)
+        slots = torch.cat([there.new_empty(0), *(slots for slots, _ in pieces)])
+        return cls(slots, there, torch.cat([*values, padding[: begins[-1] - end]]))
+
+    def piece(self, group: int, dim: int, groups: Ints) -> "Piece":
+        """A group of a bucket of that dim; `groups` are these gradients' in the host's memory."""
+        (begin, end), (value, _) = groups[:, group : group + 2].tolist()
+        gradients = self.values[value : value + (end - begin) * dim]
+        return self.slots[begin:end], gradients.view(end - begin, dim)
+
     def within(self, rows: int, values: int) -> "RowGradients":
         """These gradients, of which there are at most so many rows and values, without the room
         beyond that."""
@@ -44,6 +70,16 @@ class RowGradients:
         rows, values = self.groups[:, [groups.start, groups.stop]].tolist()
         count = rows[1] - rows[0]
         return self.values[values[0] :][: count * dim].view(count, dim)
+
+
+# Slots [n] and their gradients [n, dim].
+Piece = tuple[torch.Tensor, torch.Tensor]
+
+
+def groups_on_host(parts: Sequence[RowGradients]) -> Ints:
+    """The groups of parts of one shape, [parts, 2, G + 1]. The host waits for a device's, once."""
+    found: Ints = torch.stack([part.groups for part in parts]).cpu().numpy()
+    return found
 
 
 def laid_out(before: torch.Tensor, dims: Sequence[int], on: Kernels) -> torch.Tensor:

@@ -49,7 +49,7 @@ class OperShardingPlanner(ShardingPlanner):
 
     Args:
         topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's, which for
-            compute_device "cuda" is refused for several nodes; None: the ranks of
+            compute_device "cuda" is refused for several nodes with fetch "raw"; None: the ranks of
             the default process group, on CPUs of one host.
         profile: a profile or its folder; it must have all tables of the model, by name and rows.
         batch_size: samples per iteration of one rank, which is what TorchRec's planners take; 512
@@ -149,16 +149,14 @@ class OperShardingPlanner(ShardingPlanner):
 def _check_for_devices(workload: Workload, topology: Topology) -> None:
     """OperError unless CUDA devices can do this work: TorchRec's topology says that the model is to
     be on them, which OPER's presets do not."""
-    instead = (
-        "give it to CPU ranks, by a topology of OPER's (such as 'cpu:4', or a preset of devices, "
-        "whose times it then has) and DistributedModelParallel's device cpu"
-    )
     fetch = workload.on(topology.nodes).fetch
-    if topology.nodes > 1 or (fetch == "distinct" and topology.ranks > 1):
+    if topology.nodes > 1 and fetch == "raw":
         raise OperError(
             f"topology {topology.name}, {plural(topology.nodes, 'node')}, fetch {fetch}: on CUDA "
-            "devices every access reads its row, by the memory that the ranks of one node share: "
-            f"plan for one node with fetch='raw', or {instead}"
+            "devices distinct rows cross the network, once for each node: leave fetch out or give "
+            "'distinct', 'pooled' or 'auto'; or give the model to CPU ranks, by a topology of "
+            "OPER's (such as 'cpu:4', or a preset of devices, whose times it then has) and "
+            "DistributedModelParallel's device cpu"
         )
 
 

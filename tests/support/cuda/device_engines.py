@@ -16,6 +16,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory, free_memory, machine_memory_bytes
 from oper.plan.plan import Plan
+from oper.runtime.comm.group import Group
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay
@@ -137,14 +138,17 @@ def batch_on(device: Device, case: Case, step: int, rank: int, turned: bool = Fa
 
 
 def serve_on_both(
-    rank: int, group: Any, case: Case, plan: Plan, library: str | None
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, nodes: Any = None
 ) -> list[dict[str, Any]]:
     """Outputs, rows and counters of an engine on a device, and the same of one on the CPU."""
-    return [_serve(rank, group, case, plan, device) for device in (device_of(library), Cpu())]
+    devices = (device_of(library), Cpu())
+    return [_serve(rank, group, case, plan, device, nodes) for device in devices]
 
 
-def _serve(rank: int, group: Any, case: Case, plan: Plan, device: Device) -> dict[str, Any]:
-    engine = start(case, plan, group, device)
+def _serve(
+    rank: int, group: Any, case: Case, plan: Plan, device: Device, nodes: Any
+) -> dict[str, Any]:
+    engine = start(case, plan, group, device, nodes=nodes)
     outputs = [
         engine(batch_on(device, case, step, rank, turned=step % 2 == 1)).detach().cpu()
         for step in range(case.steps)
@@ -187,18 +191,24 @@ Schedule = Sequence[Sequence[int]]
 
 
 def train_on_both(
-    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, library: str | None
+    rank: int,
+    group: Any,
+    case: Case,
+    plan: Plan,
+    schedule: Schedule,
+    library: str | None,
+    nodes: Any = None,
 ) -> list[dict[str, Any]]:
     """Outputs, gradients of weights, rows, optimizer states and counters of training on a device,
     and the same of the CPU."""
     devices = (device_of(library), Cpu())
-    return [_train(rank, group, case, plan, schedule, device) for device in devices]
+    return [_train(rank, group, case, plan, schedule, device, nodes) for device in devices]
 
 
 def _train(
-    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, device: Device
+    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, device: Device, nodes: Any
 ) -> dict[str, Any]:
-    engine = start(case, plan, group, device)
+    engine = start(case, plan, group, device, nodes=nodes)
     outputs, weight_grads = [], []
     for steps in schedule:
         for step in steps:
@@ -232,18 +242,28 @@ def _train(
 
 
 def train_until_a_death(
-    rank: int, group: Any, case: Case, plan: Plan, library: str | None, at: str
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, at: str, nodes: Any = None
 ) -> str:
-    """Rank 1 is killed in its second step, when it comes to signal `at`; what the others say."""
-    engine = start(case, plan, group, device_of(library))
-    post = engine.signals.post
+    """Rank 1 is killed in its second step, when it comes to signal `at`, or to a collective for
+    that; what the others say."""
+    engine = start(case, plan, group, device_of(library), nodes=nodes)
+    post, collective = engine.signals.post, Group.start
+    seen: list[str] = []
+
+    def reach(what: str) -> None:
+        seen.append(what)
+        if rank == 1 and seen.count(at) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def posted(counter: str, value: int) -> None:
-        if rank == 1 and (counter, value) == (at, 2):
-            os.kill(os.getpid(), signal.SIGKILL)
+        reach(counter)
         post(counter, value)
 
-    with patch.object(engine.signals, "post", posted):
+    def started(self: Group, *arguments: Any, action: str, **options: Any) -> Any:
+        reach(action.partition(" (step")[0])
+        return collective(self, *arguments, action=action, **options)
+
+    with patch.object(engine.signals, "post", posted), patch.object(Group, "start", started):
         for step in range(3):
             out = engine(batch_on(engine.device, case, step, rank))
             out.backward(gradient_of(case, step, rank, out.cpu()).to(out.device))

@@ -58,13 +58,15 @@ def shared_memory() -> Iterator[Callable[[str], int]]:
     asked: dict[str, int] = {}
     with ExitStack() as patched:
         for module in (gradient_mailbox, device_bitmap):
-            name, create = module.__name__.rpartition(".")[2], module.segment_for_gradients
+            name, create = module.__name__.rpartition(".")[2], module.device_segment
 
-            def creating(device: Any, bytes: int, name: str = name, create: Any = create) -> Any:
+            def creating(
+                device: Any, what: str, bytes: int, name: str = name, create: Any = create
+            ) -> Any:
                 asked[name] = bytes
-                return create(device, bytes)
+                return create(device, what, bytes)
 
-            patched.enter_context(mock.patch.object(module, "segment_for_gradients", creating))
+            patched.enter_context(mock.patch.object(module, "device_segment", creating))
         yield lambda name: asked.get(name, 0)
 
 

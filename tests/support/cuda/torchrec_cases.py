@@ -285,9 +285,6 @@ def bad_ids(rank: int, group: Any, library: str | None) -> None:
 def refused(rank: int, group: Any, library: str, what: str, how: str) -> str:
     """Shard in a way that is refused; returns nothing."""
     plan = plan_for(group)
-    if what == "distinct":
-        tables = tables_of(Model("meta"))
-        plan = random_plan(0, tables, 2, mode="inference", fetch="distinct")
     if what == "tier":
         plan = random_plan(0, tables_of(Model("meta")), 2, tier=(0, 2))
 

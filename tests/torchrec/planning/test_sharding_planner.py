@@ -17,6 +17,7 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.profiling.profile import Profile
+from oper.runtime.memory.runtime_plan import check_for_devices, check_nodes
 from oper.tables.table import Table, tables_of
 from oper.topology.latency import Latency
 from oper.torchrec.model_warnings import ModelWarnings
@@ -139,19 +140,22 @@ def test_torchrecs_topology():
     assert cuda.device_memory_bytes == (10**9, 10**9)
 
 
-@pytest.mark.parametrize(
-    ("ranks_a_node", "given", "said"),
-    [
-        (2, {}, "2 nodes, fetch distinct: on CUDA devices every access"),
-        (2, {"mode": "inference"}, "2 nodes, fetch distinct: on CUDA devices every access"),
-        (4, {"mode": "inference", "fetch": "distinct"}, "1 node, fetch distinct: on CUDA dev"),
-        (2, {"fetch": "auto"}, "2 nodes, fetch auto: on CUDA devices every access"),
-    ],
-)
-def test_what_devices_cannot_do_is_refused(profile, ranks_a_node, given, said):
-    topology = TorchRecTopology(4, "cuda", local_world_size=ranks_a_node)
-    with pytest.raises(OperError, match=said):
-        oper.OperShardingPlanner(topology, profile, **given)
+def test_what_devices_cannot_do_is_refused(profile):
+    topology = TorchRecTopology(4, "cuda", local_world_size=2)
+    with pytest.raises(OperError, match="2 nodes, fetch raw: on CUDA devices distinct rows cross"):
+        oper.OperShardingPlanner(topology, profile, fetch="raw")
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("fetch", [None, "distinct", "pooled", "auto"])
+def test_work_on_devices_of_several_nodes_is_planned(model, profile, mode, fetch):
+    topology = TorchRecTopology(4, "cuda", local_world_size=2)
+    planner = oper.OperShardingPlanner(topology, profile, mode=mode, fetch=fetch)
+    plan = planner.plan(model).oper_plan
+    assert (plan.ranks, plan.topology.nodes) == (4, 2)
+    assert plan.workload.fetch in ("distinct", "pooled")
+    check_for_devices(plan, "cuda:0")
+    check_nodes([(0, 1), (2, 3)], plan, "cuda:0")
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])

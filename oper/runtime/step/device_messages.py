@@ -1,0 +1,73 @@
+"""Messages of gradients between nodes, made and read on a device (row_messages.py).
+
+Slots, and then the gradients of each bucket, begin at lines of the caches, as the kernels read
+gradients by words of 16 bytes. How many rows there are comes to the host, as it must be told to the
+network: a message is as long as what is in it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Ints
+from oper.cost.step_memory import LINE_VALUES
+from oper.runtime.comm.shared_segment import LINE_BYTES
+from oper.runtime.memory.device import Cpu, Cuda
+from oper.runtime.tables.row_gradients import RowGradients, groups_on_host, laid_out, merged
+
+
+class DeviceMessages:
+    """Messages in a device's memory."""
+
+    def __init__(self, device: Cuda) -> None:
+        self._device = device
+
+    def summed(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
+    ) -> tuple[Ints, torch.Tensor]:
+        """See Messages."""
+        each = [*dims] * (len(groups) // len(dims))
+        chosen = [
+            RowGradients.of_pieces(
+                [part.piece(g, dim, at) for g, dim in zip(groups, each, strict=True)],
+                each,
+                self._device,
+            )
+            for part, at in zip(parts, groups_on_host(parts), strict=True)
+        ]
+        found = chosen[0] if len(chosen) == 1 else merged(chosen, each, self._device)
+        rows, values = groups_on_host([found])[0]
+        counts = np.diff(rows)
+        ends = values[:-1] + counts * each
+        nothing = torch.zeros(LINE_BYTES, dtype=torch.uint8, device=self._device.torch_device)
+        pieces = [nothing[:0]]
+        for first in range(0, len(groups), len(dims)):
+            last = first + len(dims)
+            slots = found.slots[rows[first] : rows[last]]
+            for piece in (slots, found.values[values[first] : ends[last - 1]]):
+                pieces += [piece.view(torch.uint8), nothing[: -piece.nbytes % LINE_BYTES]]
+        return counts, torch.cat(pieces)
+
+    def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
+        """See Messages."""
+        lines = _lines(8 * counts.sum(axis=1), LINE_BYTES)
+        for n, dim in enumerate(dims):
+            lines = lines + _lines(counts[:, n] * dim, LINE_VALUES)
+        return LINE_BYTES * lines
+
+    def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
+        """See Messages."""
+        before = torch.from_numpy(np.concatenate([[0], counts]).cumsum())
+        groups = laid_out(before, dims, Cpu()).to(self._device.torch_device, non_blocking=True)
+        rows = int(before[-1])
+        values_at = LINE_BYTES * int(_lines(np.array(8 * rows), LINE_BYTES))
+        return RowGradients(
+            message[: 8 * rows].view(torch.int64), groups, message[values_at:].view(torch.float32)
+        )
+
+
+def _lines(sizes: Ints, unit: int) -> Ints:
+    """How many lines so much takes, of which a line holds `unit`."""
+    lines: Ints = -(-sizes // unit)
+    return lines

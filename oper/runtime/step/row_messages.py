@@ -1,0 +1,124 @@
+"""Messages about rows between ranks of several nodes: to whom they go, and what lies in them how.
+
+What goes to one rank is one message, of all widths together, as on a network it is messages that
+take time. First goes how many rows there are of each bucket, and then, of gradients, the rows'
+slots and after them the gradients, bucket after bucket.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from oper.base import native
+from oper.base.arrays import Ints
+from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.memory.device import Cuda, Device
+from oper.runtime.step.device_messages import DeviceMessages
+from oper.runtime.tables.row_gradients import RowGradients
+
+_WORD_BYTES = 8  # a message of gradients is so many, or a multiple
+
+
+class Messages(Protocol):
+    """Messages of gradients, in the memory of one kind of device. Those of ranks that exchange them
+    are of one kind."""
+
+    def summed(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
+    ) -> tuple[Ints, torch.Tensor]:
+        """Rows of some groups of the parts, each with the sum of its gradients in the order of the
+        parts, as messages of one group for each of these dims; and how many rows each has,
+        [groups]."""
+
+    def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
+        """The bytes of messages with so many rows of each bucket, [messages, buckets]."""
+
+    def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
+        """What a message has, a group a bucket: so many rows of each, of these dims."""
+
+
+class HostMessages:
+    """Messages in the host's memory: all slots, then all gradients."""
+
+    def summed(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
+    ) -> tuple[Ints, torch.Tensor]:
+        """See Messages."""
+        rows, messages = native.ops().relay_gradients(
+            [part.slots for part in parts],
+            [part.values for part in parts],
+            [part.groups for part in parts],
+            list(groups),
+            list(dims),
+        )
+        return rows.numpy(), messages
+
+    def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
+        """See Messages."""
+        units: Ints = -(-(counts @ (8 + 4 * np.array(dims, dtype=np.int64))) // _WORD_BYTES)
+        return units * _WORD_BYTES
+
+    def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
+        """See Messages."""
+        ends = np.zeros((2, len(dims) + 1), dtype=np.int64)
+        ends[:, 1:] = np.cumsum([counts, counts * dims], axis=1)
+        slot_bytes = 8 * int(ends[0, -1])
+        slots, values = message.split([slot_bytes, len(message) - slot_bytes])
+        groups = torch.from_numpy(ends)
+        return RowGradients(slots.view(torch.int64), groups, values.view(torch.float32))
+
+
+class Routes:
+    """Messages about rows between this rank and those that it asks, its `owners`, and those that
+    ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
+
+    def __init__(
+        self, proxies: Proxies, owners: Sequence[int], askers: Sequence[int], device: Device
+    ) -> None:
+        self._proxies, self.owners, self.askers = proxies, owners, askers
+        self._device = device
+        self.messages: Messages = HostMessages()
+        if isinstance(device, Cuda):
+            self.messages = DeviceMessages(device)
+
+    def send_gradients(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
+    ) -> tuple[Ints, dict[int, RowGradients]]:
+        """Send each owner the gradients of some rows, summed over the parts in their order: of each
+        bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
+        sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
+        errors what other ranks were waited for."""
+        rows, messages = self.messages.summed(parts, groups, dims)
+        counts = rows.reshape(-1, len(dims))
+        return counts, self.exchange_gradients(counts, messages, dims, action)
+
+    def exchange_gradients(
+        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
+    ) -> dict[int, RowGradients]:
+        """The same of messages that are made already, owner by owner, with so many rows of each
+        bucket, [owners, buckets]."""
+        asked = self.swap_counts(counts, action)
+        sizes = self.messages.bytes(asked, dims)
+        came = self._device.new(int(sizes.sum()), torch.uint8)
+        self.to_owners(messages, self.messages.bytes(counts, dims), came, sizes, action)
+        of_askers = zip(self.askers, came.split(sizes.tolist()), asked, strict=True)
+        return {asker: self.messages.read(message, of, dims) for asker, message, of in of_askers}
+
+    def swap_counts(self, counts: Ints, action: str) -> Ints:
+        """Tell each owner its counts, [owners, buckets]; those of the askers, [askers, buckets]."""
+        buckets = counts.shape[1]
+        theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
+        sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))
+        given = torch.from_numpy(counts).reshape(-1)
+        self.to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
+        return theirs
+
+    def to_owners(
+        self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str
+    ) -> None:
+        """Send each owner its part of what is outgoing, and receive so much of each asker."""
+        sent = dict(zip(self.owners, sizes.tolist(), strict=True))
+        came = dict(zip(self.askers, theirs.tolist(), strict=True))
+        self._proxies.start(outgoing, sent, incoming, came, action)()
