@@ -47,6 +47,12 @@ class Batch(NamedTuple):
         """Of each rank its place in its node."""
         return [self.node_of[:r].count(n) for r, n in enumerate(self.node_of)]
 
+    @property
+    def fields(self) -> list[int]:
+        """Of each rank of this node its field in addresses here."""
+        own = self.node_of[self.rank]
+        return [LOCAL if r == self.rank else r for r, n in enumerate(self.node_of) if n == own]
+
     def destination(self, address: int) -> int:
         field = int(address) >> SLOT_BITS
         destinations, others = self.nodes
@@ -126,46 +132,56 @@ def test_bags_are_forwarded_by_node(batch, dtype):
     assert kept.tolist() == left.tolist()
 
 
-@examples(100)
-@given(batches(), st.integers(0, 10**6))
-def test_batches_are_joined_with_those_of_clients(batch, seed):
-    """A client in each of the other nodes forwards to this rank; its last feature has no bags where
-    `seed` is odd, and no bags of a feature are forwarded that stays as it is."""
-    rng = np.random.default_rng(seed)
-    addresses, offsets, weights = batch.read
+class Client(NamedTuple):
+    """What a client forwards to this rank: the words, and what is in them."""
+
+    words: torch.Tensor
+    lengths: np.ndarray
+    addresses: np.ndarray
+    weights: np.ndarray
+
+
+def clients(batch: Batch, features: int, rng: np.random.Generator) -> list[Client]:
+    """One in each of the other nodes; their first features may have no bags."""
     bits, words = code_words(batch)
-    features, samples = batch.lengths.shape
-    pooled = np.flatnonzero(rng.random(features) < 0.7)
-    members = [r for r, n in enumerate(batch.node_of) if n == batch.node_of[batch.rank]]
-    fields = [LOCAL if r == batch.rank else r for r in members]
-    _, _, _, kept = native.ops().forward_bags(
-        addresses, offsets, weights, as_words(batch.features[pooled]), *batch.nodes, batch.places,
-        bits, words,
-    )  # fmt: skip
-    received, theirs = [], []
+    without, found = rng.integers(0, 2), []
     for _ in range(batch.nodes[1]):
-        lengths = [rng.integers(1, 4, rng.integers(0, 4) * (f or seed % 2)) for f in pooled]
+        lengths = [rng.integers(1, 4, rng.integers(0, 4) * (f >= without)) for f in range(features)]
         size = sum(int(of.sum()) for of in lengths)
-        owner = rng.integers(0, len(members), size)
+        owner = rng.integers(0, len(batch.fields), size)
         slots = rng.integers(0, 1 << bits, size)
         codes = owner.astype(np.int64) << bits | slots
-        given_weights = rng.random(size, dtype=np.float32)
+        weights = rng.random(size, dtype=np.float32)
         parts = [
             np.array([len(of) for of in lengths], np.int32),
             np.array([of.sum() for of in lengths], np.int32),
             *(of.astype(np.int32) for of in lengths),
             codes.astype(np.int32) if words == 1 else codes.view(np.int32),
         ]
-        if weights is not None:
-            parts.append(given_weights.view(np.int32))
-        received.append(torch.from_numpy(np.concatenate(parts)))
-        theirs.append(
-            (
-                np.concatenate([np.zeros(0, int), *lengths]),
-                np.array(fields)[owner] << SLOT_BITS | slots,
-                given_weights,
-            )
+        if batch.weights is not None:
+            parts.append(weights.view(np.int32))
+        addresses = np.array(batch.fields)[owner] << SLOT_BITS | slots
+        all_lengths = np.concatenate([np.zeros(0, int), *lengths])
+        found.append(
+            Client(torch.from_numpy(np.concatenate(parts)), all_lengths, addresses, weights)
         )
+    return found
+
+
+@examples(100)
+@given(batches(), st.integers(0, 10**6))
+def test_batches_are_joined_with_those_of_clients(batch, seed):
+    """No bags of a feature are forwarded that stays as it is."""
+    rng = np.random.default_rng(seed)
+    addresses, offsets, weights = batch.read
+    bits, words = code_words(batch)
+    features, samples = batch.lengths.shape
+    pooled = np.flatnonzero(rng.random(features) < 0.7)
+    _, _, _, kept = native.ops().forward_bags(
+        addresses, offsets, weights, as_words(batch.features[pooled]), *batch.nodes, batch.places,
+        bits, words,
+    )  # fmt: skip
+    theirs = clients(batch, len(pooled), rng)
 
     number = np.repeat(np.arange(features), batch.lengths.sum(axis=1))
     there = [batch.destination(a) == batch.nodes[1] for a in batch.addresses]
@@ -173,18 +189,19 @@ def test_batches_are_joined_with_those_of_clients(batch, seed):
     forwards = np.bincount(number[~stays], minlength=features)
     found = native.ops().join_bags(
         addresses, offsets, weights, as_words(batch.features), forwards.tolist(), *batch.nodes,
-        kept, received, len(pooled), fields, bits, words,
+        kept, [client.words for client in theirs], len(pooled), batch.fields, bits, words,
     )  # fmt: skip
     joined, ends, joined_weights, positions = found
-    assert (
-        joined.tolist()
-        == np.concatenate([batch.addresses[stays], *(t[1] for t in theirs)]).tolist()
-    )
+    came = [client.addresses for client in theirs]
+    assert joined.tolist() == np.concatenate([batch.addresses[stays], *came]).tolist()
     bag_of = np.repeat(np.arange(features * samples), batch.lengths.ravel())
-    lengths = [np.bincount(bag_of[stays], minlength=features * samples), *(t[0] for t in theirs)]
+    lengths = [
+        np.bincount(bag_of[stays], minlength=features * samples),
+        *(t.lengths for t in theirs),
+    ]
     assert ends.tolist() == np.append(0, np.cumsum(np.concatenate(lengths))).tolist()
     if weights is not None:
-        expected = np.concatenate([batch.weights[stays], *(t[2] for t in theirs)])
+        expected = np.concatenate([batch.weights[stays], *(t.weights for t in theirs)])
         assert joined_weights.tolist() == expected.tolist()
         assert positions.tolist() == np.flatnonzero(stays).tolist()
 
