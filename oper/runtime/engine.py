@@ -115,11 +115,12 @@ class EmbeddingEngine:
             self.table_io = TableIO(plan, self.tables, memory)
             self.source = _make_source(make_source, plan, self.tables, memory)
             distinct = plan.workload.known_fetch == "distinct"
-            exchange = RowExchange.of(memory, distinct, self.counters)
+            exchange = RowExchange.of(memory, distinct, self.training, self.counters)
             self.gradients = self._make_gradients(memory, exchange) if self.training else None
             forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
             far = self._far_tables()
-            fetcher = RowFetcher(memory, self.source, distinct, far, exchange, forwarding)
+            of_rows = exchange if symmetric is None else None
+            fetcher = RowFetcher(memory, self.source, distinct, far, of_rows, forwarding)
             self._relay = fetcher.relay
             address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
@@ -148,7 +149,7 @@ class EmbeddingEngine:
             room,
             forwarding,
             reads_rows=fetcher.needs_rows,
-            together=exchange is not None,
+            together=memory.all_to_all is not None and symmetric is None,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,

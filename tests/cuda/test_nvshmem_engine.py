@@ -1,6 +1,7 @@
-"""Engines on devices of two nodes, by a fake NVSHMEM: inference equals that of CPU ranks of two
-nodes in every bit, and a rank that is gone is named within the deadline."""
+"""Engines on devices of two nodes, by a fake NVSHMEM: inference and training equal those of CPU
+ranks of two nodes in every bit, and a rank that is gone is named within the deadline."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.runtime.tables.optimizers import STATES
 from tests.support.cuda import nvshmem_engines
 from tests.support.cuda.device_engines import served_cases
 from tests.support.cuda.nvshmem_engines import plan_of, serve_on_both
@@ -143,27 +146,106 @@ def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> 
     assert "rank 1 gave no sign of life for 3 s" in str(found[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"mode": "training"}, "the plan is for training, and its transport nvshmem is for infer"),
-        (
-            {"transport": "collective"},
-            "on this one), and the plan's transport is collective: on cpu",
-        ),
-        (
-            {"transport": "collective", "mode": "training"},
-            "Start ranks of one node, or train on CPU ranks",
-        ),
-    ],
+def assert_trains_as_on_the_cpu(
+    ranks: Ranks, cases: list[tuple[Case, Plan]], emulated: Path, emulated_nvshmem: Path
+) -> None:
+    given = (cases, str(emulated), str(emulated_nvshmem))
+    for found in ranks.run(cases[0][0].ranks, nvshmem_engines.train_on_both, *given):
+        for on_device, on_cpu in found:
+            for part in ("outputs", "weight_grads", "tables"):
+                for mine, other in zip(on_device[part], on_cpu[part], strict=True):
+                    assert torch.equal(mine.view(torch.int32), other.view(torch.int32))
+            assert on_device["left"] == 0
+            for name in ("updated_rows", "steps", "gradient_rows", "allreduce_bytes"):
+                assert on_device["counted"][name] == on_cpu["counted"][name]
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+@pytest.mark.parametrize("number", [2, 4])
+def test_training(
+    two: Ranks, four: Ranks, emulated: Path, emulated_nvshmem: Path, number: int, fetch: str
+) -> None:
+    """Rows come one-sided; their gradients go to their owners, which update them before anybody
+    looks them up again."""
+    modules = [
+        Case(1, number, optimizer="adagrad", rows=(50, 7, 400, 30)),
+        Case(2, number, weighted=True, pooling="mean", optimizer="adam"),
+        Case(3, number, pooling="none", dims=(5, 33), optimizer="rowwise_adagrad"),
+        Case(4, number, dtype="fp16", optimizers=("none", "sgd")),
+    ]
+    cases = [(case, plan_of(case, mode="training", fetch=fetch)) for case in modules]
+    assert_trains_as_on_the_cpu(two if number == 2 else four, cases, emulated, emulated_nvshmem)
+
+
+@examples(10)
+@given(
+    seed=st.integers(0, 10_000),
+    number=st.sampled_from([2, 4]),
+    fetch=st.sampled_from(["raw", "distinct"]),
+    replicated=st.sampled_from([0.0, 0.3, 1.0]),
+    optimizer=st.sampled_from([*STATES]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    dims=st.lists(st.sampled_from([1, 4, 8, 33]), min_size=1, max_size=3),
+    rows=st.lists(st.sampled_from([1, 7, 300]), min_size=1, max_size=4),
+    bags=st.sampled_from(["many", "one", "mean one", "none"]),
+    weighted=st.booleans(),
 )
-def test_plans_that_are_refused(
-    emulated: Path, emulated_nvshmem: Path, options: dict[str, str], error: str
+def test_any_module_is_trained(
+    two: Ranks,
+    four: Ranks,
+    emulated: Path,
+    emulated_nvshmem: Path,
+    seed: int,
+    number: int,
+    fetch: str,
+    replicated: float,
+    optimizer: str,
+    pooling: str,
+    dims: list[int],
+    rows: list[int],
+    bags: str,
+    weighted: bool,
+) -> None:
+    case = Case(
+        seed, number, optimizer=optimizer, pooling=pooling, dims=tuple(dims), rows=tuple(rows),
+        bags=bags, weighted=weighted and pooling != "none",
+    )  # fmt: skip
+    plan = plan_of(case, mode="training", fetch=fetch, replicated=replicated)
+    ranks = two if number == 2 else four
+    assert_trains_as_on_the_cpu(ranks, [(case, plan)], emulated, emulated_nvshmem)
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_rows_are_read_once_they_are_updated(
+    two: Ranks, emulated: Path, emulated_nvshmem: Path, fetch: str
+) -> None:
+    case = Case(23, 2)
+    plan = plan_of(case, mode="training", fetch=fetch)
+    given = (case, plan, str(emulated), str(emulated_nvshmem))
+    assert all(two.run(2, nvshmem_engines.train_after_late_updates, *given))
+
+
+@pytest.mark.parametrize("at", ["published", "exchange gradients", "applied", "update its rows"])
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_rank_that_dies_in_training_is_named(
+    emulated: Path, emulated_nvshmem: Path, number: int, at: str
+) -> None:
+    case = Case(22, number, optimizer="adagrad")
+    plan = plan_of(case, mode="training", fetch="distinct")
+    given = (case, plan, str(emulated), str(emulated_nvshmem), at)
+    dead = number - 1
+    found = mortal_ranks.run(number, nvshmem_engines.train_until_a_death, *given, silent=[dead])
+    for rank in range(dead):
+        assert re.search(rf"rank {dead} .*(died|disconnected|sign of life)", str(found[rank]))
+
+
+def test_a_row_for_each_access_is_refused_without_it(
+    emulated: Path, emulated_nvshmem: Path
 ) -> None:
     case = Case(1, 2)
-    given = (case, plan_of(case, **options), str(emulated), str(emulated_nvshmem))
+    given = (case, plan_of(case, "collective"), str(emulated), str(emulated_nvshmem))
     for outcome in mortal_ranks.run(2, nvshmem_engines.refused, *given):
-        assert error in str(outcome)
+        assert "for inference with transport: nvshmem in the topology" in str(outcome)
 
 
 def test_without_nvshmem_all_ranks_say_so(emulated: Path) -> None:

@@ -111,15 +111,6 @@ def check_for_devices(plan: Plan, where: str) -> None:
             f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
             f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
         )
-    if plan.topology.transport == NVSHMEM:
-        if plan.workload.training and plan.ranks > 1:
-            raise OperError(
-                f"{plan!r}: the plan is for training, and its transport {NVSHMEM} is for "
-                f"inference: on {where} ranks train by the memory that those of one node map. Plan "
-                "with --mode inference, or for one node without the transport, or train on CPU "
-                "ranks (device cpu)"
-            )
-        return
 
 
 def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
@@ -130,9 +121,11 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
             raise OperError(
                 f"table {plan.pooled_tables[0]!r}: the plan pools its bags between nodes, and on "
                 f"{where} rows of other nodes are read by {NVSHMEM}, each for itself: plan without "
-                "pooled tables or without the transport, or serve on CPU ranks (device cpu)"
+                "pooled tables or without the transport, or take CPU ranks (device cpu)"
             )
-        return
+        if not plan.workload.training:
+            return
+        nodes = [range(plan.ranks)]  # every rank sends its gradients by itself
     # An update merges a list of each rank of the node, and of each other node.
     lists = max(map(len, nodes)) + len(nodes) - 1
     if lists > _MOST_RANKS:

@@ -84,6 +84,8 @@ class Gradients:
         self._counters, self._scale = counters, scale
         self._means = means
         self._device = memory.heap.device
+        several = len(self._node.peers) < self._node.ranks
+        self._read_by_kernels = memory.symmetric is not None and several
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
         # Whose gradients go to other nodes; of pooled ones, those of bags do.
         self._sent_buckets = [
@@ -91,7 +93,7 @@ class Gradients:
         ]
         # No method of this object's, which the counters would keep, with all memory, until garbage
         # is collected.
-        dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
+        dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
         self._sent = partial(_sent, dims)
         self.learning_rates = [bucket.optimizer.lr for bucket in self._buckets]
         self.steps = self.optimizer_steps = 0
@@ -207,6 +209,11 @@ class Gradients:
         self.steps = step
         self._counters.add(steps=1)
         self._signals.post("applied", step)
+        if self._read_by_kernels:
+            # Nothing else orders the next lookups of other nodes, which ask nobody here, after this
+            # rank's update. Its update came after theirs: it waited for their gradients.
+            assert self._node.group is not None
+            self._node.group.gather(b"0", f"update its rows (step {step})")
 
     @property
     def _bucket_numbers(self) -> range:
@@ -348,8 +355,9 @@ class Gradients:
 
 
 def _sent(dims: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Counters from rows by bucket and owner, replicas first, of buckets of those dims."""
-    sent = rows[:, 1:]
+    """Counters from rows by bucket and owner, replicas first, of buckets of those dims: 0 of frozen
+    ones, whose rows have no gradients though they may have been sorted."""
+    sent = np.where(dims[:, None] > 0, rows[:, 1:], 0)
     return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
 
 

@@ -72,11 +72,15 @@ class RowExchange:
         self._routes = Routes(self._proxies, self.owners, self.askers, self._device)
 
     @classmethod
-    def of(cls, memory: TableMemory, united: bool, counters: Counters) -> "RowExchange | None":
-        """The exchange with other nodes; None where there are none, or kernels read rows there."""
-        if memory.all_to_all is None or memory.symmetric is not None:
+    def of(
+        cls, memory: TableMemory, distinct: bool, training: bool, counters: Counters
+    ) -> "RowExchange | None":
+        """The exchange with other nodes; None where there are none, or nothing to exchange: where
+        kernels read rows there, gradients alone are, each rank's by itself."""
+        by_kernels = memory.symmetric is not None
+        if memory.all_to_all is None or (by_kernels and not training):
             return None
-        return cls(memory, united, counters)
+        return cls(memory, distinct and not by_kernels, counters)
 
     @property
     def owners(self) -> Sequence[int]:

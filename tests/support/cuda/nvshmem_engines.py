@@ -4,6 +4,7 @@ on the CPU whose ranks are of two nodes too."""
 import os
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -12,15 +13,23 @@ import torch
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
+from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import symmetric_memory
 from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.topology.links import LINKED
 from tests.support.cuda.device_engines import EmulatedDevice, batch_on
 from tests.support.cuda.fake_nvshmem import FakeNvshmem
 from tests.support.cuda.nvshmem_lookups import node_of
-from tests.support.runtime.engine_cases import Case, initial, module_tables, tables_of
+from tests.support.runtime.engine_cases import (
+    Case,
+    gradient_of,
+    initial,
+    module_tables,
+    tables_of,
+)
 from tests.support.runtime.runtime_plans import random_plan
 
 
@@ -101,6 +110,114 @@ def _serve(
         "elsewhere": elsewhere,
         "left": fake.counts().left,
     }
+
+
+def train_on_both(
+    rank: int, group: Any, cases: list[tuple[Case, Plan]], kernels: str, nvshmem: str
+) -> list[list[dict[str, Any]]]:
+    """Of each case what training made on a device, and on CPU ranks whose gradients go to their
+    owners each by itself, as here."""
+    found = []
+    for case, plan in cases:
+        raw = replace(plan, workload=replace(plan.workload, fetch="raw"))
+        on_device = device_of(kernels, nvshmem, rank, case.ranks)
+        given = ((plan, on_device), (raw, Cpu()))
+        by_weights = plan.workload.fetch == "distinct"  # whose rows can be had again in backward
+        found.append(
+            [_train(rank, group, case, of, nvshmem, device, by_weights) for of, device in given]
+        )
+    return found
+
+
+def _train(
+    rank: int,
+    group: Any,
+    case: Case,
+    plan: Plan,
+    nvshmem: str,
+    device: Device,
+    by_weights: bool,
+) -> dict[str, Any]:
+    engine = start(case, plan, group, device)
+    fake, outputs, weight_grads = FakeNvshmem(nvshmem), [], []  # type: ignore[arg-type]
+    for step in range(case.steps):
+        fake.order(case.seed + step)
+        batch = batch_on(device, case, step, rank)
+        weights = batch.weights_or_none()
+        if weights is not None and by_weights:
+            weights.requires_grad_()
+        with engine.accumulate() if step == 1 else nullcontext():
+            out = engine(batch)
+            out.backward(gradient_of(case, step, rank, out))
+        with torch.no_grad():
+            outputs += [out.detach().clone(), engine(batch_on(device, case, step + 7, rank))]
+        if weights is not None and weights.grad is not None:
+            weight_grads.append(weights.grad)
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    assert engine.unequal_replicas() == []
+    counted = engine.counters.to_dict()
+    engine.close()
+    return {
+        "outputs": outputs,
+        "weight_grads": weight_grads,
+        "tables": tables,
+        "counted": counted,
+        "left": fake.counts().left,
+    }
+
+
+def train_after_late_updates(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> bool:
+    """Whether a rank looks up what was updated, where the first rank takes its time for that."""
+    raw = replace(plan, workload=replace(plan.workload, fetch="raw"))
+    found = []
+    update = Gradients._update
+
+    def late(self: Gradients, *arguments: Any) -> None:
+        time.sleep(0.05)
+        update(self, *arguments)
+
+    devices = (device_of(kernels, nvshmem, rank, case.ranks), Cpu())
+    for of, device in zip((plan, raw), devices, strict=True):
+        engine, outputs = start(case, of, group, device), []
+        with patch.object(Gradients, "_update", late if rank == 0 else update):
+            for step in range(case.steps):
+                out = engine(batch_on(device, case, step, rank))
+                out.backward(gradient_of(case, step, rank, out))
+                outputs.append(out.detach())
+        found.append(torch.cat(outputs))
+        engine.close()
+    return torch.equal(*found)
+
+
+def train_until_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str, at: str
+) -> str:
+    """The last rank is killed in its second step, when it comes to signal `at`, or to a collective
+    for that."""
+    engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 6)
+    post, collective = engine.signals.post, Group.start
+    seen: list[str] = []
+
+    def reach(what: str) -> None:
+        seen.append(what)
+        if rank == case.ranks - 1 and seen.count(at) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def posted(counter: str, value: int) -> None:
+        reach(counter)
+        post(counter, value)
+
+    def started(self: Group, *arguments: Any, action: str, **options: Any) -> Any:
+        reach(action.partition(" (step")[0])
+        return collective(self, *arguments, action=action, **options)
+
+    with patch.object(engine.signals, "post", posted), patch.object(Group, "start", started):
+        for step in range(3):
+            out = engine(batch_on(engine.device, case, step, rank))
+            out.backward(gradient_of(case, step, rank, out))
+    return "nobody died"
 
 
 def serve_until_a_death(
