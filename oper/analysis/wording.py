@@ -50,6 +50,7 @@ FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once a batch (distinct fetches)",
     "pooled": "other nodes add up the rows of each bag (pooled fetches)",
+    "auto": "each method's tables pooled or not, as is shortest (fetch auto)",
 }
 
 

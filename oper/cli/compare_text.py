@@ -39,7 +39,7 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
         out.print(methods_table(run))
         if verbose and any(result.cost for result in run.methods.values()):
             _print_details(out, run)
-        for line in remarks(run.methods, verbose):
+        for line in (*pooled_remarks(run), *remarks(run.methods, verbose)):
             out.print(line)
         for line in verdict(run):
             out.print(line)
@@ -55,12 +55,14 @@ def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
     from oper.analysis.wording import FETCHES
 
     run = runs[0]
+    fetch = run.workload.fetch
+    assert fetch is not None  # the workload is that on the topology
     limits = _limits(run, False) if len(runs) == 1 else "the limits below"
     return (
         f"{plural(len(run.methods), 'method')} compared on {profile}: {run.workload.mode} on "
         f"{plural(run.ranks, 'rank')} ({run.topology}), "
         f"{plural(run.workload.batch_size, 'sample')} an iteration, "
-        f"{FETCHES[run.workload.known_fetch]}, {limits}"
+        f"{FETCHES[fetch]}, {limits}"
     )
 
 
@@ -162,10 +164,13 @@ def verdict(run: "Comparison") -> list[str]:
     lines = [sentence]
     oper = run.oper
     if oper is not None and oper.certified_gap is not None:
-        lines.append(
+        said = (
             f"Certified: oper's plan takes {at_most(oper.certified_gap)} longer than the best "
             "possible within these limits"
         )
+        if run.workload.fetch == "auto":
+            said += " with the same tables pooled" if oper.pooled_tables else " without pooling"
+        lines.append(said)
     return [*lines, held_out_verdict(run)]
 
 
@@ -190,6 +195,25 @@ def held_out_verdict(run: "Comparison") -> str:
     if len(found) < len(run.fitting):
         said += ". held out: -, of methods that do not say which of equally hot rows go where"
     return said
+
+
+def pooled_remarks(run: "Comparison") -> list[str]:
+    """How the methods' tables are fetched, where that is not the same as without pooling."""
+    fetch = run.workload.fetch
+    if fetch == "pooled":
+        return ["Other methods than oper place rows as without pooling"]
+    if fetch != "auto":
+        return []
+    names: dict[int, list[str]] = {}
+    for name, result in run.methods.items():
+        if result.cost is not None:
+            names.setdefault(len(result.pooled_tables), []).append(name)
+    said = [f"{number or 'none'} by {', '.join(by)}" for number, by in names.items()]
+    return [
+        f"Tables pooled: {'; '.join(said)}",
+        "oper pools what makes its step shortest, latency included; the others, which place rows "
+        "as without pooling, what makes their iteration shortest",
+    ]
 
 
 def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:

@@ -119,6 +119,20 @@ def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
     return np.array([names is None or table.name in names for table in tables], dtype=bool)
 
 
+def pooled_names(topology: Topology, tables: Sequence[Table]) -> tuple[str, ...]:
+    """The names of the tables that are pooled on a topology, in their order."""
+    which = pooled_of(topology, tables).tolist()
+    return tuple(table.name for table, pooled in zip(tables, which, strict=True) if pooled)
+
+
+class PartAccesses(NamedTuple):
+    """The accesses of each table to rows in each holder set, [T, G], of whole rows or of some of
+    their columns: `tables` are as wide as these."""
+
+    tables: Sequence[Table]
+    accesses: Floats
+
+
 class VectorRatios(NamedTuple):
     """Bytes of vectors that a rank gets from other nodes, for a byte of the rows they are sums of.
 

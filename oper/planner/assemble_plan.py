@@ -5,7 +5,7 @@ In: `Planned`. Out: `Plan`.
 
 import numpy as np
 
-from oper.cost.vectors_per_bag import pooled_of
+from oper.cost.vectors_per_bag import pooled_names
 from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
@@ -56,13 +56,7 @@ def assemble(planned: Planned) -> Plan:
         log_part=profile.log_part,
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
-        pooled_tables=tuple(
-            table.name
-            for table, is_pooled in zip(
-                profile.tables, pooled_of(given, profile.tables), strict=True
-            )
-            if is_pooled
-        ),
+        pooled_tables=pooled_names(given, profile.tables),
         step_time=predict_step_of(problem, placement),
         vector_ratio=tuple(given.vector_ratio.tolist())
         if isinstance(given, PooledTopology)

@@ -8,11 +8,15 @@ in it. Where the profile knows what came after its data, the placements are pric
 The bound holds for plans within the capacities and the extra memory, so only those have a
 certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
 the least that is nearly as good (least_memory.py).
+
+Where tables are pooled, other methods place rows as without that, and are priced with the vectors
+that they need then (price_fetched.py). With `auto` each is priced in every way to fetch tables that
+OPER tries (place_by_table.py), and has the shortest iteration of these; a bound is of one way.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from oper.base.defaults import LIMIT_SECONDS
 from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
 from oper.cost.objective import Cost
+from oper.cost.vectors_per_bag import pooled_names
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import PlanningRecord
@@ -39,15 +44,15 @@ from oper.planner.baselines.baseline import (
     SolverNotes,
     Status,
     TorchRecNotes,
-    price_baseline,
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certify import certify
-from oper.planner.device_limits import DeviceLimits
 from oper.planner.enough_accesses import warn_if_too_small
-from oper.planner.least_memory import by_devices, place_in_memory
+from oper.planner.least_memory import by_devices
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
-from oper.planner.price_plan import costs_under
+from oper.planner.place_by_table import Way, by_mean, place_shortest, ways_to_fetch
+from oper.planner.price_fetched import cheaper_pooled_of, price_fetched, refetched
+from oper.planner.price_plan import costs_under, problem_of, with_bags_of
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.reference_figures import UNSEEN_DATA, later_data, later_profile
 from oper.profiling.profile import Profile, profile_given
@@ -70,7 +75,8 @@ class MethodResult:
     unless the placement keeps the limits, for which alone the bound holds. held_out_seconds: its
     objective on the data that follow the profile's; None where there are none, and of baselines
     that place so many rows of a class and not single ones. record: how OPER's own plan was made.
-    notes: what else there is to say of some baselines.
+    notes: what else there is to say of some baselines. pooled_tables: those that are pooled, by
+    name; the certificate is for placements that pool these.
     """
 
     status: Status
@@ -82,6 +88,7 @@ class MethodResult:
     record: PlanningRecord | None = None
     notes: Notes | None = None
     reason: str | None = None
+    pooled_tables: tuple[str, ...] = ()
 
     @property
     def total_seconds(self) -> float:
@@ -122,6 +129,7 @@ class _Outcome:
     certified_gap: float | None
     held_out_seconds: float | None
     reason: str | None = None
+    pooled_tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ class _MadeWith:
 @dataclass(frozen=True)
 class HeldOutData:
     """The data that no method has seen, and a lower bound on the objective of every plan for them
-    in seconds."""
+    in seconds, that fetches tables as one of the methods does."""
 
     source: HeldOutSource
     samples: int
@@ -151,8 +159,9 @@ class Comparison(Summarised):
     """What each method comes to on one profile under the same limits.
 
     profile: its digest. rows: of all tables. asked: what was asked of the plans, and `limits` what
-    follows. lower_bound_seconds: no placement within the limits takes less. held_out: the data that
-    follow the profile's; None where there are none. methods: in the order asked for, by name.
+    follows. lower_bound_seconds: no placement within the limits takes less that fetches tables as
+    one of the methods does. held_out: the data that follow the profile's; None where there are
+    none. methods: in the order asked for, by name.
     """
 
     profile: str
@@ -244,6 +253,7 @@ def _result_to_json(result: MethodResult) -> dict[str, Any]:
         "objective_seconds": None,
         "certified_gap": None,
         "held_out_seconds": result.held_out_seconds,
+        "pooled_tables": list(result.pooled_tables),
         "feasible": False,
         "threshold": result.threshold,
     }
@@ -273,6 +283,7 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
         record=typed(content, PlanningRecord, ranks) if placed and name == "oper" else None,
         notes=None if noted is None else typed(content["notes"], noted, ranks),
         reason=outcome.reason,
+        pooled_tables=outcome.pooled_tables,
     )
 
 
@@ -295,9 +306,11 @@ def compare(
     A profile may be given by its folder, a topology by its name or file. TorchRec's planner and the
     exact solver, with building its programme, get `limit_seconds` each; a method without a
     placement (after that time, or where whole partitions do not fit) has a status and a reason, and
-    no cost. `report` is called with each method's name when it is done.
+    no cost; so has the exact solver where all tables are to be pooled. `report` is called with each
+    method's name when it is done.
 
-    Raises OperError for an unknown method, or where the capacities cannot hold the tables.
+    Raises OperError for an unknown method, where the capacities cannot hold the tables, or where
+    these cannot be pooled as asked.
     """
     check_type("compare", "topology", topology, Topology, Path, str)
     check_type("compare", "workload", workload, Workload)
@@ -314,106 +327,193 @@ def compare(
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning
     began = time.perf_counter()
-    if (fetch := workload.on(topology.nodes).fetch) in ("pooled", "auto"):
-        raise OperError(
-            f"compare: methods are compared with raw or distinct fetches, and {fetch} was given, "
-            "with which costs depend on the plan's own placement; leave --fetch out, and see what "
-            f"`oper plan --fetch {fetch}` predicts"
-        )
-    problem = make_problem(profile, topology, workload, asked)
-    devices = by_devices(topology, asked)
-    if devices:
-        limits = DeviceLimits.of(problem)
-        problem = limits.within(limits.most_extra)
+    ways = ways_to_fetch(profile, topology, workload, asked)
+    choosing_seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    contest = _Contest.of(profile, topology, asked, ways)
+    contest.problem(contest.usual)
     classes_seconds = time.perf_counter() - began
-    later = later_profile(profile)
-    if later is not None:
-        warn_if_too_small(later, problem.ranks, UNSEEN_DATA)
-    unseen = None if later is None else _under(problem, later)
+    if contest.later is not None:
+        warn_if_too_small(contest.later, topology.ranks, UNSEEN_DATA)
     results: dict[str, MethodResult] = {}
-    certificate: Certificate | None = None
     if "oper" in chosen:
         began = time.perf_counter()
         try:
-            planned = place_in_memory(profile, topology, workload, asked)
+            planned = place_shortest(profile, topology, asked, ways)
         except InfeasibleError as error:
-            certificate = certify(problem, 0.0)
-            total = time.perf_counter() - began
+            total = choosing_seconds + time.perf_counter() - began
             none = NoPlacementError(Status.INFEASIBLE, str(error))
-            results["oper"] = _without_placement(problem, none, {"total": total})
+            results["oper"] = _without_placement(asked, none, {"total": total})
         else:
-            planned.seconds["total"] = time.perf_counter() - began
-            certificate = planned.certificate
-            if devices:  # all methods are compared with the least time that the devices allow
-                certificate = certify(problem, planned.cost.objective_seconds)
-            results["oper"] = _result_of_oper(planned, certificate, later)
+            planned.seconds["total"] = choosing_seconds + time.perf_counter() - began
+            results["oper"] = contest.result_of_oper(planned)
         report("oper")
-    certificate = certificate or certify(problem, 0.0)
     for method in chosen:
         if method == "oper":
             continue
         began = time.perf_counter()
         try:
-            baseline = make_baseline(method, problem, limit_seconds)
+            baseline = contest.make(method, limit_seconds)
         except NoPlacementError as none:
             took = time.perf_counter() - began
             total = took if none.planning_seconds is None else none.planning_seconds
-            results[method] = _without_placement(problem, none, {"total": total})
+            results[method] = _without_placement(asked, none, {"total": total})
         else:
             seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
             if baseline.planning_seconds is not None:
                 seconds = {"method": baseline.planning_seconds}
             seconds["total"] = sum(seconds.values())
-            results[method] = baseline_result(problem, certificate, baseline, seconds, unseen)
+            results[method] = contest.result_of(method, baseline, seconds)
         report(method)
+    problem = contest.problem(ways[0])
     return Comparison(
         profile=profile.digest,
         topology=topology.name,
         ranks=problem.ranks,
         rows=int(problem.classes.rows.sum()),
-        workload=problem.workload,
+        workload=workload.on(topology.nodes),
         asked=asked,
         limits=problem.limits,
         capacity_bytes=problem.capacity_bytes.astype(np.int64),
-        lower_bound_seconds=certificate.lower_bound_seconds,
-        held_out=None if unseen is None else _held_out(profile, unseen),
+        lower_bound_seconds=contest.lower_bound_seconds(),
+        held_out=contest.held_out(),
         methods={method: results[method] for method in chosen},
     )
 
 
-def _under(problem: Problem, profile: Profile) -> Problem:
-    """The problem under other counts, as they were counted, within its limits."""
-    return make_problem(
-        profile,
-        problem.topology,
-        problem.workload,
-        problem.asked,
-        problem.limits,
-        as_counted=True,
-    )
+@dataclass(frozen=True)
+class _Contest:
+    """What methods are priced in: a problem for each way to fetch tables, and the bounds of those
+    in which any was. Other methods place rows in the `usual` way, in which no table is pooled."""
 
+    profile: Profile
+    topology: Topology
+    asked: PlanSettings
+    ways: Sequence[Way]
+    usual: Way
+    later: Profile | None  # the data that follow
+    problems: dict[Way, Problem] = field(default_factory=dict)
+    unseen_problems: dict[Way, Problem] = field(default_factory=dict)  # of those data
+    bounds: dict[Way, Certificate] = field(default_factory=dict)
 
-def _held_out(profile: Profile, unseen: Problem) -> HeldOutData:
-    bound = certify(unseen, 0.0).lower_bound_seconds
-    return HeldOutData(later_data(profile), unseen.profile.samples, bound)
+    @staticmethod
+    def of(
+        profile: Profile, topology: Topology, asked: PlanSettings, ways: Sequence[Way]
+    ) -> "_Contest":
+        usual = ways[0]
+        if usual.pooled:
+            usual = Way(frozenset(), replace(usual.workload, fetch=None).on(topology.nodes))
+        return _Contest(profile, topology, asked, ways, usual, later_profile(profile))
 
+    def problem(self, way: Way) -> Problem:
+        """The problem in which placements are priced that fetch tables in this way."""
+        if way not in self.problems:
+            # Where tables may be pooled, classes of all ways are the same.
+            by_table = bool(self.ways[-1].pooled)
+            self.problems[way] = way.problem(self.profile, self.topology, self.asked, by_table)
+        return self.problems[way]
 
-def _result_of_oper(
-    planned: Planned, certificate: Certificate, later: Profile | None
-) -> MethodResult:
-    held_out = None
-    if later is not None:
-        (on_later,) = costs_under([assemble(planned)], [_under(planned.problem, later)])
-        held_out = on_later.objective_seconds
-    return MethodResult(
-        status=Status.OK if planned.cost.feasible else Status.INFEASIBLE,
-        threshold=planned.record.threshold,
-        seconds=planned.seconds,
-        cost=planned.cost,
-        certificate=certificate,
-        held_out_seconds=held_out,
-        record=planned.record,
-    )
+    def result_of_oper(self, planned: Planned) -> MethodResult:
+        """What OPER's plan comes to."""
+        pooled = pooled_names(planned.problem.topology, planned.problem.profile.tables)
+        way = next(way for way in self.ways if way.pooled == frozenset(pooled))
+        self.bounds[way] = planned.certificate
+        # All methods are compared with the least time that the devices allow.
+        if by_devices(self.topology, self.asked):
+            self.bounds[way] = certify(self.problem(way), planned.cost.objective_seconds)
+        held_out = None
+        if self.later is not None:
+            plan = assemble(planned)
+            (on_later,) = costs_under([plan], [problem_of(plan, self.later, as_counted=True)])
+            held_out = on_later.objective_seconds
+        return MethodResult(
+            status=Status.OK if planned.cost.feasible else Status.INFEASIBLE,
+            threshold=planned.record.threshold,
+            seconds=planned.seconds,
+            cost=planned.cost,
+            certificate=self.bounds[way],
+            held_out_seconds=held_out,
+            record=planned.record,
+            pooled_tables=pooled,
+        )
+
+    def make(self, method: str, limit_seconds: float) -> Baseline:
+        """Another method's placement; NoPlacementError where it has none that can be priced."""
+        if not self._ways(method):
+            raise NoPlacementError(
+                Status.NOT_POOLED,
+                "its costs add up row by row, which those of pooled tables do not; --fetch "
+                "distinct compares it",
+            )
+        return make_baseline(method, self.problem(self.usual), limit_seconds)
+
+    def result_of(self, method: str, baseline: Baseline, seconds: dict[str, float]) -> MethodResult:
+        """What another method's placement comes to in the way to fetch tables that is its shortest:
+        within the limits, if it is in any."""
+
+        def order(way: Way) -> tuple[bool, float]:
+            problem = self.problem(way)
+            cost = price_fetched(problem, self._fetched(way, baseline))
+            return not within_limits(problem, cost), cost.objective_seconds
+
+        ways = self._ways(method)
+        if len(ways) > 1:
+            ways = [min((*ways, *self._own_ways(ways, baseline)), key=order)]
+        (way,) = ways
+        fetched = self._fetched(way, baseline)
+        return baseline_result(
+            self.problem(way), self._bound(way), fetched, seconds, self._unseen(way)
+        )
+
+    def lower_bound_seconds(self) -> float:
+        """The least of the bounds of all ways in which methods were priced."""
+        return min(self._bound(way).lower_bound_seconds for way in self._compared())
+
+    def held_out(self) -> HeldOutData | None:
+        """The data that follow, and the bound for them likewise."""
+        if self.later is None:
+            return None
+        unseen = filter(None, map(self._unseen, self._compared()))
+        bound = min(certify(each, 0.0).lower_bound_seconds for each in unseen)
+        return HeldOutData(later_data(self.profile), self.later.samples, bound)
+
+    def _ways(self, method: str) -> list[Way]:
+        return [way for way in self.ways if BASELINES[method].pooled or not way.pooled]
+
+    def _own_ways(self, ways: Sequence[Way], baseline: Baseline) -> list[Way]:
+        """The way that pools what the placement takes less with, if it is not among `ways`."""
+        if not by_mean(self.topology, self.asked):
+            return []
+        most = self.problem(ways[-1])
+        own = cheaper_pooled_of(self.problem(self.usual), most, baseline)
+        tried = {way.pooled for way in ways}
+        return [] if own in tried else [Way(own, self.usual.workload)]
+
+    def _compared(self) -> Sequence[Way]:
+        return [*self.bounds] or self.ways[:1]
+
+    def _bound(self, way: Way) -> Certificate:
+        if way not in self.bounds:
+            self.bounds[way] = certify(self.problem(way), 0.0)
+        return self.bounds[way]
+
+    def _fetched(self, way: Way, baseline: Baseline) -> Baseline:
+        return baseline if way == self.usual else refetched(self.problem(way), baseline)
+
+    def _unseen(self, way: Way) -> Problem | None:
+        """The problem under the data that follow, as they were counted, within its limits."""
+        if self.later is not None and way not in self.unseen_problems:
+            problem = self.problem(way)
+            self.unseen_problems[way] = make_problem(
+                self.later,
+                with_bags_of(problem.topology, self.later),
+                problem.workload,
+                problem.asked,
+                problem.limits,
+                as_counted=True,
+                by_table=bool(way.pooled),
+            )
+        return self.unseen_problems.get(way)
 
 
 def baseline_result(
@@ -426,10 +526,9 @@ def baseline_result(
     """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
     problem of later data too."""
     held_out = None
-    if unseen is not None and baseline.sums_under is not None:
-        moved = replace(baseline, sums=baseline.sums_under(unseen))
-        held_out = price_baseline(unseen, moved).objective_seconds
-    cost = price_baseline(problem, baseline)
+    if unseen is not None and baseline.under is not None:
+        held_out = price_fetched(unseen, baseline.under(unseen)).objective_seconds
+    cost = price_fetched(problem, baseline)
     threshold = problem.asked.threshold
     if isinstance(baseline.notes, PaperNotes):
         threshold = baseline.notes.threshold
@@ -442,10 +541,11 @@ def baseline_result(
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
         held_out_seconds=held_out,
         notes=baseline.notes,
+        pooled_tables=pooled_names(problem.topology, problem.profile.tables),
     )
 
 
 def _without_placement(
-    problem: Problem, none: NoPlacementError, seconds: dict[str, float]
+    asked: PlanSettings, none: NoPlacementError, seconds: dict[str, float]
 ) -> MethodResult:
-    return MethodResult(none.status, problem.asked.threshold, seconds, reason=str(none))
+    return MethodResult(none.status, asked.threshold, seconds, reason=str(none))

@@ -14,7 +14,7 @@ one each row once a batch; memories give each row that a rank touches once, as c
 repeats.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import (
+    check_all_poolable,
     estimated_seconds,
     known_lengths,
     place_pooled,
@@ -56,20 +57,87 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
+    ways = _ways_by_table(profile, topology, workload, asked)
+    return place_shortest(profile, topology, asked, ways, report)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to fetch a model's tables: those `pooled`, by name, and others as `workload` says."""
+
+    pooled: frozenset[str]
+    workload: Workload
+
+    def place(
+        self,
+        profile: Profile,
+        topology: Topology,
+        asked: PlanSettings,
+        report: Callable[[str], None] = lambda step: None,
+    ) -> Planned:
+        """Plan for all rows of `profile`."""
+        given = (profile, topology, self.workload, asked, report)
+        if not self.pooled:
+            return place_in_memory(*given)
+        return place_pooled(*given, None if self.workload.fetch == "pooled" else self.pooled)
+
+    def problem(
+        self, profile: Profile, topology: Topology, asked: PlanSettings, by_table: bool
+    ) -> Problem:
+        """What placements are made and priced in, within all the memory that there is; `by_table`
+        as for `make_problem`, and always so where tables are pooled."""
+        if self.pooled:
+            return unplaced_problem(profile, topology, self.workload, asked, self.pooled)
+        found = make_problem(profile, topology, self.workload, asked, by_table=by_table)
+        return _within_all_memory(found, topology, asked)
+
+
+def ways_to_fetch(
+    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+) -> list[Way]:
+    """The ways to fetch tables that a workload leaves open, those with fewest pooled tables first:
+    one, or those that `auto` tries.
+
+    Raises OperError where tables cannot be pooled as asked.
+    """
+    workload = workload.on(topology.nodes)
+    if workload.fetch == "auto":
+        return _ways_by_table(profile, topology, workload, asked)
+    if workload.fetch != "pooled":
+        return [Way(frozenset(), workload)]
+    check_all_poolable(profile)
+    known_lengths(profile)
+    return [Way(poolable(profile), workload)]
+
+
+def _ways_by_table(
+    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+) -> list[Way]:
     usual = replace(workload, fetch=None).on(topology.nodes)
     able = poolable(profile)
     if able:
         known_lengths(profile)
-    found = [place_in_memory(profile, topology, usual, asked, report)]
+    found = [Way(frozenset(), usual)]
     if by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
-            found.append(place_pooled(profile, topology, usual, asked, report, chosen))
+            found.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
-        pooled = replace(workload, fetch="pooled")
-        found.append(place_pooled(profile, topology, pooled, asked, report))
+        found.append(Way(able, replace(workload, fetch="pooled")))
     elif able and (usual.training or topology.homogeneous):
-        found.append(place_pooled(profile, topology, usual, asked, report, able))
+        found.append(Way(able, usual))
+    return found
+
+
+def place_shortest(
+    profile: Profile,
+    topology: Topology,
+    asked: PlanSettings,
+    ways: Sequence[Way],
+    report: Callable[[str], None] = lambda step: None,
+) -> Planned:
+    """The plan with the shortest step, of one for each way to fetch the tables."""
+    found = [way.place(profile, topology, asked, report) for way in ways]
     return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
 
 
@@ -134,9 +202,13 @@ def unplaced_problem(
     fetched = relayed(topology, usual.fetch == "distinct")
     ranks = unplaced(profile, fetched, usual.training, tables)
     found = make_problem(profile, ranks, usual, asked, by_table=True)
+    return _within_all_memory(found, topology, asked)
+
+
+def _within_all_memory(problem: Problem, topology: Topology, asked: PlanSettings) -> Problem:
     if not by_devices(topology, asked):
-        return found
-    limits = DeviceLimits.of(found)
+        return problem
+    limits = DeviceLimits.of(problem)
     return limits.beside_most_replicas(limits.most_extra)
 
 

@@ -87,13 +87,8 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
     tables, or all are to be pooled and some have no pooling.
     """
-    unpooled = [table.name for table in profile.tables if table.pooling == "none"]
-    if tables is None and unpooled:
-        raise OperError(
-            f"fetch pooled: {plural(len(unpooled), 'table')} without pooling ({unpooled[0]}): "
-            "their rows are not added up; plan with --fetch auto, which pools the others where "
-            "that is shorter"
-        )
+    if tables is None:
+        check_all_poolable(profile)
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
@@ -117,6 +112,17 @@ def place_pooled(
 def predicted_seconds(planned: Planned) -> float:
     """What a step takes."""
     return predict_step_of(planned.problem, planned.row_placement).seconds
+
+
+def check_all_poolable(profile: Profile) -> None:
+    """OperError where all tables are to be pooled and some have no pooling."""
+    unpooled = [table.name for table in profile.tables if table.pooling == "none"]
+    if unpooled:
+        raise OperError(
+            f"fetch pooled: {plural(len(unpooled), 'table')} without pooling ({unpooled[0]}): "
+            "their rows are not added up; plan with --fetch auto, which pools the others where "
+            "that is shorter"
+        )
 
 
 def known_lengths(profile: Profile) -> BagLengths:

@@ -4,6 +4,7 @@ In: `Plan`, `Profile`. Out: `Cost`s. The plan's rows are counted where they are,
 the new counts (row_locator.py), and priced as if the plan had been made for them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
-from oper.cost.vectors_per_bag import pooled_of, vector_bytes, vector_ratios
+from oper.cost.vectors_per_bag import PartAccesses, pooled_of, vector_bytes, vector_ratios
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
@@ -20,6 +21,7 @@ from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.pooled_links import PooledTopology
+from oper.topology.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,23 @@ class PricedPlan:
 def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
     """The problem that a plan of one memory is a solution of, under the counts of its tables;
     `as_counted` as for `make_problem`."""
-    topology = plan.cost_topology
+    topology = with_bags_of(plan.cost_topology, profile)
     pooled = isinstance(topology, PooledTopology)
-    if isinstance(topology, PooledTopology):  # whose bags are the profile's
-        lengths, least = profile.bag_lengths, 0.0
-        if lengths is not None:
-            nowhere = np.zeros(len(profile.tables))
-            which = pooled_of(topology, profile.tables)
-            least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere, which).least
-        topology = replace(topology, least_ratio=min(least, topology.least_ratio))
     return make_problem(
         profile, topology, plan.workload, plan.asked, plan.limits, as_counted, by_table=pooled
     )
+
+
+def with_bags_of(topology: Topology, profile: Profile) -> Topology:
+    """The topology with the least vectors that bags of this profile can need too."""
+    if not isinstance(topology, PooledTopology):
+        return topology
+    lengths, least = profile.bag_lengths, 0.0
+    if lengths is not None:
+        nowhere = np.zeros(len(profile.tables))
+        which = pooled_of(topology, profile.tables)
+        least = vector_ratios(lengths, profile.tables, topology.nodes, nowhere, which).least
+    return replace(topology, least_ratio=min(least, topology.least_ratio))
 
 
 def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:
@@ -86,15 +93,25 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
 def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sums) -> Problem:
     """The problem with the bytes of vectors that bags of pooled tables need where `accesses` [T, G]
     of each table are to rows of each holder set, with sums `sums` [G]."""
+    whole = PartAccesses(problem.profile.tables, accesses)
+    return with_vectors_of_parts(problem, sets, [whole], sums)
+
+
+def with_vectors_of_parts(
+    problem: Problem, sets: HolderSets, parts: Sequence[PartAccesses], sums: Sums
+) -> Problem:
+    """The same of rows of which each holder set may have some columns: a node sends as much of a
+    vector as it has columns."""
     topology, tables = problem.topology, problem.profile.tables
     lengths = problem.profile.bag_lengths
     if not isinstance(topology, PooledTopology) or lengths is None:
         return problem
-    shares = np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
     a_rank = problem.workload.batch_size / problem.ranks / max(problem.profile.samples, 1)
-    each = vector_bytes(lengths, tables, shares) * a_rank
     pooled = pooled_of(topology, tables)
-    vectors = pooled @ each
+    vectors = np.zeros(topology.nodes)
+    for part in parts:
+        shares = clipped_shares(problem, sets, part.accesses)
+        vectors += pooled @ (vector_bytes(lengths, part.tables, shares) * a_rank)
     read = sums.pooled_read_bytes @ _read_from(problem, sets)
     # Of bags with the rows that only further samples read nothing else is known.
     nowhere = np.zeros(lengths.tables)
@@ -112,6 +129,11 @@ def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -
     total = np.maximum(accesses.sum(axis=1), 1)[:, None]
     found: Floats = accesses @ _read_from(problem, sets) / total
     return found
+
+
+def clipped_shares(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
+    """The same from 0 to 1, whatever was rounded."""
+    return np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
 
 
 def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:

@@ -12,6 +12,7 @@ from oper.analysis.plan_facts import fit
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.cost.workload import Fetch
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
@@ -267,7 +268,7 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
             ("topology", run.topology, plan.topology.name),
             ("ranks", run.ranks, plan.ranks),
             ("mode", run.workload.mode, plan.workload.mode),
-            ("fetch", run.workload.fetch, plan.workload.fetch),
+            ("fetch", _fetch_of(run, plan), plan.workload.fetch),
             ("batch size", run.workload.batch_size, plan.workload.batch_size),
             ("profile", run.profile, plan.profile),
         ):
@@ -283,6 +284,14 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
         return extra, abs(run.asked.threshold - plan.asked.threshold)
 
     return sorted(runs, key=unlike)
+
+
+def _fetch_of(run: Comparison, plan: Plan) -> Fetch | None:
+    """The fetch of a comparison; of one with `auto` that of a plan with the tables that OPER's
+    pools there."""
+    fetch, ours = run.workload.fetch, run.oper
+    chosen = fetch == "auto" and ours is not None and ours.pooled_tables == plan.pooled_tables
+    return plan.workload.fetch if chosen else fetch
 
 
 def not_given(material: Material) -> list[str]:

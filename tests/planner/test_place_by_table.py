@@ -275,4 +275,9 @@ def test_commands_know_plans_with_some_pooled_tables(
     fine("report", "q", "--profile", "p", "-o", "q.html")
     fine("plan", "p", "--curve", *options, "--fetch", "auto")
     assert "nothing moves" in fine("replan", "q", "p", "-o", "r")
-    refused(f"compare p {' '.join(map(str, options))} --fetch auto", "oper plan --fetch auto")
+    said = fine("compare", "p", *options, "--fetch", "auto", "--methods", "oper,row_wise", "--json")
+    Path("compare.json").write_text(said, encoding="utf-8")
+    fine("report", "q", "--compare", "compare.json", "-o", "compared.html")
+    page = Path("compared.html").read_text(encoding="utf-8")
+    assert "Each pools the tables with which it is shortest." in page
+    refused("report d --compare compare.json -o d.html", "--compare: is of fetch auto")

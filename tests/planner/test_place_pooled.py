@@ -423,7 +423,6 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     fine("plan", "p", "-o", "q", *options)
     given = "--topology 2x2-a100 --fetch pooled --batch-size 64"
     refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
-    refused(f"compare p {given}", "raw or distinct fetches")
     tables = profile.tables
     profile.tables = (replace(tables[0], pooling="none"), *tables[1:])
     with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*--fetch auto"):

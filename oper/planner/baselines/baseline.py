@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums, single_owner_sets
 from oper.cost.objective import Cost
+from oper.cost.vectors_per_bag import PartAccesses
 from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem
@@ -64,6 +65,7 @@ class Status(StrEnum):
     """What a method came to."""
 
     OK = "ok"
+    NOT_POOLED = "not_pooled"  # it knows no pooled tables, and all were to be pooled
     TIME_LIMIT = "time_limit"  # it was stopped, with the best placement until then or with none
     INFEASIBLE = "infeasible"  # it has no placement, or one that exceeds a capacity
 
@@ -124,9 +126,10 @@ class Baseline:
 
     `cells` are None where a row is split or the placement is not one of rows, `pieces` where it is
     not one of ranges of rows; `notes` are shown by `oper compare`. planning_seconds: what planning
-    took of a method that says so itself, as making its placement takes more than that. sums_under:
-    the sums of this very placement under the counts of another problem; None where a class's rows
-    are not told apart, as then nobody knows which of them are read later.
+    took of a method that says so itself, as making its placement takes more than that. parts,
+    table_sums: of a placement without cells the accesses to pooled tables, and the sums of each
+    table in turn, [T * G]. under: this very placement under the counts of another problem; None
+    where a class's rows are not told apart, as then nobody knows which of them are read later.
     """
 
     name: str
@@ -137,16 +140,18 @@ class Baseline:
     notes: Notes | None = None
     status: Status = Status.OK
     planning_seconds: float | None = None
-    sums_under: Callable[[Problem], Sums] | None = None
+    parts: tuple[PartAccesses, ...] = ()
+    table_sums: Sums | None = None
+    under: "Callable[[Problem], Baseline] | None" = None
 
 
 class NoPlacementError(Exception):
-    """A method came to no placement, within its time or at all; `planning_seconds` as in
-    `Baseline`."""
+    """A method came to no placement, within its time or at all, or to none that is priced as was
+    asked; `planning_seconds` as in `Baseline`."""
 
     def __init__(
         self,
-        status: Literal[Status.TIME_LIMIT, Status.INFEASIBLE],
+        status: Literal[Status.TIME_LIMIT, Status.INFEASIBLE, Status.NOT_POOLED],
         reason: str,
         planning_seconds: float | None = None,
     ) -> None:
@@ -201,9 +206,9 @@ def single_owner_baseline(
     """A baseline without replicas: the holder sets of its cells are the ranks."""
     sets = single_owner_sets(problem.ranks)
 
-    def sums_under(other: Problem) -> Sums:
+    def under(other: Problem) -> Baseline:
         assert pieces is not None
-        return piece_cells(other, pieces).sums(other.classes, len(sets))
+        return single_owner_baseline(name, other, piece_cells(other, pieces), pieces)
 
     return Baseline(
         name,
@@ -211,5 +216,5 @@ def single_owner_baseline(
         cells.sums(problem.classes, len(sets)),
         cells,
         pieces,
-        sums_under=None if pieces is None else sums_under,
+        under=None if pieces is None else under,
     )

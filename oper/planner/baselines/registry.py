@@ -31,6 +31,9 @@ class Rule:
     quick: int | None = None
     # It is a quick one up to so many ranks; None: on any number.
     quick_ranks: int | None = None
+    # Whether its placement says anything of pooled tables. That of the exact solver is the best by
+    # costs that add up row by row, which vectors of bags do not.
+    pooled: bool = True
 
 
 BASELINES = {
@@ -40,7 +43,7 @@ BASELINES = {
     "table_wise": Rule("simple", "table_wise", quick=0),
     "row_wise": Rule("simple", "row_wise", quick=1),
     "torchrec": Rule("torchrec_planner", "torchrec", limited=True, package="torchrec"),
-    "milp": Rule("milp_partitions", "milp", limited=True),
+    "milp": Rule("milp_partitions", "milp", limited=True, pooled=False),
 }
 
 

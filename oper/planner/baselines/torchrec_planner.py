@@ -38,6 +38,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.holder_sets import Sums, everywhere_set, single_owner_sets
+from oper.cost.vectors_per_bag import PartAccesses, pooled_of
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
@@ -54,12 +55,13 @@ from oper.topology.topology import Topology
 READY = "ready"  # what torchrec_process.py writes first; importing that would import torchrec
 _START_SECONDS = 300.0  # importing torchrec takes from 3 to 30
 # A shard serves all of a row's accesses, whatever its columns.
-COUNTED_WHOLE = ("accesses", "read_rows", "node_rows")
+COUNTED_WHOLE = ("accesses", "read_rows", "node_rows", "pooled_read_rows")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows `first` to `last` (global ids) of columns `columns` of a table; rank -1: on all."""
+    """Rows `first` to `last` (global ids) of `columns` columns of a table, from `first_column` on;
+    rank -1: on all."""
 
     table: int
     sharding: str
@@ -67,6 +69,7 @@ class Shard:
     first: int
     last: int
     columns: int
+    first_column: int = 0
 
 
 def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
@@ -80,7 +83,6 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     answer = ask(request(problem), limit_seconds)
     shards = read_shards(answer["shards"], problem.profile)
     rows = whole_row_sums(problem, shards)
-    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
     kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
     notes = TorchRecNotes(
         capacity_factor=answer["capacity_factor"],
@@ -89,14 +91,22 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
         tables=dict(sorted(kinds.items())),
         pooled_bytes=pooled_bytes(problem, shards, rows.accesses),
     )
-    sums = group_sums(problem, shards, rows)
+    return shards_baseline(problem, shards, rows, notes)
+
+
+def shards_baseline(
+    problem: Problem, shards: list[Shard], rows: Sums, notes: TorchRecNotes
+) -> Baseline:
+    """The placement of shards; `rows` are `whole_row_sums`."""
     return Baseline(
         "torchrec",
-        sets,
-        sums,
+        single_owner_sets(problem.ranks) + everywhere_set(problem.ranks),
+        group_sums(problem, shards, rows),
         notes=notes,
-        planning_seconds=answer["seconds"],
-        sums_under=lambda other: group_sums(other, shards, whole_row_sums(other, shards)),
+        planning_seconds=notes.plan_seconds,
+        parts=column_parts(problem, shards, rows),
+        table_sums=table_sums(problem, shards, rows),
+        under=lambda other: shards_baseline(other, shards, whole_row_sums(other, shards), notes),
     )
 
 
@@ -228,8 +238,10 @@ def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
         t = int(entry["table"].removeprefix("t"))
         table, begin = profile.tables[t], int(profile.offsets[t])
         if entry["offsets"] is not None:
-            first, (rows, columns) = begin + entry["offsets"][0], entry["sizes"]
-            shards.append(Shard(t, entry["sharding"], entry["rank"], first, first + rows, columns))
+            (row, column), (rows, columns) = entry["offsets"], entry["sizes"]
+            first = begin + row
+            of_rows = first, first + rows, columns, column
+            shards.append(Shard(t, entry["sharding"], entry["rank"], *of_rows))
         elif entry["rank"] == 0:
             shards.append(Shard(t, entry["sharding"], -1, begin, begin + table.rows, table.dim))
     return shards
@@ -254,10 +266,21 @@ def whole_row_sums(problem: Problem, shards: list[Shard]) -> Sums:
 def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
     """Sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows` are
     `whole_row_sums`."""
-    ranks, mode = problem.ranks, problem.workload.mode
+    return _sums(problem, shards, rows, [s.rank for s in shards], problem.ranks + 1)
+
+
+def table_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
+    """The same of each table in turn, [T * (M + 1)]."""
+    sets = problem.ranks + 1
+    groups = [s.table * sets + s.rank % sets for s in shards]
+    return _sums(problem, shards, rows, groups, sets * len(problem.profile.tables))
+
+
+def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], groups: int) -> Sums:
+    """Sums of so many groups, of which each shard is in one; -1 is the last."""
+    mode = problem.workload.mode
     tables = [problem.profile.tables[shard.table] for shard in shards]
     parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
-    group = [shard.rank if shard.rank >= 0 else ranks for shard in shards]
     share = np.array([p.row_bytes / t.row_bytes for p, t in zip(parts, tables, strict=True)])
 
     def total(term: str) -> Floats:
@@ -266,11 +289,31 @@ def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
             values = rows.rows * [part.memory_bytes(mode) for part in parts]
         elif term not in COUNTED_WHOLE:
             values = (values.T * share).T
-        sums = np.zeros((ranks + 1, *values.shape[1:]))
+        sums = np.zeros((groups, *values.shape[1:]))
         np.add.at(sums, group, values)
         return sums
 
     return Sums(*(total(term.name) for term in fields(Sums)))
+
+
+def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[PartAccesses, ...]:
+    """The accesses to pooled tables, of all tables' first columns, their second ones, and so on, as
+    far as they are cut; `rows` are `whole_row_sums`."""
+    profile, pooled = problem.profile, pooled_of(problem.topology, problem.profile.tables)
+    if not pooled.any():
+        return ()
+    a_rank = problem.workload.batch_size / problem.ranks / max(profile.samples, 1)
+    begins: dict[int, list[int]] = {}
+    for table, column in sorted({(shard.table, shard.first_column) for shard in shards}):
+        begins.setdefault(table, []).append(column)
+    shape = len(profile.tables), problem.ranks + 1
+    tables = [[*profile.tables] for _ in range(max(map(len, begins.values())))]
+    accesses = [np.zeros(shape) for _ in tables]
+    for shard, read in zip(shards, (rows.pooled_read_rows / a_rank).tolist(), strict=True):
+        part = begins[shard.table].index(shard.first_column)
+        tables[part][shard.table] = replace(profile.tables[shard.table], dim=shard.columns)
+        accesses[part][shard.table, shard.rank] += read  # the last where it is on all ranks
+    return tuple(map(PartAccesses, tables, accesses))
 
 
 def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> PooledBytes:

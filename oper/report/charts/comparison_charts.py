@@ -166,6 +166,8 @@ def _caption(run: Comparison) -> str:
         f"OPER's plan takes {format_duration(ours)}, {compared}. All methods are priced by the "
         "same cost model."
     )
+    if run.workload.fetch == "auto":
+        caption += " Each pools the tables with which it is shortest."
     solver = run.methods.get("milp")
     solved = None if solver is None else solver.objective_seconds
     if solver and solved:

@@ -1,0 +1,102 @@
+"""What other methods' placements cost where tables are pooled: the same rows on the same ranks.
+
+In: `Problem`, `Baseline`. Out: `Baseline`, `Cost`, and which tables are cheaper pooled. Methods
+place rows as without pooling, of which they know nothing. Their rows then travel as the problem has
+it, and vectors are counted by where each placement has the rows of a table, as of a plan
+(price_plan.py).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.objective import Cost
+from oper.cost.traffic import Traffic
+from oper.cost.vectors_per_bag import PartAccesses, VectorsPerBag
+from oper.planner.baselines.baseline import Baseline, Cells, price_baseline
+from oper.planner.class_placement.pooled_copies import (
+    table_of_class,
+    vector_seconds,
+    without_vectors,
+)
+from oper.planner.price_plan import clipped_shares, with_vectors_of_parts
+from oper.planner.problem.problem import Problem
+from oper.topology.pooled_links import PooledTopology
+
+
+def refetched(problem: Problem, baseline: Baseline) -> Baseline:
+    """A placement as it counts in a problem of the same counts with another fetch, both of whose
+    classes are of one table each: so they are the same."""
+    if baseline.cells is None:
+        assert baseline.under is not None
+        return baseline.under(problem)
+    sums = baseline.cells.sums(problem.classes, len(baseline.holder_sets))
+    return replace(baseline, sums=sums)
+
+
+def price_fetched(problem: Problem, baseline: Baseline) -> Cost:
+    """What a placement costs, with the vectors that bags of pooled tables need of it."""
+    if isinstance(problem.topology, PooledTopology):
+        parts, sets = _parts(problem, baseline), baseline.holder_sets
+        problem = with_vectors_of_parts(problem, sets, parts, baseline.sums)
+    return price_baseline(problem, baseline)
+
+
+def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) -> frozenset[str]:
+    """The tables, by name, that take less of the mean rank in this very placement where they are
+    pooled than where they are not, on ranks that are alike."""
+    before, after = (
+        _table_seconds(problem, refetched(problem, baseline)) for problem in (unpooled, pooled)
+    )
+    tables = unpooled.profile.tables
+    return frozenset(tables[t].name for t in np.flatnonzero(after < before).tolist())
+
+
+def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
+    """What each table takes of the mean rank, [T], but for what copies on all ranks take beside
+    their reads, which is the same however tables are fetched."""
+    sets, tables, topology = baseline.holder_sets, problem.profile.tables, problem.topology
+    seconds = np.zeros(len(tables))
+    if isinstance(topology, PooledTopology):
+        lengths = problem.profile.bag_lengths
+        assert lengths is not None
+        bags, dims = VectorsPerBag(lengths), np.array([table.dim for table in tables])
+        for tables_of_part, accesses in _parts(problem, baseline):
+            vectors = bags.chances(clipped_shares(problem, sets, accesses)).sum(axis=1)
+            seconds += vectors * np.array([table.dim for table in tables_of_part]) / dims
+        seconds *= vector_seconds(problem, lengths)
+        topology = without_vectors(topology)
+    sums = baseline.table_sums
+    if baseline.cells is not None:
+        cells, classes = baseline.cells, problem.classes
+        group = table_of_class(classes)[cells.class_of] * len(sets) + cells.group
+        of_tables = Cells(cells.class_of, group, cells.rows)
+        sums = of_tables.sums(classes, len(tables) * len(sets))
+    assert sums is not None
+    training = problem.workload.training
+    traffic = Traffic.of(
+        topology,
+        training,
+        sums.read_bytes + sums.gradient_bytes if training else sums.read_bytes,
+        sums.read_bytes,
+        sums.gradient_bytes,
+        sums.node_bytes,
+        sums.pooled_read_bytes,
+        sums.pooled_gradient_bytes,
+    )
+    for part in traffic.parts:
+        mean = part.charges.set_seconds(sets).sum(axis=1) / problem.ranks
+        seconds += part.bytes.reshape(len(tables), len(sets)) @ mean
+    return seconds
+
+
+def _parts(problem: Problem, baseline: Baseline) -> tuple[PartAccesses, ...]:
+    """The accesses to each table, by cells of whole rows where there are any."""
+    if baseline.cells is None:
+        return baseline.parts
+    cells, classes, tables = baseline.cells, problem.classes, problem.profile.tables
+    accesses = np.zeros((len(tables), len(baseline.holder_sets)))
+    place = table_of_class(classes)[cells.class_of], cells.group
+    np.add.at(accesses, place, classes.expected[cells.class_of] * cells.rows)
+    return (PartAccesses(tables, accesses),)
