@@ -130,6 +130,7 @@ TRAINED: dict[str, tuple[Any, ...]] = {
         name: (training_cases.pipelined, name)
         for name in ("TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
     },
+    "TrainPipelineSemiSync": (training_cases.semi_synchronous,),
     "learning rates": (training_cases.scheduled,),
     "accumulated gradients": (training_cases.accumulated,),
     "parameters": (training_cases.parameters,),
@@ -148,6 +149,30 @@ TRAINED: dict[str, tuple[Any, ...]] = {
 def test_what_cpu_ranks_train_devices_train(worlds, emulated, name):
     function, *arguments = TRAINED[name]
     worlds.run(2, cases.trained_on_emulated, str(emulated), function, *arguments)
+
+
+# And what devices of two nodes train: pipelines prepare batches ahead, on other streams, and ranks
+# exchange rows in between.
+BETWEEN_NODES = [
+    "trains by adagrad",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSparseDistLite",
+    "TrainPipelineSemiSync",
+    "learning rates",
+    "accumulated gradients",
+    "frozen tables",
+    "dictionaries of tensors",
+    "states loaded",
+    "mixed optimizers",
+]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", BETWEEN_NODES)
+def test_devices_of_two_nodes_train(worlds, emulated, name):
+    function, *arguments = TRAINED[name]
+    worlds.run(2, cases.trained_between_nodes, str(emulated), function, *arguments)
 
 
 @pytest.mark.check

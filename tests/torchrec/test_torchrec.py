@@ -52,6 +52,11 @@ def test_pipelines_between_nodes(worlds, name):
     worlds.run(3, cases.pipelined, name, nodes=(0, 0, 1), fetch="distinct")
 
 
+@pytest.mark.parametrize("start_batch", [0, 2])
+def test_the_semi_synchronous_pipeline(worlds, start_batch):
+    worlds.run(2, cases.semi_synchronous, start_batch)
+
+
 def test_learning_rates_are_scheduled(worlds):
     worlds.run(2, cases.scheduled)
 

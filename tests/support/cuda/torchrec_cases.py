@@ -23,6 +23,7 @@ import oper
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
+from oper.runtime.comm import node
 from oper.runtime.memory import device, symmetric_memory
 from oper.tables.table import tables_of
 from oper.topology.links import LINKED
@@ -36,6 +37,7 @@ from tests.support.torchrec import (
     ranks,
     refusal_cases,
     sharder_cases,
+    training_cases,
 )
 from tests.support.torchrec.models import Inputs, Model, batch, plan_tables
 
@@ -78,6 +80,22 @@ def trained_on_emulated(
     """What another test's function, which trains, does on a rank with all tables on emulated
     devices."""
     with on_device(library):
+        return function(rank, group, *arguments, **named)
+
+
+def trained_between_nodes(
+    rank: int, group: Any, library: str, function: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    """The same, where each rank is a node of its own and plans fetch distinct rows."""
+
+    def plans(*given: Any, **options: Any) -> Plan:
+        return random_plan(*given, **options | {"fetch": "distinct"})
+
+    with ExitStack() as patched:
+        patched.enter_context(on_device(library))
+        patched.enter_context(patch.object(node, "_node_number", lambda *_: rank))
+        for module in (ranks, training_cases, checkpoint_cases):
+            patched.enter_context(patch.object(module, "random_plan", plans))
         return function(rank, group, *arguments, **named)
 
 

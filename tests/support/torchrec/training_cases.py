@@ -19,6 +19,7 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 import oper
 from oper.base.errors import OperError
@@ -29,6 +30,7 @@ from oper.runtime.step.apply_gradients import Gradients
 from oper.tables.table import tables_of
 from oper.torchrec.sharded_collections import OperShardedEmbeddingBagCollection
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec import ranks
 from tests.support.torchrec.models import (
     BAGS,
     SAMPLES,
@@ -131,6 +133,37 @@ def pipelined(rank: int, group: dist.ProcessGroup, name: str, **options: Any) ->
     for output, (_, values) in zip(found, expected, strict=True):
         values_found = output[1] if isinstance(output, tuple) else output
         torch.testing.assert_close(values_found, values, atol=1e-5, rtol=1e-5)
+    compare(whole_model(model, group), whole_model(plain, group))
+
+
+def semi_synchronous(rank: int, group: dist.ProcessGroup, start_batch: int = 0) -> None:
+    """TorchRec's semi-synchronous pipeline looks a batch up before the one before it is trained, as
+    a plain loop does here that calls the whole model then: dense parameters stay as they are."""
+    batches = [batch(100 * step + rank) for step in range(5)]
+    with patch.object(ranks, "DENSE_LR", 0.0):
+        model, optimizer = sharded(group, "rowwise_adagrad")
+        plain, _ = sharded(group, "rowwise_adagrad")
+    made = train_pipelines.TrainPipelineSemiSync(
+        model, optimizer, torch.device("cpu"), start_batch=start_batch
+    )
+    iterator = iter(batches)
+    with (  # it asks CUDA for its stream, whatever the device
+        patch.object(torch, "get_device_module", lambda *_: torch.cpu),
+        patch.object(KeyedTensor, "record_stream", lambda *_: None),
+    ):
+        found = [made.progress(iterator) for _ in batches]
+    expected, ahead = [], plain(batches[0])
+    for step, inputs in enumerate([*batches[1:], None]):
+        (loss, output), early = ahead, step >= start_batch and inputs is not None
+        if early:
+            ahead = plain(inputs)
+        loss.backward()
+        plain.fused_optimizer.step()
+        expected.append(output.detach())
+        if inputs is not None and not early:
+            ahead = plain(inputs)
+    for output, values in zip(found, expected, strict=True):
+        torch.testing.assert_close(output, values, atol=1e-5, rtol=1e-5)
     compare(whole_model(model, group), whole_model(plain, group))
 
 
