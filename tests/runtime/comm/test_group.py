@@ -186,3 +186,63 @@ def _fail_and_start_anew(rank: int, process_group: Any) -> list[Any]:
     with pytest.raises(LostRankError) as error:
         failed.check()
     return [str(error.value), Group(process_group, 10).gather(b"\1", "start")[1 - rank]]
+
+
+class _DeviceWork:
+    """NCCL's work, whose `wait` has the stream wait and not the host, and which ends after so many
+    looks at it; where `fails` is given, it raises that then."""
+
+    def __init__(self, looks: int, fails: str = "") -> None:
+        self.looks, self.waited, self._fails = looks, False, fails
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        if self.looks < 0 and self._fails:
+            raise RuntimeError(self._fails)
+        return self.looks < 0
+
+    def wait(self, *timeout: Any) -> bool:
+        assert not timeout, "NCCL's wait with a timeout may end the process"
+        assert self.looks < 0, "it would wait without end"
+        self.waited = True
+        return True
+
+
+def _on_device(
+    rank: int, process_group: Any, looks: int, fails: str, dies: bool
+) -> tuple[str, bool, int]:
+    """A collective of a tensor that is on no CPU, by work that stands for NCCL's."""
+    group, taken = Group(process_group, deadline_seconds=2), []
+    group.take_in = lambda: taken.append(1)
+    group.gather(b"0", "join")
+    if dies and rank == 1:
+        mortal_ranks.lose_this_process(signal.SIGKILL)
+    work = _DeviceWork(looks, fails)
+    there, error = torch.empty(3, device="meta"), ""
+    try:
+        group.run(lambda *_, **__: work, there, action="sum")
+    except LostRankError as lost:
+        error = str(lost)
+    return error, work.waited, len(taken)
+
+
+@pytest.mark.parametrize("looks", [0, 3, 20_000])
+def test_the_host_looks_for_the_end_of_a_devices_work(looks: int) -> None:
+    for error, waited, taken in mortal_ranks.run(2, _on_device, looks, "", False):
+        assert (error, waited) == ("", True)
+        assert (taken > 0) == (looks > 3), "what others send is taken in while this rank waits"
+
+
+@pytest.mark.parametrize(
+    ("looks", "fails"), [(10**9, ""), (3, "NCCL error: remote process exited")]
+)
+def test_a_rank_that_dies_in_a_devices_work_is_named(looks: int, fails: str) -> None:
+    found = mortal_ranks.run(2, _on_device, looks, fails, True, silent=[1])
+    assert "rank 1" in found[0][0]
+    assert not found[0][1]
+
+
+def test_a_devices_work_that_does_not_end_is_told() -> None:
+    for error, waited, _ in mortal_ranks.run(2, _on_device, 10**9, "", False):
+        assert "all ranks wait" in error or "did not come within 2 s" in error
+        assert not waited
