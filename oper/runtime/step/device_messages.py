@@ -13,8 +13,8 @@ import torch
 from oper.base.arrays import Ints
 from oper.cost.step_memory import LINE_VALUES
 from oper.runtime.comm.shared_segment import LINE_BYTES
-from oper.runtime.memory.device import Cpu, Cuda
-from oper.runtime.tables.row_gradients import RowGradients, groups_on_host, laid_out, merged
+from oper.runtime.memory.device import Cuda
+from oper.runtime.tables.row_gradients import RowGradients, groups_on_host, laid_out_on_host, merged
 
 
 class DeviceMessages:
@@ -32,7 +32,7 @@ class DeviceMessages:
             RowGradients.of_pieces(
                 [part.piece(g, dim, at) for g, dim in zip(groups, each, strict=True)],
                 each,
-                self._device,
+                self._device.torch_device,
             )
             for part, at in zip(parts, groups_on_host(parts), strict=True)
         ]
@@ -59,7 +59,7 @@ class DeviceMessages:
     def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
         """See Messages."""
         before = torch.from_numpy(np.concatenate([[0], counts]).cumsum())
-        groups = laid_out(before, dims, Cpu()).to(self._device.torch_device, non_blocking=True)
+        groups = laid_out_on_host(before, dims).to(self._device.torch_device, non_blocking=True)
         rows = int(before[-1])
         values_at = LINE_BYTES * int(_lines(np.array(8 * rows), LINE_BYTES))
         return RowGradients(

@@ -142,7 +142,8 @@ class NodeCopies:
             chosen = [(node == n).nonzero().view(-1) for n in range(self._nodes + 1)]
             found.append([(slots[which], gradients[which]) for which in chosen])
         pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
-        return RowGradients.of_pieces(pieces, self._dims * (self._nodes + 1), self._device)
+        on = self._device.torch_device
+        return RowGradients.of_pieces(pieces, self._dims * (self._nodes + 1), on)
 
     def _count(self, *sent: np.ndarray) -> None:
         """Count rows that were sent to each other holder, [others, buckets] each."""

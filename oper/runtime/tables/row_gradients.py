@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.native import Kernels
 from oper.cost.step_memory import LINE_VALUES, most_values
-from oper.runtime.memory.device import Cpu, Device
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,19 +37,19 @@ class RowGradients:
 
     @classmethod
     def of_pieces(
-        cls, pieces: Sequence["Piece"], dims: Sequence[int], on: Device
+        cls, pieces: Sequence["Piece"], dims: Sequence[int], on: torch.device
     ) -> "RowGradients":
         """A group of each of these, of which the host knows how many they are; each begins at a
         line, as a bucket of such a dim."""
         before = torch.tensor([0, *(len(slots) for slots, _ in pieces)]).cumsum(0)
-        groups = laid_out(before, dims, Cpu())
+        groups = laid_out_on_host(before, dims)
         begins: list[int] = groups[1].tolist()
-        padding = torch.zeros(LINE_VALUES, device=on.torch_device)
+        padding = torch.zeros(LINE_VALUES, device=on)
         values, end = [padding[:0]], 0
         for (_, gradients), begin in zip(pieces, begins, strict=False):
             values += [padding[: begin - end], gradients.reshape(-1)]
             end = begin + gradients.numel()
-        there = groups.to(on.torch_device, non_blocking=True)
+        there = groups.to(on, non_blocking=True)
         slots = torch.cat([there.new_empty(0), *(slots for slots, _ in pieces)])
         return cls(slots, there, torch.cat([*values, padding[: begins[-1] - end]]))
 
@@ -86,6 +86,12 @@ def laid_out(before: torch.Tensor, dims: Sequence[int], on: Kernels) -> torch.Te
     """The groups of rows of buckets of those dims, int64 [2, G + 1], from the rows before each of G
     groups; a bucket of dim 0 has no gradients."""
     found: torch.Tensor = on.ops().lay_out_gradients(before, list(dims), on.stream)
+    return found
+
+
+def laid_out_on_host(before: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The same of counts in the host's memory."""
+    found: torch.Tensor = native.ops().lay_out_gradients(before, list(dims))
     return found
 
 

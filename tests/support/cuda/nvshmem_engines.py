@@ -178,8 +178,9 @@ def train_after_late_updates(
         time.sleep(0.05)
         update(self, *arguments)
 
-    devices = (device_of(kernels, nvshmem, rank, case.ranks), Cpu())
-    for of, device in zip((plan, raw), devices, strict=True):
+    on_device = device_of(kernels, nvshmem, rank, case.ranks)
+    given: list[tuple[Plan, Device]] = [(plan, on_device), (raw, Cpu())]
+    for of, device in given:
         engine, outputs = start(case, of, group, device), []
         with patch.object(Gradients, "_update", late if rank == 0 else update):
             for step in range(case.steps):
