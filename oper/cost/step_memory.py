@@ -19,6 +19,16 @@ Pipelines prepare two batches ahead of the one that is trained. In inference the
 addresses alone; where distinct rows are fetched by NVSHMEM also runs and the sort, addresses of
 what was fetched, and a buffer of the widest rows, which grows by a quarter more than is needed.
 
+On several nodes lists, rows and gradients of other nodes are on their way: of a row that a rank
+fetches there, for itself or for others of its node, there are up to
+
+    3 copies of 8 + 4 · D   in inference: as it is sent, as it is received, a quarter more
+    5 copies                in training: as it was received; its gradient in parts of mailboxes, in
+                            their sum, in messages sent and received
+    100                     of lists, for each access: rows, keys, where they are found
+
+A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
+
 For replicas each rank has, for as many rows as all ranks have accesses or for all replicas if those
 are fewer, a buffer that grows by a quarter more than is needed, the sum of all ranks' buffers, and
 8 bytes of the row's slot; and for each replica 8 bytes of its slot and three bits and a half.
@@ -47,6 +57,9 @@ _RUN_BYTES = SLOT_BYTES + 4 + 4
 _SORT_BYTES = 8 + 4 + 1  # of CUB's scratch a fifth of a byte: 256 counters for some 5,000 accesses
 _SUM_BYTES = 4 + 4 + 4
 _ACCESSES_OF_PARTIAL_SUMS = 256 // 2
+# Of a row of another node, copies of its slot and gradient at once; and bytes of lists, an access.
+_COPIES_ON_THE_WAY = {False: 3, True: 5}  # in inference, in training
+_LIST_BYTES = 100
 # Of a replica: its slot; the bitmap of this rank, that of all ranks, and rows before its words.
 _REPLICA_BYTES = SLOT_BYTES + (1 + 1 + 1 / 2 + 1) / 8
 
@@ -98,7 +111,9 @@ class ProcessorStep:
 class DeviceStep:
     """A step of a rank on a device, whose batch has so many accesses, of rows of at most `dim`
     values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
-    `fetched_row_bytes`: in inference, of the widest row where distinct rows are fetched; else 0."""
+    `fetched_row_bytes`: in inference, of the widest row where distinct rows are fetched; else 0.
+    `sent_bytes`: of slots and gradients of the rows of other nodes that a rank's batch reads, where
+    ranks send them; else 0."""
 
     accesses: float
     dim: int
@@ -106,10 +121,18 @@ class DeviceStep:
     training: bool
     gradient_ratio: float = 1.0
     fetched_row_bytes: float = 0.0
+    sent_bytes: float = 0.0
 
     @property
     def batch_bytes(self) -> float:
         """Bytes for all but replicas."""
+        lists = _LIST_BYTES * self.accesses if self.sent_bytes else 0.0
+        on_the_way = _COPIES_ON_THE_WAY[self.training] * self.sent_bytes + lists
+        return self._own_bytes + on_the_way
+
+    @property
+    def _own_bytes(self) -> float:
+        """Bytes for what a rank does by itself, and with others of its node."""
         if not self.training:
             fetched = 0.0
             if self.fetched_row_bytes:

@@ -58,6 +58,7 @@ Declarations declarations() {
       {"signal bytes", sizeof(Signal)},
       {"values of a line", kLineValues},
       {"ranks of a device's step", kMostLists},
+      {"buckets of a device's step", kMostBuckets},
   };
   for (const auto& [name, value] : constants) declared.insert(name, std::to_string(value));
   declared.insert("struct Feature", Feature::fields());

@@ -140,7 +140,8 @@ class EmbeddingEngine:
         fatal = self.training and bounds == "fatal"
         by_position, always = fetcher.needs_rows, fetcher.needs_runs
         sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
-        room = StepRoom(dims, self.ranks, self.training)
+        together = memory.all_to_all is not None and symmetric is None
+        room = StepRoom(dims, self.ranks, self.training, sends=together)
         self._preparer = BatchPreparer(
             self.features,
             address_map,
@@ -149,7 +150,7 @@ class EmbeddingEngine:
             room,
             forwarding,
             reads_rows=fetcher.needs_rows,
-            together=memory.all_to_all is not None and symmetric is None,
+            together=together,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,

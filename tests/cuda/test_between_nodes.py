@@ -16,6 +16,7 @@ from oper.plan.plan import Plan
 from oper.runtime.tables.optimizers import STATES
 from tests.runtime.test_node_copies import copying_plan
 from tests.support.cuda.device_engines import (
+    EmulatedDevice,
     Schedule,
     batch_on,
     device_of,
@@ -177,6 +178,28 @@ def test_any_module(
     shares = pooled if pooling != "none" else 0.0
     plan = plan_of(case, nodes, shares, replicated=replicated)
     assert_trains_as_on_the_cpu(ranks, case, plan, nodes, library)
+
+
+def kept_of_bags(rank: int, group: Any, case: Case, plan: Plan, library: str, nodes: Any) -> bool:
+    """Whether all that a lookup reads of forwarded bags is kept until it is done."""
+    device = device_of(library)
+    assert isinstance(device, EmulatedDevice)
+    engine = start(case, plan, group, device, nodes=nodes)
+    batch = engine.prepare(batch_on(device, case, 0, rank))
+    assert batch.forwarded is not None
+    assert batch.bags is not None
+    device.kept.clear()
+    engine.lookup(batch)
+    read = [batch.bags, batch.forwarded.weights, batch.forwarded.positions]
+    read += [part for sent in batch.forwarded.sent for part in (sent.places, sent.positions)]
+    return {part.data_ptr() for part in read if part is not None} <= set(device.kept)
+
+
+def test_what_is_read_of_forwarded_bags_is_kept(ranks, emulated):
+    """They may have been prepared on another stream."""
+    case = Case(25, 4, weighted=True, pooling="mean")
+    given = (case, plan_of(case, NODES[0], 1.0), str(emulated), NODES[0])
+    assert all(ranks.run(4, kept_of_bags, *given))
 
 
 PHASES = [

@@ -225,6 +225,21 @@ def test_rows_are_read_once_they_are_updated(
     assert all(two.run(2, nvshmem_engines.train_after_late_updates, *given))
 
 
+def test_devices_are_done_before_other_nodes_are_told(
+    two: Ranks, emulated: Path, emulated_nvshmem: Path
+) -> None:
+    """Where a rank is alone on its node, no signal waits for its device."""
+    case = Case(24, 2)
+    plan = plan_of(case, mode="training", fetch="distinct")
+    given = (case, plan, str(emulated), str(emulated_nvshmem))
+    for done in two.run(2, nvshmem_engines.told_nodes, *given):
+        first, last = done.index("read its rows (step 1)"), done.index("update its rows (step 1)")
+        assert done[first - 1] == done[last - 1] == "device is done"
+        assert "update" not in done[:first]
+        assert "update" in done[first:last]
+        assert done[last + 1 :] == []
+
+
 @pytest.mark.parametrize("at", ["published", "exchange gradients", "applied", "update its rows"])
 @pytest.mark.parametrize("number", [2, 4])
 def test_a_rank_that_dies_in_training_is_named(

@@ -123,6 +123,34 @@ def test_lookups_take_ids_and_addresses(ranks: Ranks, library: str | None, numbe
         assert taken.mailbox == taken.replica_buffer == 0
 
 
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_what_goes_between_nodes(
+    ranks: Ranks, library: str | None, nodes: tuple[int, ...], mode: str, pooled: bool
+) -> None:
+    """Most accesses read rows of their own: a rank's share of them lies on other nodes."""
+    number, samples, rows = len(nodes), 2_500, (150_000, 100_000)
+    for dim in (8, 128):
+        case = Case(8, number, "adagrad", dims=(dim,), rows=rows)
+        own = step_of(case, samples, mode == "training")
+        tables = tables_of(case)
+        plan = random_plan(
+            8, tables, number, replicated=0.0, listed=1.0, mode=mode, fetch="distinct"
+        )
+        if pooled:
+            plan = replace(plan, pooled_tables=tuple(table.name for table in tables))
+        reads = np.array([2, 1]) * 3 * samples  # of each table, one of which two features read
+        distinct = float((-np.array(rows) * np.expm1(-reads / rows)).sum())
+        away = 1 - 1 / len({*nodes})
+        step = replace(own, sent_bytes=distinct * (8 + 4 * dim) * away)
+        taken = ranks.run(number, take_steps, case, plan, samples, 0, library, nodes)
+        for of_rank in taken:
+            assert of_rank.bytes <= step.batch_bytes + SMALL
+            if dim == 128:
+                assert of_rank.bytes > 0.6 * step.batch_bytes
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_accumulates_is_bounded_by_the_arenas(
     ranks: Ranks, library: str | None, number: int

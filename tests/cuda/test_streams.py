@@ -130,5 +130,7 @@ def test_more_ranks_than_a_step_takes_are_refused(nodes: list[int]) -> None:
     check_nodes(members, random_plan(0, tables, ends[-1], fetch=fetch), "cuda:0")
     ends[-1] += 1
     members[0].append(ends[-1] - 1)
-    with pytest.raises(OperError, match=f"of {ends[-1]} ranks {nodes[0] + 1} share a node, and"):
+    with pytest.raises(
+        OperError, match=f"of {ends[-1]} ranks {nodes[0] + 1} share a node, .* may be 73"
+    ):
         check_nodes(members, random_plan(0, tables, ends[-1], fetch=fetch), "cuda:0")

@@ -61,7 +61,18 @@ class ClassProblem:
             training=training,
             gradient_ratio=classes.gradient_ratio,
             fetched_row_bytes=max(classes.width_memory) if fetches and not training else 0.0,
+            sent_bytes=self._sent_bytes,
         )
+
+    @property
+    def _sent_bytes(self) -> float:
+        """Slots and gradients of the rows of other nodes that a device's batch reads, where these
+        are sent: no more, where bags are pooled there. Raw rows come by kernels alone."""
+        raw, training = self.workload.known_fetch == "raw", self.workload.training
+        by_kernels = raw or self.topology.transport == NVSHMEM
+        if by_kernels and not training:
+            return 0.0
+        return self.classes.mailbox_bytes * (1 - 1 / self.topology.nodes)
 
     def price(self, sets: HolderSets, sums: Sums) -> Cost:
         """What a placement costs, by its holder sets and their sums."""

@@ -70,3 +70,9 @@ class ForwardedBags:
     sent: Sequence[SentBags]  # by node
     clients: ClientBags
     grad: ArrivingGradient | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor | None]:
+        """What a step reads of it where the accesses are."""
+        of_sent = [part for sent in self.sent for part in (sent.places, sent.positions)]
+        return [self.weights, self.positions, *of_sent]

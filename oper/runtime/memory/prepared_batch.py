@@ -219,7 +219,8 @@ class PreparedBatch:
             self.on_device,
         )
         rows = self.sort.tensors() if isinstance(self.sort, SortedRows) else []
-        return [*rows, *(tensor for tensor in found if tensor is not None)]
+        bags = [] if self.forwarded is None else [self.bags, *self.forwarded.tensors]
+        return [*rows, *(tensor for tensor in (*found, *bags) if tensor is not None)]
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep what lies on a device until the work that `stream` has by now is done, as TorchRec's

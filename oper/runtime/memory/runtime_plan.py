@@ -126,13 +126,16 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
         if not plan.workload.training:
             return
         nodes = [range(plan.ranks)]  # every rank sends its gradients by itself
-    # An update merges a list of each rank of the node, and of each other node.
-    lists = max(map(len, nodes)) + len(nodes) - 1
+    # An update merges a list of each rank of the node, of each other node, and of each that adds up
+    # copies.
+    copies = len(nodes) if plan.workload.training and copied_to_nodes(plan.layout).any() else 0
+    lists = max(map(len, nodes)) + len(nodes) - 1 + copies
     if lists > _MOST_RANKS:
+        held = " with a copy of some rows on each" * (copies > 0)
         raise OperError(
             f"{plan!r}: of {plan.ranks} ranks {max(map(len, nodes))} share a node, and there are "
-            f"{len(nodes)} nodes; on {where} the two together are at most {_MOST_RANKS + 1}: plan "
-            "for fewer"
+            f"{len(nodes)} nodes{held}; an update on {where} adds up {_MOST_RANKS} gradients of a "
+            f"row, and there may be {lists}: plan for fewer"
         )
     if len(nodes) > 1 and plan.workload.known_fetch == "raw":
         raise OperError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from oper.base.errors import OperError, first_line
-from oper.cost.step_memory import DeviceStep
+from oper.cost.step_memory import DeviceStep, mailbox_row_bytes
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import Cuda
 
@@ -34,12 +34,17 @@ NO_ROOM = (NoRoomError, torch.OutOfMemoryError)
 class StepRoom:
     """The steps of an engine whose rows have up to `dims` values."""
 
-    def __init__(self, dims: Sequence[int], ranks: int, training: bool) -> None:
+    def __init__(
+        self, dims: Sequence[int], ranks: int, training: bool, sends: bool = False
+    ) -> None:
+        """`sends`: rows of other nodes are sent there and back."""
         self._dim, self._ranks, self._training = max(dims, default=0), ranks, training
+        self._sends = sends
 
     def error(self, error: Exception, accesses: int) -> OperError:
         """That of a batch of so many accesses for which there was no room."""
-        step = DeviceStep(accesses, self._dim, self._ranks, self._training)
+        sent = accesses * mailbox_row_bytes(self._dim) if self._sends else 0.0
+        step = DeviceStep(accesses, self._dim, self._ranks, self._training, sent_bytes=sent)
         return NoRoomError(
             f"{first_line(error)}; a step of {accesses:,} accesses takes up to "
             f"{round(step.batch_bytes):,} bytes of a device beside rows, replicas' sums and the "

@@ -211,9 +211,14 @@ class Gradients:
         self._signals.post("applied", step)
         if self._read_by_kernels:
             # Nothing else orders the next lookups of other nodes, which ask nobody here, after this
-            # rank's update. Its update came after theirs: it waited for their gradients.
-            assert self._node.group is not None
-            self._node.group.gather(b"0", f"update its rows (step {step})")
+            # rank's update.
+            self._tell_nodes(f"update its rows (step {step})")
+
+    def _tell_nodes(self, action: str) -> None:
+        """Wait until all ranks of all nodes have come here, and what each started is done."""
+        assert self._node.group is not None
+        self._device.synchronize()  # no signal has waited for it where a rank is alone on its node
+        self._node.group.gather(b"0", action)
 
     @property
     def _bucket_numbers(self) -> range:
@@ -265,6 +270,9 @@ class Gradients:
         """Update this rank's rows by what there is for them, then its copies of the replicas, whose
         sums come last."""
         exchange, sent = self._exchange, self._sent_buckets
+        if self._read_by_kernels:
+            # Lookups of other nodes read rows that are updated here, with gradients or without.
+            self._tell_nodes(f"read its rows (step {step})")
         received: Mapping[int, RowGradients] = {}
         if exchange is not None and sent:
             parts = [mailboxes.read(rank) for rank in exchange.members]

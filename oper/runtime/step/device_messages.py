@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from oper.base import native
 from oper.base.arrays import Ints
 from oper.cost.step_memory import LINE_VALUES
 from oper.runtime.comm.shared_segment import LINE_BYTES
 from oper.runtime.memory.device import Cuda
 from oper.runtime.tables.row_gradients import RowGradients, groups_on_host, laid_out_on_host, merged
+
+_MOST_GROUPS = native.shared("buckets of a device's step", 960)  # that are laid out at once
 
 
 class DeviceMessages:
@@ -27,6 +30,17 @@ class DeviceMessages:
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
     ) -> tuple[Ints, torch.Tensor]:
         """See Messages."""
+        most = _MOST_GROUPS // len(dims) * len(dims)
+        made = [
+            self._messages(parts, groups[first : first + most], dims)
+            for first in range(0, max(len(groups), 1), most)
+        ]
+        return np.concatenate([counts for counts, _ in made]), torch.cat([of for _, of in made])
+
+    def _messages(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
+    ) -> tuple[Ints, torch.Tensor]:
+        """The same of as many groups as are merged at once."""
         each = [*dims] * (len(groups) // len(dims))
         chosen = [
             RowGradients.of_pieces(

@@ -192,6 +192,33 @@ def train_after_late_updates(
     return torch.equal(*found)
 
 
+def told_nodes(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> list[str]:
+    """What a rank does in a step that orders it against other nodes."""
+    device = device_of(kernels, nvshmem, rank, case.ranks)
+    engine, done = start(case, plan, group, device), list[str]()
+    collective, update = Group.start, Gradients._update
+
+    def updated(self: Gradients, *arguments: Any) -> None:
+        done.append("update")
+        update(self, *arguments)
+
+    def started(self: Group, *arguments: Any, action: str, **options: Any) -> Any:
+        done.append(action)
+        return collective(self, *arguments, action=action, **options)
+
+    out = engine(batch_on(device, case, 0, rank))
+    with (
+        patch.object(device, "synchronize", lambda: done.append("device is done")),
+        patch.object(Group, "start", started),
+        patch.object(Gradients, "_update", updated),
+    ):
+        out.backward(gradient_of(case, 0, rank, out))
+    engine.close()
+    return done
+
+
 def train_until_a_death(
     rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str, at: str
 ) -> str:

@@ -14,7 +14,7 @@ import torch
 from oper.plan.plan import Plan
 from oper.runtime.allreduce import device_bitmap
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory import gradient_mailbox
+from oper.runtime.memory import device_slots, gradient_mailbox
 from oper.runtime.memory.device import Device
 from tests.support.cuda.device_engines import device_of
 from tests.support.cuda.plain_batch import PlainBatch
@@ -53,21 +53,27 @@ def measured(device: Device) -> Iterator[Peak]:
 
 @contextmanager
 def shared_memory() -> Iterator[Callable[[str], int]]:
-    """The bytes of the last segment that was asked for, by the module that did: what is made is
-    rounded up to whole pages."""
-    asked: dict[str, int] = {}
+    """The bytes of the largest segment that was asked for of each kind, all of them added up, by
+    the module that asked: what is made is rounded up to whole pages."""
+    asked: dict[tuple[str, int], int] = {}
     with ExitStack() as patched:
-        for module in (gradient_mailbox, device_bitmap):
-            name, create = module.__name__.rpartition(".")[2], module.device_segment
+        for module in (gradient_mailbox, device_bitmap, device_slots):
+            name, made = module.__name__.rpartition(".")[2], module.GrowingSegments
 
-            def creating(
-                device: Any, what: str, bytes: int, name: str = name, create: Any = create
+            def growing(
+                node: Any, create: Any, bytes: int, name: str = name, made: Any = made
             ) -> Any:
-                asked[name] = bytes
-                return create(device, what, bytes)
+                number = len(asked)
+                asked[name, number] = 0
 
-            patched.enter_context(mock.patch.object(module, "device_segment", creating))
-        yield lambda name: asked.get(name, 0)
+                def creating(size: int) -> Any:
+                    asked[name, number] = size
+                    return create(size)
+
+                return made(node, creating, bytes)
+
+            patched.enter_context(mock.patch.object(module, "GrowingSegments", growing))
+        yield lambda name: sum(size for (of, _), size in asked.items() if of == name)
 
 
 def batch_of(case: Case, device: Device, step: int, rank: int, samples: int) -> PlainBatch:
@@ -97,13 +103,15 @@ class Taken:
     ids: int
     allocated: int
     mailbox: int
+    between_nodes: int  # lists and rows of other nodes
     replica_buffer: int
     replicas: list[int]
     held: list[int]  # after each batch whose gradients are accumulated
 
     @property
     def bytes(self) -> int:
-        return self.ids + self.allocated + self.mailbox + self.replica_buffer
+        shared = self.mailbox + self.between_nodes + self.replica_buffer
+        return self.ids + self.allocated + shared
 
 
 def take_steps(
@@ -114,6 +122,7 @@ def take_steps(
     samples: int,
     accumulated: int,
     library: str | None,
+    nodes: Any = None,
 ) -> Taken:
     """Steps with batches prepared ahead, as pipelines have them; of a plan for inference, lookups.
     Then so many batches whose gradients are accumulated."""
@@ -121,7 +130,7 @@ def take_steps(
     with shared_memory() as asked:
         engine = EmbeddingEngine(
             plan, module_tables(case), group=group, weighted=case.weighted, deadline_seconds=60,
-            device=device,
+            device=device, nodes=nodes,
         )  # fmt: skip
         batches = [batch_of(case, device, step, rank, samples) for step in range(STEPS)]
         with measured(device) as preparing:
@@ -159,6 +168,7 @@ def take_steps(
         # The output of a lookup, and its gradient.
         allocated=peak.bytes - (2 if engine.training else 1) * outputs,
         mailbox=asked("gradient_mailbox"),
+        between_nodes=asked("device_slots"),
         replica_buffer=asked("device_bitmap"),
         replicas=list(replicas),
         held=held,

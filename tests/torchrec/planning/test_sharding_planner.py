@@ -147,13 +147,13 @@ def test_what_devices_cannot_do_is_refused(profile):
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
-@pytest.mark.parametrize("fetch", [None, "distinct", "pooled", "auto"])
+@pytest.mark.parametrize("fetch", [None, "distinct"])
 def test_work_on_devices_of_several_nodes_is_planned(model, profile, mode, fetch):
     topology = TorchRecTopology(4, "cuda", local_world_size=2)
     planner = oper.OperShardingPlanner(topology, profile, mode=mode, fetch=fetch)
     plan = planner.plan(model).oper_plan
     assert (plan.ranks, plan.topology.nodes) == (4, 2)
-    assert plan.workload.fetch in ("distinct", "pooled")
+    assert plan.workload.fetch == "distinct"
     check_for_devices(plan, "cuda:0")
     check_nodes([(0, 1), (2, 3)], plan, "cuda:0")
 
