@@ -263,6 +263,24 @@ def test_a_row_for_each_access_is_refused_without_it(
         assert "for inference with transport: nvshmem in the topology" in str(outcome)
 
 
+@pytest.mark.parametrize(
+    ("versions", "error"),
+    [
+        ([30405, 30501], "of unlike versions (rank 0: 3.4.5, rank 1: 3.5.1): install one on all"),
+        ([30302, 30302], "NVSHMEM 3.3.2 is installed, and the kernels were built for 3.4.5"),
+        ([40000, 40000], "NVSHMEM 4.0.0 is installed, and the kernels were built for 3.4.5"),
+        ([30501, 30501], ""),
+    ],
+)
+def test_an_nvshmem_of_another_version(
+    emulated: Path, emulated_nvshmem: Path, versions: list[int], error: str
+) -> None:
+    case = Case(1, 2)
+    given = (case, plan_of(case), str(emulated), str(emulated_nvshmem), versions)
+    for outcome in mortal_ranks.run(2, nvshmem_engines.start_of_version, *given):
+        assert error in str(outcome)
+
+
 def test_without_nvshmem_all_ranks_say_so(emulated: Path) -> None:
     case = Case(1, 2)
     given = (case, plan_of(case), str(emulated), "")

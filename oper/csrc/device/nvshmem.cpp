@@ -34,6 +34,7 @@ void load_nvshmem_library(const std::string& path, const std::string& host_libra
   library.find("oper_nvshmem_fetch_rows", found.fetch_rows);
   library.find("oper_nvshmem_unique_id", found.unique_id);
   library.find("oper_nvshmem_start", found.start);
+  library.find("oper_nvshmem_versions", found.versions);
   library.find("oper_nvshmem_allocate", found.allocate);
   library.find("oper_nvshmem_free", found.free);
   library.find("oper_nvshmem_mapped", found.mapped);
@@ -65,6 +66,13 @@ std::tuple<int64_t, int64_t> start_nvshmem(const at::Tensor& id, int64_t rank, i
       nvshmem_library().start(bytes, static_cast<int>(rank), static_cast<int>(ranks), &pe, &pes),
       "it could not be started");
   return {pe, pes};
+}
+
+// The versions that the kernels were built with, and that runs: 30405 is 3.4.5.
+std::tuple<int64_t, int64_t> nvshmem_versions() {
+  int64_t built = 0, found = 0;
+  nvshmem_library().versions(&built, &found);
+  return {built, found};
 }
 
 // Memory that NVSHMEM has, as a tensor that does not own it; empty where there is none.
@@ -174,6 +182,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("load_nvshmem_library(str path, str host_library) -> ()");
   m.def("nvshmem_unique_id() -> Tensor");
   m.def("start_nvshmem(Tensor id, int rank, int ranks, Device device) -> (int rank, int ranks)");
+  m.def("nvshmem_versions() -> (int built, int found)");
   m.def("allocate_symmetric(int bytes, Device device) -> Tensor");
   m.def("free_symmetric(Tensor memory) -> ()");
   m.def("mapped_symmetric(Tensor memory, int rank) -> Tensor");
@@ -186,6 +195,7 @@ TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
   m.impl("load_nvshmem_library", oper::load_nvshmem_library);
   m.impl("nvshmem_unique_id", oper::nvshmem_unique_id);
   m.impl("start_nvshmem", oper::start_nvshmem);
+  m.impl("nvshmem_versions", oper::nvshmem_versions);
   m.impl("allocate_symmetric", oper::allocate_symmetric);
   m.impl("free_symmetric", oper::free_symmetric);
   m.impl("mapped_symmetric", oper::mapped_symmetric);

@@ -11,6 +11,7 @@ struct NvshmemLibrary {
   FetchLauncher* fetch_rows = nullptr;
   MakeUniqueId* unique_id = nullptr;
   StartNvshmem* start = nullptr;
+  NvshmemVersions* versions = nullptr;
   AllocateSymmetric* allocate = nullptr;
   FreeSymmetric* free = nullptr;
   MappedSymmetric* mapped = nullptr;

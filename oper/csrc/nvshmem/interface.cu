@@ -32,6 +32,17 @@ extern "C" int oper_nvshmem_start(const uint8_t* id, int rank, int ranks, int* p
   return 0;
 }
 
+extern "C" void oper_nvshmem_versions(int64_t* built, int64_t* found) {
+  const auto number = [](int64_t major, int64_t minor, int64_t patch) {
+    return major * 10000 + minor * 100 + patch;
+  };
+  *built = number(NVSHMEM_VENDOR_MAJOR_VERSION, NVSHMEM_VENDOR_MINOR_VERSION,
+                  NVSHMEM_VENDOR_PATCH_VERSION);
+  int major = 0, minor = 0, patch = 0;
+  nvshmemx_vendor_get_version_info(&major, &minor, &patch);
+  *found = number(major, minor, patch);
+}
+
 extern "C" int oper_nvshmem_allocate(uint64_t bytes, uint64_t* pointer) {
   *pointer = reinterpret_cast<uint64_t>(nvshmem_malloc(bytes));
   return *pointer == 0;

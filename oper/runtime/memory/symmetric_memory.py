@@ -180,6 +180,33 @@ def _load(node: Node, device: Cuda) -> None:
     except OperError as error:
         problem = str(error)
     node.check_all(problem, "load NVSHMEM")
+    _check_versions(node)
+
+
+def _check_versions(node: Node) -> None:
+    """OperError on all ranks unless they have NVSHMEM of one version, for which the kernels were
+    built, or of a later one of its first number."""
+    assert node.group is not None
+    built, found = native.ops().nvshmem_versions()
+    given = [int.from_bytes(v) for v in node.group.gather(found.to_bytes(8), "compare NVSHMEM")]
+    if len({*given}) > 1:
+        of_ranks = ", ".join(f"rank {r}: {_version(v)}" for r, v in enumerate(given))
+        raise OperError(
+            f"NVSHMEM is of unlike versions ({of_ranks}): install one on all nodes "
+            "(`pip install nvidia-nvshmem-cu13==` that version)"
+        )
+    problem = ""
+    if found < built or found // 10_000 != built // 10_000:
+        problem = (
+            f"NVSHMEM {_version(found)} is installed, and the kernels were built for "
+            f"{_version(built)}: install that one, or build them again by "
+            "`python scripts/build_cuda.py`"
+        )
+    node.check_all(problem, "compare NVSHMEM with the kernels")
+
+
+def _version(number: int) -> str:
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def _start(node: Node, device: Cuda) -> None:

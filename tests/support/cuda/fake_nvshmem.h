@@ -43,6 +43,9 @@ struct nvshmemx_init_attr_t {
   {                                    \
   }
 constexpr unsigned NVSHMEMX_INIT_WITH_UNIQUEID = 8;
+constexpr int NVSHMEM_VENDOR_MAJOR_VERSION = 3;
+constexpr int NVSHMEM_VENDOR_MINOR_VERSION = 4;
+constexpr int NVSHMEM_VENDOR_PATCH_VERSION = 5;
 
 namespace fake_nvshmem {
 
@@ -67,7 +70,7 @@ struct Get {
 };
 
 struct State {
-  int pe = -1, pes = 0, node = 0;
+  int pe = -1, pes = 0, node = 0, version = 30405;
   Board* board = nullptr;
   int files[kMostPes];
   uint8_t* heap[kMostPes];  // all are mapped here; `nvshmem_ptr` shows those of the node
@@ -274,9 +277,17 @@ inline void nvshmem_quiet() {
   }
 }
 
-// For tests: the node that this process says it is on, before it starts; and how many gets there
+inline void nvshmemx_vendor_get_version_info(int* major, int* minor, int* patch) {
+  const int version = fake_nvshmem::state.version;
+  *major = version / 10000, *minor = version / 100 % 100, *patch = version % 100;
+}
+
+// For tests: the node that this process says it is on, before it starts; its version; and how many gets there
 // were, their bytes, quiets, and gets that nobody waited for.
 extern "C" [[gnu::weak]] void fake_nvshmem_node(int node) { fake_nvshmem::state.node = node; }
+extern "C" [[gnu::weak]] void fake_nvshmem_version(int version) {
+  fake_nvshmem::state.version = version;
+}
 extern "C" [[gnu::weak]] void fake_nvshmem_counts(uint64_t* out) {
   const auto& s = fake_nvshmem::state;
   uint64_t left = 0;

@@ -26,6 +26,10 @@ class FakeNvshmem(Emulator):
         """The node that this process says it is on; before NVSHMEM starts."""
         self._library.fake_nvshmem_node(number)
 
+    def version(self, number: int) -> None:
+        """The version that it says it is, such as 30405."""
+        self._library.fake_nvshmem_version(number)
+
     def counts(self) -> Counts:
         """The gets of this process."""
         found = (ctypes.c_uint64 * 4)()

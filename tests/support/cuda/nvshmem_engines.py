@@ -285,6 +285,23 @@ def refused(
     return engine(batch_on(engine.device, case, 0, rank))
 
 
+def start_of_version(
+    rank: int,
+    group: Any,
+    case: Case,
+    plan: Plan,
+    kernels: str,
+    nvshmem: str,
+    versions: list[int],
+) -> str:
+    """Start where each rank's NVSHMEM says that it is of this version."""
+    device = device_of(kernels, nvshmem, rank, case.ranks)
+    device.load_nvshmem()
+    FakeNvshmem(nvshmem).version(versions[rank])  # type: ignore[arg-type]
+    start(case, plan, group, device).close()
+    return ""
+
+
 def bad_ids(
     rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
 ) -> tuple[bool, str]:

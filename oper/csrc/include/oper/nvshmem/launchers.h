@@ -50,6 +50,9 @@ using MakeUniqueId = int(uint8_t* id);
 // *pe of *pes is who it takes this process for.
 using StartNvshmem = int(const uint8_t* id, int rank, int ranks, int* pe, int* pes);
 
+// The versions of NVSHMEM that the kernels were built with, and that runs: 30405 is 3.4.5.
+using NvshmemVersions = void(int64_t* built, int64_t* found);
+
 // Memory of so many bytes, the same on all ranks, which allocate and free together, in one order.
 using AllocateSymmetric = int(uint64_t bytes, uint64_t* pointer);
 using FreeSymmetric = void(uint64_t pointer);
@@ -61,6 +64,6 @@ using RegisterBuffer = int(uint64_t pointer, uint64_t bytes);
 using UnregisterBuffer = int(uint64_t pointer);
 
 constexpr int64_t kNvshmemInterface =
-    (int64_t{2} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
+    (int64_t{3} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
 
 }  // namespace oper
