@@ -12,7 +12,7 @@ from oper.diagnosis.diagnosis import Finding
 from oper.plan.plan import Plan
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_support import why_no_device
-from oper.runtime.memory.runtime_plan import check_for_devices
+from oper.runtime.memory.runtime_plan import check_for_devices, check_nodes, nodes_of
 
 # What oper is tested with, by the first parts of the version, as in pyproject.toml.
 TESTED = {
@@ -78,6 +78,7 @@ def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Find
     needed = f"the plan has {_most_a_node(plan)} a node ({plan.topology.name})"
     try:
         check_for_devices(plan, "CUDA devices")
+        check_nodes(nodes_of(plan), plan, "CUDA devices")
     except OperError as error:
         text = f"{here} here, and {needed}; on CPU ranks the times that it predicts are not theirs"
         return [Finding("note", "devices", f"{text}; {error}")]

@@ -41,6 +41,7 @@ from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
+from oper.topology.transports import NVSHMEM
 
 _TRIED = 4  # powers of two by which more or fewer tables are tried than pay
 
@@ -105,7 +106,7 @@ def ways_to_fetch(
         return _ways_by_table(profile, topology, workload, asked)
     if workload.fetch != "pooled":
         return [Way(frozenset(), workload)]
-    check_all_poolable(profile)
+    check_all_poolable(profile, topology)
     known_lengths(profile)
     return [Way(poolable(profile), workload)]
 
@@ -118,6 +119,8 @@ def _ways_by_table(
     if able:
         known_lengths(profile)
     found = [Way(frozenset(), usual)]
+    if topology.transport == NVSHMEM:  # whose kernels read rows each for itself
+        return found
     if by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
@@ -162,6 +165,8 @@ def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> Estimate
     the most."""
     lengths, asked = profile.bag_lengths, plan.asked
     if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
+        return None
+    if topology.transport == NVSHMEM:
         return None
     bags = lengths.length.max(initial=0) > 1
     if not (bags and plan.workload.training and by_mean(topology, asked)):

@@ -62,6 +62,7 @@ from oper.tables.bag_lengths import BagLengths
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
+from oper.topology.transports import NVSHMEM
 
 # The load of the nodes of tables above the mean over nodes, when copies are chosen.
 _LOADS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
@@ -88,7 +89,7 @@ def place_pooled(
     tables, or all are to be pooled and some have no pooling.
     """
     if tables is None:
-        check_all_poolable(profile)
+        check_all_poolable(profile, topology)
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
@@ -114,8 +115,14 @@ def predicted_seconds(planned: Planned) -> float:
     return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
-def check_all_poolable(profile: Profile) -> None:
-    """OperError where all tables are to be pooled and some have no pooling."""
+def check_all_poolable(profile: Profile, topology: Topology) -> None:
+    """OperError where all tables are to be pooled and some have no pooling, or rows of other nodes
+    are read by kernels, each for itself."""
+    if topology.transport == NVSHMEM:
+        raise OperError(
+            f"fetch pooled: the topology's transport is {NVSHMEM}, by which kernels read rows of "
+            "other nodes, each for itself: leave --fetch out, or plan without the transport"
+        )
     unpooled = [table.name for table in profile.tables if table.pooling == "none"]
     if unpooled:
         raise OperError(

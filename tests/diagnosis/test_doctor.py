@@ -327,6 +327,23 @@ def test_devices_of_several_nodes_have_as_much_symmetric_memory_as_the_one_with_
     assert float(needed[1]) >= round(least / 1e9, 3) > 0.067
 
 
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+@pytest.mark.usefixtures("there")
+def test_a_row_for_each_access_from_other_nodes_is_told(
+    monkeypatch: pytest.MonkeyPatch, fetch: str
+) -> None:
+    command = ("plan", "profile", "-o", fetch, "--topology", "2x4-h100", "--fetch", fetch)
+    fine(*command, "--batch-size", 512)
+    devices = [_Device(number, 10**9) for number in range(4)]
+    monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, []))
+    said = oper("doctor", fetch, "model.py:make_dlrm")
+    text = " ".join(said.out.split())
+    assert said.status == 0
+    told = "the plan fetches a row for each access, and the ranks are on 2 nodes"
+    assert (told in text) == (fetch == "raw")
+    assert ("ok devices: 4 here" in text) == (fetch == "distinct")
+
+
 @pytest.mark.usefixtures("there")
 def test_devices_of_a_plan_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step takes beside rows counts: it is most of what this model does."""

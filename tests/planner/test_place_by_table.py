@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import oper
+from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -22,7 +23,7 @@ from oper.planner.bounds.certify import certify
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.make_plan import make_plan
-from oper.planner.place_by_table import place_by_table
+from oper.planner.place_by_table import estimated_gain, place_by_table
 from oper.planner.place_pooled import place_pooled, predicted_seconds
 from oper.planner.price_plan import costs_under, problem_of
 from oper.profiling.profile import Profile
@@ -189,6 +190,16 @@ def test_long_bags_of_cold_rows_are_pooled_and_hot_rows_fetched(tmp_path: Path) 
     plan = make_plan(write_bags(tmp_path), ranks, workload, PlanSettings(extra_memory=0.5))
     assert plan.pooled_tables == ("many", "more")
     assert plan.workload.fetch == "distinct"
+
+
+def test_kernels_that_read_rows_of_other_nodes_pool_none(tmp_path: Path) -> None:
+    profile, settings = write_bags(tmp_path), PlanSettings(extra_memory=0.5)
+    by_gets = replace(topology(), latency=Latency.of_hops(0.0), transport="nvshmem")
+    plan = make_plan(profile, by_gets, Workload("training", "auto", 2048), settings)
+    assert (plan.pooled_tables, plan.workload.fetch) == ((), "distinct")
+    assert estimated_gain(plan, profile, by_gets) is None
+    with pytest.raises(OperError, match="fetch pooled: the topology's transport is nvshmem"):
+        make_plan(profile, by_gets, Workload("training", "pooled", 2048), settings)
 
 
 def test_tables_without_pooling_are_fetched(tmp_path: Path) -> None:

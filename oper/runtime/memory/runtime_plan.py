@@ -127,8 +127,11 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
             return
         nodes = [range(plan.ranks)]  # every rank sends its gradients by itself
     # An update merges a list of each rank of the node, of each other node, and of each that adds up
-    # copies.
-    copies = len(nodes) if plan.workload.training and copied_to_nodes(plan.layout).any() else 0
+    # copies: the holders, or where all ranks are on one node, each of its ranks for each holder.
+    copies = 0
+    if plan.workload.training and (copied := copied_to_nodes(plan.layout)).any():
+        on_one = int(plan.layout.holds[copied].sum(axis=1).max()) * plan.ranks
+        copies = len(nodes) if len(nodes) > 1 else on_one
     lists = max(map(len, nodes)) + len(nodes) - 1 + copies
     if lists > _MOST_RANKS:
         held = " with a copy of some rows on each" * (copies > 0)
@@ -145,6 +148,14 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
             f"for inference with transport: {NVSHMEM} in the topology; or take CPU ranks (device "
             "cpu)"
         )
+
+
+def nodes_of(plan: Plan) -> list[list[int]]:
+    """The ranks of each node of a plan's topology."""
+    found: dict[int, list[int]] = {}
+    for rank, node in enumerate(plan.topology.node_of):
+        found.setdefault(node, []).append(rank)
+    return list(found.values())
 
 
 def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.ndarray:
