@@ -18,8 +18,8 @@
     totals     which sends them back, and all update their copies
     sums       the replicas' AllReduce, and the update of touched replicas
 
-Slots, rows and gradients are each sent after how many they are, as the runtime does; pooled vectors
-are not, as their number is known. Ids are translated and sorted while the batch before is trained,
+Slots and gradients are sent after how many they are, as the runtime does, all widths together; rows
+and vectors are not, as their number is known. Ids are translated and sorted while the batch before is trained,
 which is left out; their exchange is not, neither of pooled tables, of which the runtime and
 TorchRec's pipelines may do it a batch ahead.
 """
@@ -103,7 +103,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
         moving("ids", t.ids, rounds=2),
         Phase("serve", _between(t.serve_moved), t.serve_memory, t.serve_cache, lands=False),
         moving("add", t.add_moved),
-        moving("answers", t.answers, rounds=2 if t.rows_travel else 1),
+        moving("answers", t.answers),
         moving("copies", t.copies),
         Phase("pool", _between(t.pool_moved), t.pool_memory, t.pool_cache, lands=False),
     ]
@@ -114,7 +114,7 @@ def phases_of(traffic: Traffic, machine: Machine, allreduce: str, training: bool
             moving("spread", t.spread),
             Phase("sum", none, t.sum_memory, t.sum_cache),
             Phase("node sums", _between(t.node_sums_moved), t.node_sums_memory, zeros, lands=False),
-            moving("gradients", t.gradients, rounds=4),
+            moving("gradients", t.gradients, rounds=2),
             Phase("merge", _between(t.merge_moved), t.merge_memory, zeros, lands=False),
             Phase("copy sums", _between(t.copy_sums), t.copy_sums_memory, zeros, rounds=2),
             Phase("totals", _between(t.copy_totals), t.copy_totals_memory, zeros, rounds=2),

@@ -36,8 +36,7 @@ class Replicas:
 @dataclass
 class Traffic:
     """Bytes of a batch on M ranks: [M, M] from rank i to rank j, or [M] of a rank's memory or
-    cache. The phases that they belong to are in iteration.py. rows_travel: whether any row that is
-    not pooled comes from another node."""
+    cache. The phases that they belong to are in iteration.py."""
 
     ranks: int
     wanted: Bytes = field(init=False)
@@ -65,7 +64,6 @@ class Traffic:
     copy_totals: Bytes = field(init=False)
     copy_totals_memory: Bytes = field(init=False)
     replicas: list[Replicas] = field(default_factory=list)
-    rows_travel: bool = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -171,7 +169,6 @@ class _Counter:
             traffic.copies[:, rank] += size * np.where(near, distinct, 0)
         else:
             traffic.pool_moved[:, rank] += size * np.where(near, accesses, 0)
-        traffic.rows_travel |= bool(moved[far].any())
         if not self.relayed:
             self._ask(rank, np.where(far, moved, 0))
         held = np.where(near & (not once), 0, distinct)
