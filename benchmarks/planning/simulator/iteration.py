@@ -19,9 +19,9 @@
     sums       the replicas' AllReduce, and the update of touched replicas
 
 Slots and gradients are sent after how many they are, as the runtime does, all widths together; rows
-and vectors are not, as their number is known. Ids are translated and sorted while the batch before is trained,
-which is left out; their exchange is not, neither of pooled tables, of which the runtime and
-TorchRec's pipelines may do it a batch ahead.
+and vectors are not, as their number is known. Ids are translated and sorted while the batch before
+is trained, which is left out; their exchange is not, neither of pooled tables, of which the runtime
+and TorchRec's pipelines may do it a batch ahead.
 """
 
 from collections.abc import Iterator, Sequence
