@@ -38,9 +38,12 @@ class NewArenas:
     replicas_move: Flags  # [W] whether all replicas of a width are laid out anew
 
     @staticmethod
-    def of(locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints) -> "NewArenas":
-        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C]."""
-        sets, ranks = locator.holder_sets, locator.ranks
+    def of(
+        locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints, ranks: int
+    ) -> "NewArenas":
+        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C]. The
+        first `ranks` ranks are those of the new plan (carried_layout.py)."""
+        sets = locator.holder_sets
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
         rows_before, rows_after = by_width @ before, by_width @ after  # [W, K]
@@ -89,11 +92,12 @@ def _make_blocks(
 ) -> tuple[list[ReplicaBlock], Ints]:
     """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; the ends of them, [M]."""
     holds = sets.holds
-    columns = [k for k in range(ranks, len(holds)) if rows[k] > 0]
+    everywhere = [bool(holds[k, :ranks].all()) for k in range(len(holds))]
+    columns = [k for k in range(len(top), len(holds)) if rows[k] > 0]
     blocks, top = [], top.copy()
-    for k in sorted(columns, key=lambda k: not holds[k].all()):
+    for k in sorted(columns, key=lambda k: not everywhere[k]):
         # Rows on all ranks have one slot on all.
-        start = np.full(ranks, top.max()) if holds[k].all() else top.copy()
+        start = np.full(len(top), top.max()) if everywhere[k] else top.copy()
         blocks.append(ReplicaBlock(k, start, int(rows[k])))
         top = np.where(holds[k], start + int(rows[k]), top)
     return blocks, top

@@ -16,9 +16,8 @@ from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
 from oper.plan.row_codes import marked_groups, pack_positions, with_marks
-from oper.plan.row_locator import RowLocator
+from oper.plan.row_locator import RowClassifier, RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
-from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.replan.migration.flows import Flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.migration.new_arenas import NewArenas
@@ -38,17 +37,19 @@ class Relocation:
 def relocate(
     tables: tuple[Table, ...],
     locator: RowLocator,
-    finder: ClassFinder,
+    finder: RowClassifier,
     width_of_class: Ints,
     counted: Ints,
     target: Ints,
     flows: Flows,
     cost: MigrationCost,
     row_memory: Ints,
+    ranks: int,
 ) -> Relocation:
     """Bring the rows of a plan from `counted` [C, K + M], listed and striped rows apart, to
-    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table."""
-    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target)
+    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table, and the
+    first `ranks` ranks those of the new plan (carried_layout.py)."""
+    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target, ranks)
     rows = changed_rows(tables, locator, finder, counted, flows, arenas)
     if not len(rows):
         return Relocation(locator.layout, RowMoves.none())
