@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_RANKS = 8
 _MOST_NAMES = 4  # of tables
-_EQUAL = 1e-9  # times that differ by rounding alone
+_SHOWN = 5e-5  # shares below this are 0.00 %
 
 
 _EXAMPLES = """
@@ -191,7 +191,7 @@ def placed_text(made: "Replanned") -> str:
     longer = made.new_seconds / made.fresh_seconds - 1
     gap = (
         f"takes {format_share(longer, 2)} longer than a plan made from scratch"
-        if longer > _EQUAL
+        if longer > _SHOWN
         else "takes no longer than a plan made from scratch"
     )
     if rows:

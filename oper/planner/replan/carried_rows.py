@@ -36,6 +36,7 @@ from oper.planner.replan.migration.migration_cost import (
     link_bytes,
     with_gone_ranks,
 )
+from oper.planner.replan.migration.new_arenas import one_slot_sets
 from oper.planner.replan.migration.relocate import relocate
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.tables.table import Table
@@ -172,7 +173,7 @@ class CarriedRows:
 
     def moved(self, counts: Ints) -> MovedLayout:
         """The rows and slots with which each holder set has the rows of `counts` [C, K]."""
-        carried, ranks = self.carried, self.problem.ranks
+        carried, ranks, every = self.carried, self.problem.ranks, self.locator.holder_sets
         widths = np.arange(len(carried.layout.slots))
         relocation = relocate(
             carried.tables,
@@ -184,7 +185,10 @@ class CarriedRows:
             self._flows(counts),
             self.cost,
             self._row_bytes(carried.tables),
-            ranks,
+            one_slot_sets(
+                HolderSets(every.source[:, :ranks], every.holds[:, :ranks]),
+                self.problem.workload.training,
+            ),
         )
         entries = relocation.moves.entries
         entries = entries[entries["rank"] < ranks]

@@ -54,6 +54,7 @@ from oper.planner.replan.migration.migration_cost import (
     compare_placements,
     link_bytes,
 )
+from oper.planner.replan.migration.new_arenas import one_slot_sets
 from oper.planner.replan.migration.relocate import Relocation, relocate
 from oper.planner.replan.programme_with_moves import FreeMoves
 from oper.planner.row_placement.aim import aimed_seconds
@@ -262,7 +263,7 @@ class OldRows:
             net_flows(self.now.counts, found.counts, self.migration_cost),
             self.migration_cost,
             self.row_memory,
-            self.problem.ranks,
+            one_slot_sets(self.locator.holder_sets, self.problem.workload.training),
         )
 
     def replanned(

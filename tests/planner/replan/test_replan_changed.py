@@ -1,20 +1,28 @@
 """Replan for other tables and ranks: exact placements, rows that stay, moves that are counted."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, reject
 
+from oper.base.errors import OperError
+from oper.checker.check import check
+from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.plan.validate import validate
 from oper.planner.make_placement import InfeasibleError
+from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
-from oper.tables.table import Table, offsets
+from oper.tables.table import IdRule, Table, offsets
 from oper.topology.capacity import CapacityError
 from oper.topology.topology import Topology
+from tests.support.commands import fine, oper
 from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import (
     assert_exact,
@@ -156,3 +164,135 @@ def replanned(
         return replan(old, profile, horizon, topology=topology)
     except (CapacityError, InfeasibleError):
         reject()
+
+
+TABLES = (Table("a", 6000, dim=16), Table("b", 900, dim=8), Table("c", 40, dim=16))
+GROWN = (replace(TABLES[0], rows=6600), *TABLES[1:])
+
+
+def profile_of(tables, seed: int = 0) -> Profile:
+    return counts_for(np.random.default_rng(seed), tables)
+
+
+def plan_of(mode: str, topology: str = "cpu:4", fetch: str = "raw") -> Plan:
+    workload = Workload(mode, fetch, 512)  # type: ignore[arg-type]
+    ranks = Topology.load(topology)
+    return make_plan(profile_of(TABLES), ranks, workload, PlanSettings(extra_memory=0.02))
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_folders_pass_the_checker_from_change_to_change(tmp_path: Path, mode: str, fetch: str):
+    plan_of(mode, "2x2-a100", fetch).save(tmp_path / "0")
+    dropped = (GROWN[0], Table("new", 500, dim=24), GROWN[2])
+    steps = [
+        (GROWN, None),
+        (GROWN, "2x4-a100"),
+        (dropped, "2x3-a100"),
+        (dropped, "cpu:2"),
+        (TABLES[2:], None),
+        (TABLES, "dgx-a100"),
+    ]
+    for n, (tables, topology) in enumerate(steps, start=1):
+        before, profile = Plan.load(tmp_path / str(n - 1)), profile_of(tables, n)
+        found = replan(tmp_path / str(n - 1), profile, 10_000, topology=topology)
+        found.plan.save(tmp_path / str(n))
+        assert [f for f in check(tmp_path / str(n)) if not f.ok] == []
+        assert Plan.load(tmp_path / str(n)).tables == tables
+        assert_right(before, found, profile)
+
+
+def test_a_table_that_grew_moves_few_rows_and_more_ranks_share_all():
+    old = plan_of("training")
+    grown = replan(old, profile_of(GROWN), 10_000)
+    assert grown.carried_over is not None
+    assert grown.carried_over.tables.grown == ("a",)
+    assert grown.migration.placed_rows == 600
+    wider = replan(old, profile_of(TABLES), 10_000, topology="cpu:8")
+    assert wider.carried_over is not None
+    assert wider.carried_over.old_ranks == 4
+    assert wider.new_seconds == pytest.approx(wider.fresh_seconds, rel=0.01)
+    assert wider.migration.link_bytes < wider.fresh_migration.link_bytes
+
+
+def test_more_extra_memory_is_used():
+    old = plan_of("inference", "dgx-a100")
+    found = replan(old, profile_of(TABLES), 10**6, extra_memory=0.5)
+    assert found.plan.asked.extra_memory == 0.5
+    assert found.plan.cost.extra_bytes > old.cost.extra_bytes
+    assert found.new_seconds < found.old_seconds
+    assert_counted_right(old, found)
+
+
+def test_the_same_topology_is_no_change():
+    old = plan_of("training")
+    (same, other) = (
+        replan(old, profile_of(TABLES, 1), 10_000, topology=t) for t in (None, "cpu:4")
+    )
+    assert other.carried_over is None
+    assert (same.moves.entries == other.moves.entries).all()
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ((replace(TABLES[0], rows=5000),), "table 'a' has 5,000 .* and not fewer: .* `oper plan`"),
+        ((replace(TABLES[0], dim=32),), "table 'a' .* of dim 32.* nothing else may change"),
+        ((replace(TABLES[0], dtype="fp16"),), "table 'a' .* fp16"),
+        ((Table("z", 9),), "table 'z' and all others of the profile are not in the plan"),
+    ],
+)
+def test_rows_that_became_others_are_refused(tables, words: str):
+    with pytest.raises(OperError, match=words):
+        replan(plan_of("inference"), profile_of(tables))
+
+
+@pytest.mark.parametrize("kind", ["hash", "vocab"])
+def test_ids_that_number_rows_anew_do_not_grow(kind):
+    table = replace(TABLES[0], ids=IdRule(kind))
+    ranks, workload = Topology.load("cpu:2"), Workload("inference", "raw", 64)
+    old = make_plan(profile_of((table,)), ranks, workload)
+    with pytest.raises(OperError, match=f"with more rows {kind} ids number the old ones anew"):
+        replan(old, profile_of((replace(table, rows=6600),)))
+
+
+def test_ranks_that_cannot_hold_the_rows_are_refused():
+    small = Topology.load("cpu:2").with_capacity("64kB")
+    with pytest.raises(CapacityError):
+        replan(plan_of("inference"), profile_of(TABLES), topology=small)
+
+
+def test_plans_with_a_tier_are_refused_by_name():
+    ranks = Topology.load("dgx-a100")
+    workload, asked = Workload("training", "raw", 512), PlanSettings(0.05, tier=["b"])
+    old = make_plan(profile_of(TABLES), ranks, workload, asked)
+    with pytest.raises(OperError, match=r"tables b are in the hosts' memory.*`oper plan --tier`"):
+        replan(old, profile_of(GROWN))
+
+
+def test_the_command_says_what_changed_and_what_it_took(tmp_path: Path):
+    plan_of("training").save(tmp_path / "old")
+    profile_of(GROWN).save(tmp_path / "p")
+    profile_of((replace(TABLES[0], rows=9), *TABLES[1:])).save(tmp_path / "shrank")
+    old, p, new = (str(tmp_path / name) for name in ("old", "p", "new"))
+    command = ["replan", old, p, "-o", new, "--topology", "cpu:8", "--extra-memory", "3%"]
+    content = json.loads(fine(*command, "--json"))
+    assert content["carried_over"]["grown_tables"] == ["a"]
+    assert content["carried_over"]["old_ranks"] == 4
+    assert content["placed_rows"] == 600
+    assert content["placed_bytes"] >= 600 * TABLES[0].memory_bytes("training")
+    assert np.array(content["bytes_by_link"]).shape == (8, 8)
+    text = fine(*command, "--force")
+    assert "1 table grew (a); 8 ranks instead of 4" in " ".join(text.split())
+    assert "600 new rows" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    fewer = ["replan", new, p, "-o", str(tmp_path / "six"), "--topology", "cpu:6"]
+    assert np.array(json.loads(fine(*fewer, "--json"))["bytes_by_link"]).shape == (6, 8)
+    for wrong, words in (
+        (["replan", old, str(tmp_path / "shrank"), "-o", new, "--force"], "and not fewer"),
+        (["replan", old, p, "-o", new, "--force", "--topology", "nowhere"], "nowhere"),
+        (["replan", old, p, "-o", new, "--force", "--extra-memory", "x"], "--extra-memory 'x'"),
+    ):
+        said = oper(*wrong)
+        assert said.status == 2
+        assert words in said.errors

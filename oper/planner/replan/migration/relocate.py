@@ -44,12 +44,12 @@ def relocate(
     flows: Flows,
     cost: MigrationCost,
     row_memory: Ints,
-    ranks: int,
+    one_slot: NDArray[np.bool_],
 ) -> Relocation:
     """Bring the rows of a plan from `counted` [C, K + M], listed and striped rows apart, to
-    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table, and the
-    first `ranks` ranks those of the new plan (carried_layout.py)."""
-    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target, ranks)
+    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table, and
+    `one_slot` [K] says whether all holders are to have a row at one slot."""
+    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target, one_slot)
     rows = changed_rows(tables, locator, finder, counted, flows, arenas)
     if not len(rows):
         return Relocation(locator.layout, RowMoves.none())
