@@ -7,19 +7,24 @@ import typer
 
 from oper.base.defaults import HORIZON
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
+from oper.base.units import parse_share
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 
 if TYPE_CHECKING:
-    from oper.planner.replan.replan_one_memory import Replanned
+    from oper.planner.replan.replan_one_memory import CarriedOver, Replanned
 
 _MOST_RANKS = 8
+_MOST_NAMES = 4  # of tables
+_SHOWN = 5e-5  # shares below this are 0.00 %
 
 
 _EXAMPLES = """
 oper replan plan windows@3 -o plan-new --horizon 100000
+oper replan plan profile-of-grown-tables -o plan-new
+oper replan plan profile -o plan-for-8 --topology cpu:8
 """
 
 
@@ -31,7 +36,8 @@ def register(app: typer.Typer) -> None:
 def replan(
     plan: Path = typer.Argument(metavar="PLAN", help="The plan folder to start from."),
     profile: str = typer.Argument(
-        metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
+        metavar="PROFILE",
+        help="A newer profile, or a window: PROFILE@3. Its tables may have grown, be new or gone.",
     ),
     output: Path = typer.Option(
         ..., "-o", "--output", help="The plan folder to write.", metavar="FOLDER"
@@ -43,6 +49,18 @@ def replan(
         help="Iterations within which a move must save what its bytes cost.",
         metavar="N",
     ),
+    topology: str | None = typer.Option(
+        None,
+        "--topology",
+        help="Other ranks, links or capacities; rank r is the plan's rank r. [default: the plan's]",
+        metavar="NAME|FILE",
+    ),
+    extra_memory: str | None = typer.Option(
+        None,
+        "--extra-memory",
+        help="Bytes of copies, as a share of the tables' bytes. [default: as the plan was asked]",
+        metavar="SHARE",
+    ),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
@@ -53,9 +71,10 @@ def replan(
     from oper.profiling.profile import Profile
 
     check_output(output, FORMAT, force)
+    extra = None if extra_memory is None else parse_share(extra_memory, "--extra-memory")
     opened = Profile.load(profile, check=True)
     with steps("replan", 5) as step:
-        made = plan_again(plan, opened, horizon, step)
+        made = plan_again(plan, opened, horizon, step, topology=topology, extra_memory=extra)
         step("writing")
         made.plan.save(output, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
@@ -64,6 +83,9 @@ def replan(
 
 def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
     out = new_console()
+    carried = made.carried_over
+    if carried is not None:
+        out.print(carried_sentence(carried, made.plan.ranks, old))
     out.print(replan_sentence(made, old, new, profile))
     out.print()
     unseen = made.held_out
@@ -80,10 +102,25 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
         else [[s] for s in (unseen.old_seconds, unseen.new_seconds, unseen.fresh_seconds)]
     )
     held_out = [[format_duration(seconds) for seconds in each] for each in of_later]
-    table.add_row(
-        "as it was", format_duration(made.old_seconds), *aimed[0], *held_out[0], "0", "0 B", "-"
+    if carried is None:
+        table.add_row(
+            "as it was", format_duration(made.old_seconds), *aimed[0], *held_out[0], "0", "0 B", "-"
+        )
+    as_carried = (
+        []
+        if carried is None
+        else [
+            (
+                "carried over",
+                made.old_seconds,
+                aimed[0] + held_out[0],
+                carried.migration,
+                carried.migration.seconds(made.plan.topology),
+            )
+        ]
     )
     for label, seconds, on_later, moved, moving_seconds in (
+        *as_carried,
         (
             "replanned",
             made.new_seconds,
@@ -109,7 +146,9 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
         )
     out.print(table)
     changed = made.moves.changed_rows
-    if changed and made.gain_share is not None and made.bytes_share is not None:
+    if carried is not None:
+        out.print(placed_text(made))
+    elif changed and made.gain_share is not None and made.bytes_share is not None:
         out.print(
             f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch"
             f"{' on the slowest link' if links_first else ''}, for "
@@ -123,6 +162,44 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
         f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
     )
     _print_links(out, made.migration.bytes_by_link.tolist())
+
+
+def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
+    """What is not as in the plan `old`."""
+    tables = carried.tables
+    said = [
+        f"{plural(len(names), 'table')} {what} ({_first_names(names)})"
+        for what, names in (
+            ("grew", tables.grown),
+            ("new", tables.new),
+            ("gone", tables.dropped),
+        )
+        if names
+    ]
+    if ranks != carried.old_ranks:
+        said.append(f"{plural(ranks, 'rank')} instead of {carried.old_ranks}")
+    return f"Since {old}: {'; '.join(said)}" if said else f"Since {old}: other links or limits"
+
+
+def _first_names(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
+
+
+def placed_text(made: "Replanned") -> str:
+    """What rows are new, and how far the new plan is from one made from scratch."""
+    rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
+    longer = made.new_seconds / made.fresh_seconds - 1
+    gap = (
+        f"takes {format_share(longer, 2)} longer than a plan made from scratch"
+        if longer > _SHOWN
+        else "takes no longer than a plan made from scratch"
+    )
+    if rows:
+        return (
+            f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved; an "
+            f"iteration {gap}"
+        )
+    return f"An iteration {gap}"
 
 
 def held_out_text(made: "Replanned") -> str:
@@ -148,6 +225,11 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     """What was gained with the plan `new`, and by how much moving; or that nothing moves."""
     before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
     within = f"pays off within {made.horizon:,} iterations (--horizon)"
+    if made.carried_over is not None:
+        return (
+            f"{new}: under {profile} an iteration takes {after}, and {before} if rows of {old} "
+            f"moved only where they must; each further move {within}"
+        )
     if not made.moves.changed_rows:
         return (
             f"{new}: nothing moves, as no move {within}; under {profile} an "
@@ -161,11 +243,11 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
 
 
 def _print_links(out: Any, matrix: list[list[float]]) -> None:
-    """Bytes by link; with many ranks only the links with most bytes."""
-    ranks = len(matrix)
-    if ranks <= _MOST_RANKS:
+    """Bytes by link, from ranks that are gone too; with many ranks only the links with most."""
+    ranks, sources = len(matrix), len(matrix[0])
+    if sources <= _MOST_RANKS:
         out.print("bytes sent to a rank (line) by another (column):")
-        table = new_table("to \\ from", *(str(rank) for rank in range(ranks)))
+        table = new_table("to \\ from", *(str(rank) for rank in range(sources)))
         for reader, row in enumerate(matrix):
             cells = ["-" if r == reader else format_bytes(b) for r, b in enumerate(row)]
             table.add_row(str(reader), *cells)
@@ -174,7 +256,7 @@ def _print_links(out: Any, matrix: list[list[float]]) -> None:
     links = [
         (matrix[to][source], source, to)
         for to in range(ranks)
-        for source in range(ranks)
+        for source in range(sources)
         if to != source and matrix[to][source]
     ]
     table = new_table("from", "to", "bytes", left=2)

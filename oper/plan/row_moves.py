@@ -40,16 +40,18 @@ class RowMoves:
         """No moves."""
         return RowMoves(np.zeros(0, ENTRY))
 
-    def bytes_by_link(self, ranks: int) -> Ints:
-        """Bytes copied, int64 [M, M], reader by source; on the diagonal between slots of a rank."""
-        matrix = np.zeros((ranks, ranks), dtype=np.int64)
+    def bytes_by_link(self, ranks: int, old_ranks: int = 0) -> Ints:
+        """Bytes copied, int64, reader by source: [M, M], or with a column for each of more ranks of
+        the old plan; on the diagonal between slots of a rank."""
+        sources = max(ranks, old_ranks)
+        matrix = np.zeros((ranks, sources), dtype=np.int64)
         entries = self.entries
-        for name in ("rank", "source_rank"):
-            beyond = (entries[name] < 0) | (entries[name] >= ranks)
+        for name, number in (("rank", ranks), ("source_rank", sources)):
+            beyond = (entries[name] < 0) | (entries[name] >= number)
             if beyond.any():
                 raise OperError(
                     f"{FILE}: a row is copied with {name} {entries[name][beyond][0]}, and there "
-                    f"are {ranks} ranks; make the plan again"
+                    f"are {number} ranks; make the plan again"
                 )
         np.add.at(matrix, (entries["rank"], entries["source_rank"]), entries["bytes"])
         return matrix

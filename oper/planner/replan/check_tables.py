@@ -1,9 +1,12 @@
-"""Whether a profile is of an older plan's tables."""
+"""Whether a profile is of an older plan's tables, and how they changed."""
+
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
-from oper.tables.table import fingerprint
+from oper.tables.table import Table, fingerprint
 
 
 def check_tables(plan: Plan, profile: Profile) -> None:
@@ -23,3 +26,55 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
         "come in another order; profile the new log with the old profile as `--tables`"
     )
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """The names of tables that have more rows in a profile than in a plan, that only the profile
+    has, and that only the plan has."""
+
+    grown: tuple[str, ...]
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    @staticmethod
+    def between(plan: Plan, profile: Profile) -> "TableChanges":
+        """OperError where rows of the plan are other rows in the profile, or none of them is
+        there."""
+        known = {table.name: table for table in plan.tables}
+        names = {table.name for table in profile.tables}
+        if not names & set(known):
+            table = profile.tables[0]
+            raise OperError(
+                f"table {table.name!r} and all others of the profile are not in the plan, whose "
+                f"first is {plan.tables[0].name!r}: there is no row to start from; make a plan "
+                "with `oper plan`, or profile the new log with the old profile as `--tables`"
+            )
+        for table in profile.tables:
+            if table.name in known:
+                _check_rows_stay(known[table.name], table)
+        return TableChanges(
+            tuple(
+                t.name for t in profile.tables if t.name in known and t.rows > known[t.name].rows
+            ),
+            tuple(t.name for t in profile.tables if t.name not in known),
+            tuple(name for name in known if name not in names),
+        )
+
+
+def _check_rows_stay(old: Table, new: Table) -> None:
+    """OperError where row r of the old table is not row r of the new one."""
+
+    def refuse(why: str, remedy: str) -> NoReturn:
+        raise OperError(
+            f"table {new.name!r} has {new.describe()} in the profile, and in the plan "
+            f"{old.describe()}; {why}: {remedy}, or make a plan with `oper plan`"
+        )
+
+    as_before = "profile the new log with the old profile as `--tables`"
+    if fingerprint([replace(old, rows=new.rows)]) != fingerprint([new]):
+        refuse("its rows may become more, and nothing else may change", as_before)
+    if new.rows < old.rows:
+        refuse("it may have more rows, and not fewer", as_before)
+    if new.rows > old.rows and new.ids.kind != "dense":
+        refuse(f"with more rows {new.ids.kind} ids number the old ones anew", as_before)

@@ -2,8 +2,9 @@
 
 In: `Plan`, a newer `Profile`, a horizon. Out: `Replanned`, with the new `Plan` and its `RowMoves`.
 Which rows move is decided in replan_one_memory.py. A plan with a tier is two such plans, and its
-tables stay in the memory they are in (replan_with_tier.py). What the plans gain on data that they
-were not made from is seen on those that follow the profile's, where these are known.
+tables stay in the memory they are in (replan_with_tier.py). Where tables, ranks, links or limits
+are others, the old rows are carried over first (replan_changed.py). What the plans gain on data
+that they were not made from is seen on those that follow the profile's, where these are known.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.defaults import HORIZON
+from oper.base.errors import check_type
 from oper.base.units import whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
@@ -18,6 +20,7 @@ from oper.plan.plan_parts import plans_of_memories
 from oper.planner.assemble_plan import assemble
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
 from oper.planner.reference_figures import later_profile, with_reference_figures
+from oper.planner.replan.replan_changed import Wanted, replan_changed
 from oper.planner.replan.replan_one_memory import (
     HeldOutReplan,
     Replanned,
@@ -25,6 +28,8 @@ from oper.planner.replan.replan_one_memory import (
 )
 from oper.planner.replan.replan_with_tier import replan_with_tier
 from oper.profiling.profile import Profile, profile_given
+from oper.tables.table import fingerprint
+from oper.topology.topology import Topology
 
 
 def replan(
@@ -32,20 +37,37 @@ def replan(
     profile: Profile | Path | str,
     horizon: int = HORIZON,
     report: Callable[[str], None] = lambda step: None,
+    *,
+    topology: Topology | Path | str | None = None,
+    extra_memory: float | None = None,
 ) -> Replanned:
     """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
     iterations; `replanned.plan.save(folder)` writes the new plan, with the moves and the profile's
     vocabularies.
 
-    Plan and profile may be given by their folders; the new plan's record has the digest of an old
-    one's folder. `report` is called with the name of each step as it begins.
+    Tables of the profile may have more rows than in the plan, the new ones at the end, and be new,
+    and others may be gone. `topology` and `extra_memory` are the plan's where they are not given;
+    rank r of another topology is rank r of the plan's.
 
-    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    Plan and profile may be given by their folders, and a topology by its name or file; the new
+    plan's record has the digest of an old one's folder. `report` is called with the name of each
+    step as it begins.
+
+    Raises OperError where a table of the plan and the profile changed otherwise, `horizon` is below
+    1, the ranks cannot hold the tables, or a plan with a tier is to have other tables, ranks or
+    limits.
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
-    plan_again = replan_with_tier if old.tier else replan_one_memory
-    made = plan_again(old, counts, whole_number(horizon, "horizon"), digest, report)
+    iterations = whole_number(horizon, "horizon")
+    wanted = _wanted(old, topology, extra_memory)
+    same_tables = fingerprint(old.tables) == fingerprint(counts.tables)
+    if same_tables and wanted.is_of(old):
+        plan_again = replan_with_tier if old.tier else replan_one_memory
+        made = plan_again(old, counts, iterations, digest, report)
+    else:
+        made = replan_changed(old, counts, wanted, iterations, digest, report)
+        old = made.unmoved()
     report("data that no plan has seen")
     companions = (counts.save_vocabularies, made.moves.save)
     new = with_reference_figures(made.plan, counts, [each.problem for each in made.fresh_parts])
@@ -54,6 +76,21 @@ def replan(
         plan=replace(new, companions=companions),
         held_out=_held_out(old, made, new, counts),
     )
+
+
+def _wanted(
+    old: Plan, topology: Topology | Path | str | None, extra_memory: float | None
+) -> Wanted:
+    """What is wanted of the new plan; the old one's, where nothing else is given."""
+    ranks, asked = old.topology, old.asked
+    if topology is not None:
+        check_type("replan", "topology", topology, Topology, Path, str)
+        given = topology if isinstance(topology, Topology) else Topology.load(topology)
+        ranks = ranks if given.to_dict() == ranks.to_dict() else given
+    if extra_memory is not None:
+        asked = replace(asked, extra_memory=extra_memory, reserve=None)
+    keeps_limits = ranks is old.topology and extra_memory is None
+    return Wanted(ranks, asked, old.limits if keeps_limits else None)
 
 
 def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:

@@ -15,7 +15,7 @@ are decided in the package `migration`.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ from oper.planner.price_plan import price_counts, problem_of, with_vectors_of
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem
-from oper.planner.replan.check_tables import check_tables
+from oper.planner.replan.check_tables import TableChanges, check_tables
 from oper.planner.replan.improve_placement import (
     PricedCounts,
     better_counts,
@@ -54,6 +54,7 @@ from oper.planner.replan.migration.migration_cost import (
     compare_placements,
     link_bytes,
 )
+from oper.planner.replan.migration.new_arenas import one_slot_sets
 from oper.planner.replan.migration.relocate import Relocation, relocate
 from oper.planner.replan.programme_with_moves import FreeMoves
 from oper.planner.row_placement.aim import aimed_seconds
@@ -97,10 +98,28 @@ class AimedSeconds(NamedTuple):
 
 
 @dataclass(frozen=True)
+class CarriedOver:
+    """How the tables and ranks of a plan differ from those of the one that it was made from, whose
+    rows were carried over before others moved (carried_rows.py)."""
+
+    tables: TableChanges
+    old_ranks: int
+    migration: Migration  # of the rows that had to move
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `carried_over` of `oper replan --json`, but the seconds, which depend on the
+        topology."""
+        changes = {f"{name}_tables": list(names) for name, names in asdict(self.tables).items()}
+        return changes | {"old_ranks": self.old_ranks} | self.migration.to_json()
+
+
+@dataclass(frozen=True)
 class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
 
-    held_out: what they cost on later data; None where there are none.
+    carried_over: what had changed; None where tables, ranks, links and limits are the old plan's.
+    The figures of the old plan are then those of its rows carried over. held_out: what they cost on
+    later data; None where there are none.
     """
 
     plan: Plan
@@ -114,6 +133,7 @@ class Replanned(Summarised):
     unmoved: Callable[[], Plan]  # the old plan, with its figures under the new counts
     aimed: AimedSeconds
     held_out: HeldOutReplan | None = None
+    carried_over: CarriedOver | None = None
 
     @property
     def new_seconds(self) -> float:
@@ -167,6 +187,7 @@ class Replanned(Summarised):
             "seconds": self.migration_seconds,
             "fresh": self.fresh_migration.to_json() | {"seconds": self.fresh_migration_seconds},
             "held_out": to_json(self.held_out),
+            "carried_over": self.carried_over and self.carried_over.to_json(),
             "simple_plans": to_json(self.plan.simple_plans),
             "certified_gap": self.plan.certificate and self.plan.certificate.certified_gap,
             "listed_rows": self.plan.layout.listed,
@@ -242,6 +263,7 @@ class OldRows:
             net_flows(self.now.counts, found.counts, self.migration_cost),
             self.migration_cost,
             self.row_memory,
+            one_slot_sets(self.locator.holder_sets, self.problem.workload.training),
         )
 
     def replanned(
@@ -260,12 +282,10 @@ class OldRows:
         migration = migration_of(moves, topology)
         # Placements from scratch know no other holder sets than their own.
         fresh_locator = RowLocator(assemble(fresh))
-        rows, moved_bytes = compare_placements(
-            locator, fresh_locator, self.problem.profile, self.row_memory
-        )
-        fresh_migration = Migration(
-            rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
-        )
+        after = fresh_locator.holder_sets
+        rows, moved_bytes = compare_placements(locator, fresh_locator, after, self.row_memory)
+        cost = MigrationCost.of(sets, after, topology)
+        fresh_migration = Migration(rows, link_bytes(moved_bytes, sets, after, cost))
         record = ReplanRecord(
             old_plan=old_digest,
             horizon=horizon,
@@ -277,11 +297,15 @@ class OldRows:
 
         def unmoved() -> Plan:
             still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
-            return _assemble(self.plan, self.problem, sets, now, now, locator.layout, fresh, still)
+            return assemble_replanned(
+                self.plan, self.problem, sets, now, now, locator.layout, fresh, still
+            )
 
         costs = (now.cost, best.cost, fresh.cost)
         return Replanned(
-            _assemble(self.plan, self.problem, sets, best, now, relocation.layout, fresh, record),
+            assemble_replanned(
+                self.plan, self.problem, sets, best, now, relocation.layout, fresh, record
+            ),
             moves,
             horizon,
             now.cost.objective_seconds,
@@ -355,8 +379,8 @@ def migration_of(moves: RowMoves, topology: Topology) -> Migration:
     return Migration(moves.travelling_rows, matrix)
 
 
-def _assemble(
-    old: Plan,
+def assemble_replanned(
+    of: Plan,
     problem: Problem,
     sets: HolderSets,
     best: PricedCounts,
@@ -365,8 +389,8 @@ def _assemble(
     fresh: Planned,
     record: ReplanRecord,
 ) -> Plan:
-    """The plan of a layout, with its figures under the new counts; the certificate's bound is that
-    of the plan from scratch."""
+    """The plan of a layout, with its figures under the new counts, for the tables and ranks of the
+    plan `of`; the certificate's bound is that of the plan from scratch."""
     priced = with_vectors_of(problem, sets, best.counts)
     profile, classes, ranks = problem.profile, problem.classes, problem.ranks
     scan = scan_marked(
@@ -382,7 +406,7 @@ def _assemble(
     partitions = fresh.class_placement.partitions
     memory = Memory(
         name=DEVICE,
-        tables=tuple(range(len(old.tables))),
+        tables=tuple(range(len(of.tables))),
         cost=best.cost,
         owner_accesses=accesses[:ranks],
         replica_accesses=int(accesses[ranks:].sum()),
@@ -399,20 +423,20 @@ def _assemble(
         partitions=partitions.summary(),
     )
     return Plan(
-        tables=old.tables,
-        topology=old.topology,
-        workload=old.workload,
+        tables=of.tables,
+        topology=of.topology,
+        workload=of.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
         memories=(memory,),
         samples=profile.samples,
         profile=profile.digest,
-        asked=old.asked,
-        limits=old.limits,
+        asked=of.asked,
+        limits=of.limits,
         partition_floor=partitions.floor(classes.accesses),
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
-        pooled_tables=old.pooled_tables,
+        pooled_tables=of.pooled_tables,
         vector_ratio=tuple(priced.topology.vector_ratio.tolist())
         if isinstance(priced.topology, PooledTopology)
         else None,

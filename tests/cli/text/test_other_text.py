@@ -66,6 +66,7 @@ def moved(changed: int) -> Replanned:
         new_seconds=1.5e-5,
         migration=Migration(7, links),
         moves=SimpleNamespace(changed_rows=changed),
+        carried_over=None,
     )
     return made
 

@@ -13,7 +13,6 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.plan.row_locator import RowLocator
-from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
 
@@ -28,18 +27,28 @@ class MigrationCost:
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
         """Between the columns of two placements."""
-        links = Charges.of(topology).link_seconds  # none to a rank's own rows
+        return MigrationCost.by_links(before, after, Charges.of(topology).link_seconds)
+
+    @staticmethod
+    def by_links(before: HolderSets, after: HolderSets, links: Floats) -> "MigrationCost":
+        """The same by the seconds per byte of each link, [M, M], reader by source; none to a rank's
+        own rows."""
         nearest = np.where(before.holds[:, None], links, np.inf).argmin(axis=2)
-        link = links[np.arange(topology.ranks), nearest]
+        link = links[np.arange(len(links)), nearest]
         return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
 
 
 @dataclass(frozen=True)
 class Migration:
-    """What it takes to get from one plan to another."""
+    """What it takes to get from one plan to another. Rows that the old plan does not have are
+    placed: there is nothing to copy."""
 
     rows: int  # that some rank copies from another
-    bytes_by_link: Floats  # [M, M], reader by source; from slot to slot of a rank on the diagonal
+    # [M, M], reader by source; from slot to slot of a rank on the diagonal. Where ranks are gone,
+    # further columns are those that they had in the old plan.
+    bytes_by_link: Floats
+    placed_rows: int = 0
+    placed_bytes: float = 0.0  # of all their copies
 
     @property
     def link_bytes(self) -> float:
@@ -48,8 +57,8 @@ class Migration:
 
     def seconds(self, topology: Topology) -> float:
         """What a rank takes for its copies, on average, those from slot to slot of its own too."""
-        copies = self.bytes_by_link * Charges.of(topology).copy_seconds
-        return float(copies.sum()) / topology.ranks
+        prices = with_gone_ranks(Charges.of(topology).copy_seconds, self.bytes_by_link.shape[1])
+        return float((self.bytes_by_link * prices).sum()) / topology.ranks
 
     @property
     def local_bytes(self) -> float:
@@ -63,7 +72,16 @@ class Migration:
             "moved_bytes": self.link_bytes,
             "local_bytes": self.local_bytes,
             "bytes_by_link": self.bytes_by_link.tolist(),
+            "placed_rows": self.placed_rows,
+            "placed_bytes": self.placed_bytes,
         }
+
+
+def with_gone_ranks(prices: Floats, sources: int) -> Floats:
+    """Seconds per byte [M, sources] from ranks that are gone as well. No topology has their links:
+    a rank reads from them as from the rank that it is the dearest for it to read from."""
+    gone = np.repeat(prices.max(axis=1, keepdims=True), sources - len(prices), axis=1)
+    return np.concatenate([prices, gone], axis=1)
 
 
 class MovedRows(NamedTuple):
@@ -75,28 +93,30 @@ class MovedRows(NamedTuple):
 
 
 def link_bytes(
-    moved_bytes: Floats, before: HolderSets, after: HolderSets, topology: Topology
+    moved_bytes: Floats, before: HolderSets, after: HolderSets, cost: MigrationCost
 ) -> NDArray[np.float64]:
     """Bytes that each rank copies from each other, [M, M] (reader by source), when rows of
-    `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`."""
-    cost = MigrationCost.of(before, after, topology)
-    matrix = np.zeros((topology.ranks, topology.ranks))
+    `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`, as `cost` has
+    them go."""
+    ranks = before.holds.shape[1]
+    matrix = np.zeros((ranks, ranks))
     arriving = np.where(before.holds, 0.0, moved_bytes @ after.holds.astype(np.float64))
-    readers = np.broadcast_to(np.arange(topology.ranks), cost.nearest.shape)
+    readers = np.broadcast_to(np.arange(ranks), cost.nearest.shape)
     np.add.at(matrix, (readers, cost.nearest), arriving)
     return matrix
 
 
 def compare_placements(
-    old: RowLocator, new: RowLocator, profile: Profile, memory_bytes: Ints
+    old: RowLocator, new: RowLocator, after: HolderSets, memory_bytes: Ints
 ) -> MovedRows:
-    """What moves between two placements; `memory_bytes` [T] is that of a row of each table."""
-    shape = (len(old.holder_sets), len(new.holder_sets))
-    arrives = (~old.holder_sets.holds).astype(int) @ new.holder_sets.holds.T.astype(int) > 0
+    """What moves between two placements of T tables; `after` are the new one's holder sets, and
+    `memory_bytes` [T] is that of a row of each table."""
+    shape = (len(old.holder_sets), len(after))
+    arrives = (~old.holder_sets.holds).astype(int) @ after.holds.T.astype(int) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
-    for table in range(len(profile.tables)):
-        for before, after in zip(old.chunks(table), new.chunks(table), strict=True):
-            cell = old.holder_set_of[before.extent] * shape[1] + new.holder_set_of[after.extent]
+    for table in range(len(memory_bytes)):
+        for then, now in zip(old.chunks(table), new.chunks(table), strict=True):
+            cell = old.holder_set_of[then.extent] * shape[1] + new.holder_set_of[now.extent]
             rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
             moved_rows += int(rows[arrives].sum())
             moved_bytes += rows * float(memory_bytes[table])

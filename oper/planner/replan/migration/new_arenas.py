@@ -2,8 +2,9 @@
 
 In: rows of each class by holder set, before and after. Out: `NewArenas`. Every arena stays dense,
 one slot a row. New replicas of a holder set get a block of slots behind the replicas that are
-there, at equal slots on all ranks where all hold them. Only if the replicas themselves would reach
-beyond an arena's end are all replicas of that width laid out anew, from slot 0 on.
+there, at equal slots of all holders where all ranks hold them, and always in training. Only if the
+replicas themselves would reach beyond an arena's end are all replicas of that width laid out anew,
+from slot 0 on.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,12 @@ from oper.plan.layout import Layout
 from oper.plan.row_locator import RowLocator
 
 Flags = NDArray[np.bool_]
+
+
+def one_slot_sets(sets: HolderSets, training: bool) -> Flags:
+    """Which sets have a row at one slot of all holders: those of all ranks, and, in training, all
+    others of several, as arenas are laid out (row_placement/arena_layout.py)."""
+    return np.asarray(sets.everywhere | training & (sets.copies > 1))
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,12 @@ class NewArenas:
     replicas_move: Flags  # [W] whether all replicas of a width are laid out anew
 
     @staticmethod
-    def of(locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints) -> "NewArenas":
-        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C]."""
-        sets, ranks = locator.holder_sets, locator.ranks
+    def of(
+        locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints, one_slot: Flags
+    ) -> "NewArenas":
+        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C];
+        `one_slot` [K] says whether all holders have a row at one slot."""
+        sets = locator.holder_sets
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
         rows_before, rows_after = by_width @ before, by_width @ after  # [W, K]
@@ -48,10 +58,10 @@ class NewArenas:
         replicas_move = np.zeros(widths, dtype=bool)
         blocks = []
         for w, top in enumerate(_replica_tops(locator.layout)):
-            made, end = _make_blocks(sets, ranks, top, rows_after[w] - rows_before[w])
+            made, end = _make_blocks(sets, one_slot, top, rows_after[w] - rows_before[w])
             if not (end <= size[w]).all():
                 replicas_move[w] = True
-                made, _ = _make_blocks(sets, ranks, np.zeros_like(top), rows_after[w])
+                made, _ = _make_blocks(sets, one_slot, np.zeros_like(top), rows_after[w])
             blocks.append(made)
         return NewArenas(sets, size, blocks, replicas_move)
 
@@ -85,15 +95,15 @@ def _replica_tops(layout: Layout) -> Ints:
 
 
 def _make_blocks(
-    sets: HolderSets, ranks: int, top: Ints, rows: Ints
+    sets: HolderSets, one_slot: Flags, top: Ints, rows: Ints
 ) -> tuple[list[ReplicaBlock], Ints]:
     """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; the ends of them, [M]."""
     holds = sets.holds
-    columns = [k for k in range(ranks, len(holds)) if rows[k] > 0]
+    columns = [k for k in range(len(top), len(holds)) if rows[k] > 0]
     blocks, top = [], top.copy()
-    for k in sorted(columns, key=lambda k: not holds[k].all()):
-        # Rows on all ranks have one slot on all.
-        start = np.full(ranks, top.max()) if holds[k].all() else top.copy()
+    # Rows at one slot come first, those of most ranks before others.
+    for k in sorted(columns, key=lambda k: -int(one_slot[k] * holds[k].sum())):
+        start = np.full(len(top), top[holds[k]].max()) if one_slot[k] else top.copy()
         blocks.append(ReplicaBlock(k, start, int(rows[k])))
         top = np.where(holds[k], start + int(rows[k]), top)
     return blocks, top

@@ -16,9 +16,8 @@ from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
 from oper.plan.row_codes import marked_groups, pack_positions, with_marks
-from oper.plan.row_locator import RowLocator
+from oper.plan.row_locator import RowClassifier, RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
-from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.replan.migration.flows import Flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.migration.new_arenas import NewArenas
@@ -38,17 +37,19 @@ class Relocation:
 def relocate(
     tables: tuple[Table, ...],
     locator: RowLocator,
-    finder: ClassFinder,
+    finder: RowClassifier,
     width_of_class: Ints,
     counted: Ints,
     target: Ints,
     flows: Flows,
     cost: MigrationCost,
     row_memory: Ints,
+    one_slot: NDArray[np.bool_],
 ) -> Relocation:
     """Bring the rows of a plan from `counted` [C, K + M], listed and striped rows apart, to
-    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table."""
-    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target)
+    `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table, and
+    `one_slot` [K] says whether all holders are to have a row at one slot."""
+    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target, one_slot)
     rows = changed_rows(tables, locator, finder, counted, flows, arenas)
     if not len(rows):
         return Relocation(locator.layout, RowMoves.none())
@@ -70,7 +71,9 @@ def _new_layout(
     """The layout with the rows that change listed at their new slots."""
     group, position = layout.listed_places()
     listed = listed_rows(layout)
-    everyone = np.union1d(listed, rows.row)
+    # Both are in order: a merge, where np.union1d hashes, which takes minutes for millions of rows.
+    everyone = np.sort(np.concatenate([listed, rows.row]), kind="stable")
+    everyone = everyone[np.diff(everyone, prepend=-1) > 0]
     new_group = np.empty(len(everyone), dtype=np.int64)
     new_position = np.empty(len(everyone), dtype=np.int64)
     for ids, g, p in ((listed, group, position), (rows.row, new.group, new.position)):

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.plan.row_locator import Chunk, RowLocator
-from oper.planner.problem.class_finder import ClassFinder
+from oper.plan.row_locator import Chunk, RowClassifier, RowLocator
 from oper.planner.replan.migration.flows import Flows
 from oper.planner.replan.migration.new_arenas import Flags, NewArenas
 from oper.tables.table import Table, offsets
@@ -51,7 +50,7 @@ class ChangedRows:
 def changed_rows(
     tables: tuple[Table, ...],
     locator: RowLocator,
-    finder: ClassFinder,
+    finder: RowClassifier,
     counted: Ints,
     flows: Flows,
     arenas: NewArenas,
@@ -117,7 +116,7 @@ def _find(
     chunk: Chunk,
     first_row: int,
     locator: RowLocator,
-    finder: ClassFinder,
+    finder: RowClassifier,
     leaving: _LeavingRows,
     arenas: NewArenas,
 ) -> _FoundRows:

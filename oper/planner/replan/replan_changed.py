@@ -1,0 +1,178 @@
+"""Replan for other tables, ranks, links or limits than those of the old plan.
+
+In: `Plan`, a `Profile`, a `Topology`, `PlanSettings`, a horizon. Out: `Replanned`. A plan is made
+from scratch, and the old plan's rows are carried over into its problem (carried_rows.py), which
+moves only what has to move. From there copies and rows move where that pays within the horizon, as
+where counts alone changed (improve_placement.py). The rows of the plan from scratch are a try too,
+on its ranks as far as as many rows of their class are there: where the ranks are so many more that
+they must share everything anew, that is the one that pays.
+
+Where a placement's objective is no better than that of the plan from scratch, it moves no more
+bytes either: else the rows of that plan are taken.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.plan.memories import ReplanRecord
+from oper.plan.plan import Plan
+from oper.plan.settings import Limits, PlanSettings
+from oper.planner.assemble_plan import assemble
+from oper.planner.class_placement.place_classes import by_programme
+from oper.planner.make_plan import place_fetched
+from oper.planner.price_plan import price_counts
+from oper.planner.replan.carried_rows import CarriedRows, MovedLayout
+from oper.planner.replan.check_tables import TableChanges
+from oper.planner.replan.improve_placement import PricedCounts, better_counts, candidate_sets
+from oper.planner.replan.improve_pooled import better_pooled_counts
+from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.replan.programme_with_moves import FreeMoves
+from oper.planner.replan.replan_one_memory import (
+    AimedSeconds,
+    CarriedOver,
+    Replanned,
+    assemble_replanned,
+    check_horizon,
+)
+from oper.planner.row_placement.aim import aimed_seconds
+from oper.profiling.profile import Profile
+from oper.topology.pooled_links import PooledTopology
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The ranks of the new plan, what is asked of it, and its limits, where they are those of the
+    old plan: what that was asked may have been decided by devices whose memory plans do not say."""
+
+    topology: Topology
+    asked: PlanSettings
+    limits: Limits | None
+
+    def is_of(self, old: Plan) -> bool:
+        """Whether nothing else is wanted than of the old plan."""
+        return self.topology is old.topology and self.asked == old.asked
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What is asked of the placement."""
+        if self.limits is None:
+            return self.asked
+        return replace(self.asked, extra_memory=self.limits.extra_memory, reserve=None)
+
+    def stated_in(self, plan: Plan) -> Plan:
+        """The plan with what was asked, and the limits that this led to."""
+        return replace(plan, asked=self.asked, limits=self.limits or plan.limits)
+
+
+def replan_changed(
+    old: Plan,
+    profile: Profile,
+    wanted: Wanted,
+    horizon: int,
+    old_digest: str,
+    report: Callable[[str], None],
+) -> Replanned:
+    """`replan` (replan.py) for a profile, ranks and limits that need not be the old plan's.
+
+    Raises OperError where a table's rows are no longer the plan's, the ranks cannot hold the
+    tables, the plan has a tier, or `horizon` is below 1.
+    """
+    check_horizon(horizon)
+    if old.tier:
+        raise OperError(
+            f"tables {', '.join(old.tier_names)} are in the hosts' memory, and a plan with a tier "
+            "is replanned for new counts alone; make a plan with `oper plan --tier` for other "
+            "tables, ranks or limits"
+        )
+    changes = TableChanges.between(old, profile)
+    began = time.perf_counter()
+    report("a plan from scratch")
+    topology = wanted.topology
+    fresh = place_fetched(profile, topology, old.workload, wanted.settings)
+    problem, seconds = fresh.problem, {"fresh": time.perf_counter() - began}
+    report("the old plan's rows")
+    pooled = isinstance(problem.topology, PooledTopology)
+    free = FreeMoves.of(problem) if by_programme(problem) and not pooled else None
+    sets = fresh.row_placement.holder_sets
+    more = None if pooled else candidate_sets(problem.topology, problem.workload.training, free)
+    from_scratch = wanted.stated_in(assemble(fresh))
+    rows = CarriedRows.of(old, problem, sets if more is None else sets + more)
+    like_fresh = _priced(rows, rows.counts_of(from_scratch))
+    start = rows.start()
+    now = like_fresh if start is None else _priced(rows, start)
+
+    report("moves that pay")
+    must_move, fresh_migration = rows.moved(now.counts), rows.migration_to(from_scratch)
+    best, moved = now, must_move
+    for found in _tries(rows, now, like_fresh, horizon, free):
+        there = rows.moved(found.counts)
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        further = there.migration.seconds(topology) - must_move.migration.seconds(topology)
+        if gain * horizon > further:
+            best, moved = found, there
+            break
+    no_better = best.cost.objective_seconds > like_fresh.cost.objective_seconds
+    if no_better and moved.migration.link_bytes > fresh_migration.link_bytes:
+        best, moved = like_fresh, rows.moved(like_fresh.counts)
+    seconds["replan"] = time.perf_counter() - began - seconds["fresh"]
+
+    def made(placed: PricedCounts, by: MovedLayout) -> Plan:
+        record = ReplanRecord(
+            old_plan=old_digest,
+            horizon=horizon,
+            old_objective_seconds=now.cost.objective_seconds,
+            changed_rows=by.moves.changed_rows,
+            moved_rows=by.migration.rows,
+            moved_bytes=by.migration.link_bytes,
+        )
+        return assemble_replanned(
+            from_scratch, problem, rows.sets, placed, now, by.layout, fresh, record
+        )
+
+    return Replanned(
+        made(best, moved),
+        moved.moves,
+        horizon,
+        now.cost.objective_seconds,
+        moved.migration,
+        fresh,
+        fresh_migration,
+        seconds,
+        lambda: made(now, must_move),
+        AimedSeconds(*(aimed_seconds(problem, cost) for cost in (now.cost, best.cost, fresh.cost))),
+        carried_over=CarriedOver(changes, old.ranks, must_move.migration),
+    )
+
+
+def _priced(rows: CarriedRows, counts: Ints) -> PricedCounts:
+    return PricedCounts(counts, price_counts(rows.problem, rows.sets, counts))
+
+
+def _tries(
+    rows: CarriedRows,
+    now: PricedCounts,
+    like_fresh: PricedCounts,
+    horizon: int,
+    free: FreeMoves | None,
+) -> list[PricedCounts]:
+    """Placements that gain something in `horizon` iterations beyond the seconds of what more they
+    copy over links than `now`, those that gain most first."""
+    problem, sets = rows.problem, rows.sets
+    cost = MigrationCost.of(sets, sets, rows.topology)
+    if isinstance(problem.topology, PooledTopology):
+        tries = better_pooled_counts(problem, sets, now, like_fresh.counts, cost, horizon)
+    else:
+        tries = better_counts(problem, sets, now, cost, horizon, free)
+    must_move = rows.moving_seconds(now.counts)
+
+    def net_gain(found: PricedCounts) -> float:
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        return gain * horizon - (rows.moving_seconds(found.counts) - must_move)
+
+    gains = [(net_gain(found), found) for found in (*tries, like_fresh)]
+    gains.sort(key=lambda gained: -gained[0])
+    return [found for gain, found in gains if gain > 0]
