@@ -163,6 +163,20 @@ def test_lengths_that_contradict_the_values(library: str | None, change: Any, er
         serve()
 
 
+def test_a_graph_that_is_captured_is_refused(emulated: Path) -> None:
+    case, device = Case(4, 1), device_of(str(emulated))
+    engine = start(case, plan_of(case), None, device)
+    assert isinstance(device, EmulatedDevice)
+    batch = batch_on(device, case, 0, 0)
+    prepared = engine.prepare(batch)
+    device.captures = True
+    for call in (lambda: engine.prepare(batch), lambda: engine.lookup(prepared)):
+        with pytest.raises(OperError, match="a CUDA graph is being captured, and lookups"):
+            call()
+    device.captures = False
+    engine.lookup(prepared)
+
+
 def test_what_a_lookup_reads_is_kept_until_it_is_done(emulated: Path) -> None:
     """It may have been prepared on another stream, whose memory torch would use again."""
     device = device_of(str(emulated))

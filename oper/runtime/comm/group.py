@@ -91,7 +91,21 @@ class Group:
         self._work = work
         # Of tensors on a device: such work is done when the device is.
         on_device = any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in arguments)
-        return lambda: self._finish(work, action, _ended_on_device if on_device else _ended)
+        return lambda: (
+            self._finish_on_device(work, action)
+            if on_device
+            else self._finish(work, action, _ended)
+        )
+
+    def _finish_on_device(self, work: Any, action: str) -> None:
+        try:
+            self._finish(work, action, _ended_on_device)
+        except BaseException:
+            # Else the device waits for the others in it, until NCCL's own timeout, and with it who
+            # frees its memory.
+            with contextlib.suppress(RuntimeError):
+                self._group._get_backend(torch.device("cuda")).abort()
+            raise
 
     def _finish(self, work: Any, action: str, ended: Callable[[Any, float], bool]) -> None:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)

@@ -52,6 +52,9 @@ class Cpu:
         """New memory for a heap, to be shared with the node's other ranks; zero."""
         return Segment.create(bytes, bytes, "heap")
 
+    def check_no_capture(self) -> None:
+        """Nothing: there are no graphs here."""
+
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing: work here is done when it was started."""
 
@@ -148,6 +151,14 @@ class Cuda:
         segment.zero()
         self.synchronize()  # so that others find it zero
         return segment
+
+    def check_no_capture(self) -> None:
+        """OperError while a CUDA graph is captured here."""
+        if torch.cuda.is_current_stream_capturing():
+            raise OperError(
+                "a CUDA graph is being captured, and lookups of tables cannot be in it: ranks wait "
+                "for each other on the host. Leave them out, and capture what comes after them"
+            )
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep the memory of tensors that were made on another stream until the work that was

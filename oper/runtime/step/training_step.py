@@ -92,6 +92,7 @@ class TrainingStep:
         """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
         far."""
         self._guard.check()
+        self._heap.device.check_no_capture()
         with self._guard.failing_together():
             if self._gradients is not None:
                 self._signals.wait("applied", self.steps, "update its rows")

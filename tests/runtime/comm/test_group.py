@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -208,21 +209,43 @@ class _DeviceWork:
         return True
 
 
+class _WithNccl:
+    """A process group with a backend for devices, which may be ended."""
+
+    def __init__(self, group: Any) -> None:
+        self._group, self.aborted = group, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _get_backend(self, device: torch.device) -> "_WithNccl":
+        assert device.type == "cuda"
+        return self
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
 def _on_device(
     rank: int, process_group: Any, looks: int, fails: str, dies: bool
 ) -> tuple[str, bool, int]:
     """A collective of a tensor that is on no CPU, by work that stands for NCCL's."""
-    group, taken = Group(process_group, deadline_seconds=2), []
+    group, taken = Group(process_group, deadline_seconds=2), list[int]()
     group.take_in = lambda: taken.append(1)
     group.gather(b"0", "join")
     if dies and rank == 1:
         mortal_ranks.lose_this_process(signal.SIGKILL)
-    work = _DeviceWork(looks, fails)
+    work, with_nccl = _DeviceWork(looks, fails), _WithNccl(process_group)
     there, error = torch.empty(3, device="meta"), ""
+    finish = group.start(lambda *_, **__: work, there, action="sum")
+    group._group, gloo = with_nccl, process_group  # type: ignore[assignment]
     try:
-        group.run(lambda *_, **__: work, there, action="sum")
+        with patch.object(group, "_abandon", lambda: None):  # of gloo's, which has nothing here
+            finish()
     except LostRankError as lost:
         error = str(lost)
+    group._group = gloo
+    assert with_nccl.aborted == bool(error)
     return error, work.waited, len(taken)
 
 

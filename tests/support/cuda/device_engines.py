@@ -62,6 +62,7 @@ class EmulatedDevice(Cuda):
         self.torch_device = torch.device("cpu")
         self.architecture, self.name = "sm_90", "emulated"
         self.kept: list[int] = []  # where the tensors are that were to be kept
+        self.captures = False  # whether a graph is captured
 
     def ops(self) -> Any:
         return torch.ops.oper_emulated  # and none of the CPU's, which would take this memory too
@@ -76,6 +77,11 @@ class EmulatedDevice(Cuda):
         segment = DeviceSegment.create(bytes, self.torch_device)
         segment.zero()
         return segment
+
+    def check_no_capture(self) -> None:
+        captures = patch("torch.cuda.is_current_stream_capturing", return_value=self.captures)
+        with captures:  # torch's own, of a build without CUDA, raises
+            super().check_no_capture()
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         self.kept += [tensor.data_ptr() for tensor in tensors]
