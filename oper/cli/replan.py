@@ -23,7 +23,6 @@ _SHOWN = 5e-5  # shares below this are 0.00 %
 
 _EXAMPLES = """
 oper replan plan windows@3 -o plan-new --horizon 100000
-oper replan plan profile-of-grown-tables -o plan-new
 oper replan plan profile -o plan-for-8 --topology cpu:8
 """
 
