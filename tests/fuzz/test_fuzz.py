@@ -43,6 +43,7 @@ def test_every_operator_is_called() -> None:
         "gather_slices",
         "load_nvshmem_library",
         "nvshmem_unique_id",
+        "nvshmem_versions",
         "start_nvshmem",
         "allocate_symmetric",
         "free_symmetric",
