@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizers import STATES
+from tests.cuda.test_training import same_bits, same_training
 from tests.runtime.test_node_copies import copying_plan
 from tests.support.cuda.device_engines import (
     EmulatedDevice,
@@ -42,11 +42,6 @@ def ranks() -> Iterator[Ranks]:
         yield started
 
 
-def same_bits(found: Any, expected: Any) -> None:
-    for mine, other in zip(found, expected, strict=True):
-        assert torch.equal(mine.view(torch.int32), other.view(torch.int32))
-
-
 def assert_trains_as_on_the_cpu(
     ranks: Ranks,
     case: Case,
@@ -55,12 +50,8 @@ def assert_trains_as_on_the_cpu(
     library: str | None,
     schedule: Schedule = STEPS,
 ) -> list[dict[str, Any]]:
-    found = ranks.run(len(nodes), train_on_both, case, plan, schedule, library, nodes)
-    for on_device, on_cpu in found:
-        for part in ("outputs", "weight_grads", "tables", "states"):
-            same_bits(on_device[part], on_cpu[part])
-        assert on_device["counted"] == on_cpu["counted"]
-    return [on_device for on_device, _ in found]
+    given = (case, plan, schedule, library, nodes)
+    return same_training(ranks.run(len(nodes), train_on_both, *given))
 
 
 def plan_of(case: Case, nodes: tuple[int, ...], pooled: float = 0.0, **options: Any) -> Plan:
@@ -86,7 +77,7 @@ CASES = {
 def test_distinct_rows_cross_nodes_once(ranks, library, name):
     case = CASES[name]
     found = assert_trains_as_on_the_cpu(ranks, case, plan_of(case, NODES[0]), NODES[0], library)
-    assert sum(sum(of["counted"]["relayed_rows"]) for of in found) > 0
+    assert sum(sum(of["relayed_rows"]) for of in found) > 0
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -102,7 +93,7 @@ def test_copies_on_each_node(ranks, library, nodes, fetch):
     case = Case(5, len(nodes), optimizer="adagrad", rows=(50, 1, 200, 40), dims=(8, 5))
     plan = copying_plan(case, nodes, float(fetch == "pooled"), fetch=fetch)
     found = assert_trains_as_on_the_cpu(ranks, case, plan, nodes, library)
-    assert sum(sum(of["counted"]["node_copy_rows"]) for of in found) > 0
+    assert sum(sum(of["node_copy_rows"]) for of in found) > 0
 
 
 def test_copies_on_each_node_where_all_ranks_run_on_one(ranks, library):
@@ -117,7 +108,7 @@ def test_bags_of_pooled_tables_are_forwarded(ranks, library, pooling, weighted):
     case = Case(7, 4, pooling=pooling, weighted=weighted, rows=(300, 9, 80, 500))
     plan = plan_of(case, NODES[0], 1.0, fetch="pooled")
     found = assert_trains_as_on_the_cpu(ranks, case, plan, NODES[0], library)
-    assert sum(sum(of["counted"]["forwarded_bags"]) for of in found) > 0
+    assert sum(sum(of["forwarded_bags"]) for of in found) > 0
 
 
 @pytest.mark.parametrize("nodes", NODES)

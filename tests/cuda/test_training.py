@@ -43,6 +43,16 @@ def same_bits(found: Any, expected: Any) -> None:
         assert torch.equal(mine.view(torch.int32), other.view(torch.int32))
 
 
+def same_training(found: list[Any]) -> list[dict[str, Any]]:
+    """Check that what ranks made on devices is what they made on the CPU (train_on_both); what each
+    counted."""
+    for on_device, on_cpu in found:
+        for part in ("outputs", "weight_grads", "tables", "states"):
+            same_bits(on_device[part], on_cpu[part])
+        assert on_device["counted"] == on_cpu["counted"]
+    return [on_device["counted"] for on_device, _ in found]
+
+
 def assert_trains_as_on_the_cpu(
     ranks: Ranks,
     case: Case,
@@ -52,11 +62,8 @@ def assert_trains_as_on_the_cpu(
 ) -> None:
     plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=replicated)
     given = (case, plan, schedule, library)
-    for on_device, on_cpu in ranks.run(case.ranks, train_on_both, *given):
-        for part in ("outputs", "weight_grads", "tables", "states"):
-            same_bits(on_device[part], on_cpu[part])
-        assert on_device["counted"] == on_cpu["counted"]
-        assert on_device["counted"]["steps"] == len(schedule)
+    for counted in same_training(ranks.run(case.ranks, train_on_both, *given)):
+        assert counted["steps"] == len(schedule)
 
 
 CASES = {

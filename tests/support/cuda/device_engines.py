@@ -3,8 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -247,18 +247,16 @@ def _train(
     }
 
 
-def train_until_a_death(
-    rank: int, group: Any, case: Case, plan: Plan, library: str | None, at: str, nodes: Any = None
-) -> str:
-    """Rank 1 is killed in its second step, when it comes to signal `at`, or to a collective for
-    that; what the others say."""
-    engine = start(case, plan, group, device_of(library), nodes=nodes)
+@contextmanager
+def dying(engine: EmbeddingEngine, at: str, dies: bool) -> Iterator[None]:
+    """Inside, this rank is killed where it `dies`: when it comes for the second time to signal
+    `at`, or to a collective for that."""
     post, collective = engine.signals.post, Group.start
     seen: list[str] = []
 
     def reach(what: str) -> None:
         seen.append(what)
-        if rank == 1 and seen.count(at) == 2:
+        if dies and seen.count(at) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def posted(counter: str, value: int) -> None:
@@ -270,6 +268,15 @@ def train_until_a_death(
         return collective(self, *arguments, action=action, **options)
 
     with patch.object(engine.signals, "post", posted), patch.object(Group, "start", started):
+        yield
+
+
+def train_until_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, at: str, nodes: Any = None
+) -> str:
+    """Rank 1 is killed in its second step, when it comes to `at`; what the others say."""
+    engine = start(case, plan, group, device_of(library), nodes=nodes)
+    with dying(engine, at, dies=rank == 1):
         for step in range(3):
             out = engine(batch_on(engine.device, case, step, rank))
             out.backward(gradient_of(case, step, rank, out.cpu()).to(out.device))

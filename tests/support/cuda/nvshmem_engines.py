@@ -20,7 +20,7 @@ from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.topology.links import LINKED
-from tests.support.cuda.device_engines import EmulatedDevice, batch_on
+from tests.support.cuda.device_engines import EmulatedDevice, batch_on, dying
 from tests.support.cuda.fake_nvshmem import FakeNvshmem
 from tests.support.cuda.nvshmem_lookups import node_of
 from tests.support.runtime.engine_cases import (
@@ -222,26 +222,9 @@ def told_nodes(
 def train_until_a_death(
     rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str, at: str
 ) -> str:
-    """The last rank is killed in its second step, when it comes to signal `at`, or to a collective
-    for that."""
+    """The last rank is killed in its second step, when it comes to `at`."""
     engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 6)
-    post, collective = engine.signals.post, Group.start
-    seen: list[str] = []
-
-    def reach(what: str) -> None:
-        seen.append(what)
-        if rank == case.ranks - 1 and seen.count(at) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def posted(counter: str, value: int) -> None:
-        reach(counter)
-        post(counter, value)
-
-    def started(self: Group, *arguments: Any, action: str, **options: Any) -> Any:
-        reach(action.partition(" (step")[0])
-        return collective(self, *arguments, action=action, **options)
-
-    with patch.object(engine.signals, "post", posted), patch.object(Group, "start", started):
+    with dying(engine, at, dies=rank == case.ranks - 1):
         for step in range(3):
             out = engine(batch_on(engine.device, case, step, rank))
             out.backward(gradient_of(case, step, rank, out))
