@@ -282,8 +282,8 @@ inline void nvshmemx_vendor_get_version_info(int* major, int* minor, int* patch)
   *major = version / 10000, *minor = version / 100 % 100, *patch = version % 100;
 }
 
-// For tests: the node that this process says it is on, before it starts; its version; and how many gets there
-// were, their bytes, quiets, and gets that nobody waited for.
+// For tests: the node that this process says it is on, before it starts; its version; and how many
+// gets there were, their bytes, quiets, and gets that nobody waited for.
 extern "C" [[gnu::weak]] void fake_nvshmem_node(int node) { fake_nvshmem::state.node = node; }
 extern "C" [[gnu::weak]] void fake_nvshmem_version(int version) {
   fake_nvshmem::state.version = version;
