@@ -82,7 +82,7 @@ class Memory:
         bytes_of_rank = plan.layout.slots[0] * self.row_bytes
         self._segments = [Segment.create(int(b), int(b), "rows") for b in bytes_of_rank]
         for segment, size in zip(self._segments, bytes_of_rank, strict=True):
-            segment.use_huge_pages()
+            segment.use_huge_pages(0, segment.bytes)
             segment.tensor(0, (int(size) // 4,), torch.float32).uniform_(-1, 1)
         self.bases = torch.tensor([[*(s.pointer for s in self._segments), 0]])
 

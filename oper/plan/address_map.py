@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from oper.base import native
-from oper.base.arrays import as_int64, as_tensor, struct_words
+from oper.base.arrays import Ints, as_int64, as_tensor, struct_words
 from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.plan.bitmap import listed_before
@@ -93,6 +93,7 @@ class AddressMap:
             maps["everywhere"] = first - layout.everywhere_offset[:-1]
         steps = np.concatenate([_pattern_steps(order, layout.ranks) for order in orders])
         self._maps, self._flat = struct_words(maps), torch.empty(0, dtype=torch.int64)
+        self._flat_first: Ints = maps["flat"]
         self._arguments: tuple[torch.Tensor | int | None, ...] = (
             as_tensor(layout.bitmap.view(np.int64)),
             None if frozen is None else as_tensor(frozen.view(np.int64)),
@@ -150,9 +151,25 @@ class AddressMap:
         maps["flat"][smallest] = np.cumsum(rows[smallest]) - rows[smallest]
         found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
         flat = copy(self)
-        flat._maps = struct_words(maps)
+        flat._maps, flat._flat_first = struct_words(maps), maps["flat"]
         flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *found])
         return flat
+
+    def follow(self, table: int, ids: torch.Tensor, addresses: torch.Tensor) -> None:
+        """Rows of a table have these addresses from now on, int64 [n] each: where they are looked
+        up in an array. All others follow from their codes (`follow_codes`)."""
+        first = int(self._flat_first[table])
+        if first != _NO_FLAT:
+            at = (first + ids).to(self._flat.device)
+            self._flat[at] = addresses.to(self._flat.device)
+
+    def follow_codes(self, index: Ints, codes: NDArray[Any]) -> None:
+        """The layout's codes at `index` are these from now on, [n] each. Where the map is in the
+        host's memory it reads the layout's own."""
+        held = self._arguments[3]
+        assert isinstance(held, torch.Tensor)
+        given = as_tensor(codes.view(np.int32 if codes.itemsize == 4 else np.int64))
+        held[as_int64(index).to(held.device)] = given.to(held.device)
 
     def to(self, device: torch.device) -> "AddressMap":
         """This map for ids on a device; the object itself, where it is there already."""

@@ -135,10 +135,10 @@ def pack_codes(group: NDArray[np.int32], groups: int) -> tuple[NDArray[Any], Int
     return array.view(np.uint32 if array.dtype == np.int32 else np.uint64), rows.numpy()
 
 
-def pack_positions(group: Ints, position: Ints, groups: int) -> NDArray[Any]:
-    """The code of each row, [E], at positions that are given."""
+def pack_positions(group: Ints, position: Ints, groups: int, most: int = 0) -> NDArray[Any]:
+    """The code of each row, [E], at positions that are given and may come to be `most`."""
     bits = group_bits(groups)
-    narrow = int(position.max(initial=0)) >> (32 - bits) == 0
+    narrow = int(position.max(initial=most)) >> (32 - bits) == 0
     return (position << bits | group).astype(np.uint32 if narrow else np.uint64)
 
 

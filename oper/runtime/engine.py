@@ -21,8 +21,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.cost.allreduce import node_sum
+from oper.plan.layout import Layout
 from oper.plan.plan import Plan
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
@@ -35,10 +37,14 @@ from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import runtime_plan
 from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
-from oper.runtime.memory.heap import Heap, TableMemory
+from oper.runtime.memory.heap import Heap, TableMemory, check_memory
+from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import StepRoom
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
+from oper.runtime.migration.changed_rows import ChangedRows, changed_rows
+from oper.runtime.migration.row_migration import RowMigration, check_room
+from oper.runtime.migration.schedule import Schedule, SlotPool
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.bag_forwarding import BagForwarding
@@ -64,7 +70,8 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are.
+    the CPU unless given, is where rows and batches are; `spare` is by how much of its rows the
+    memory of a rank there can grow when rows migrate.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
@@ -82,12 +89,13 @@ class EmbeddingEngine:
         check_gradients: bool = False,
         device: Device | None = None,
         make_source: MakeSource | None = None,
+        spare: float = 0.0,
     ) -> None:
         self.device = device or Cpu()
         _check_bounds(bounds)
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
-        self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
+        self.tables, self.weighted = tuple(tables), weighted
         self.training = plan.workload.training
         self.before_use: Callable[[], None] | None = None
         self.node = Node.join(group, deadline_seconds, nodes)
@@ -108,7 +116,10 @@ class EmbeddingEngine:
             self.signals = Signals(self.node, counters, self.device.done)
             self.counters = Counters(self.ranks)
             symmetric = SymmetricMemory.of(self.node, plan, self.device)
-            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric)
+            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
+            self._pool = SlotPool(plan.layout.slots)
+            self._migration: RowMigration | None = None
+            self.placement = Placement(plan, self.rank, self.device)
             self._memory = memory = TableMemory(
                 self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
             )
@@ -117,12 +128,11 @@ class EmbeddingEngine:
             distinct = plan.workload.known_fetch == "distinct"
             exchange = RowExchange.of(memory, distinct, self.training, self.counters)
             self.gradients = self._make_gradients(memory, exchange) if self.training else None
-            forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
+            self._forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
             far = self._far_tables()
             of_rows = exchange if symmetric is None else None
-            fetcher = RowFetcher(memory, self.source, distinct, far, of_rows, forwarding)
+            fetcher = RowFetcher(memory, self.source, distinct, far, of_rows, self._forwarding)
             self._relay = fetcher.relay
-            address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -134,21 +144,22 @@ class EmbeddingEngine:
             # Ranks of several nodes look up together, in inference too.
             waiting=self.training or memory.all_to_all is not None,
         )
-        slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
+        slots = _most_slots(self.buckets, plan.layout.slots)
         dims = [bucket.dim for bucket in self.buckets]
         # What is not trained is read all the same: row 0 in the place of a bad id.
         fatal = self.training and bounds == "fatal"
         by_position, always = fetcher.needs_rows, fetcher.needs_runs
         sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
+        self._sorter = sorter
         together = memory.all_to_all is not None and symmetric is None
         room = StepRoom(dims, self.ranks, self.training, sends=together)
         self._preparer = BatchPreparer(
             self.features,
-            address_map,
+            self.placement,
             sorter,
             self.device,
             room,
-            forwarding,
+            self._forwarding,
             reads_rows=fetcher.needs_rows,
             together=together,
             weighted=weighted,
@@ -158,6 +169,8 @@ class EmbeddingEngine:
         self.training_step = TrainingStep(
             self._guard,
             memory,
+            self.placement,
+            self._preparer,
             sorter,
             fetcher,
             self.gradients,
@@ -166,6 +179,11 @@ class EmbeddingEngine:
             self.features.features if check_gradients else None,
         )
         self.operator = LookupOperator(self.training_step, self.device, trained=self.training)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the engine was made by, with its rows where they are now."""
+        return self.placement.plan
 
     def _far_tables(self) -> torch.Tensor:
         """Which of the module's lookups may read rows of ranks whose memory is not mapped here,
@@ -179,16 +197,32 @@ class EmbeddingEngine:
         return torch.tensor(of_lookups)
 
     def _make_gradients(self, memory: TableMemory, exchange: RowExchange | None) -> Gradients:
-        in_heap = buckets_in_heap(self.buckets, self.source)
-        replicas = _replica_allreduce(
-            self.plan, self.tables, self.node, self.signals, in_heap, self.device
-        )
-        trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
-        tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
-        copies = NodeCopies.of(memory, self.plan.layout, trained, tables, self.counters)
+        replicas, copies = self._make_allreduce(), self._make_copies()
         means = any(table.pooling == "mean" for table in self.tables)
         how = (self.counters, self.gradient_scale, means)
         return Gradients(memory, self.source, exchange, replicas, copies, *how)
+
+    def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
+        """The AllReduce of the trained replicas, None where there are none; with slots to which
+        rows of each bucket are going to come."""
+        found = []
+        for b, bucket in enumerate(buckets_in_heap(self.buckets, self.source)):
+            planned = [self.tables[n].index for n in bucket.tables if bucket.trained]
+            slots = runtime_plan.replica_slots(self.plan.layout, planned)
+            if len(coming) and bucket.trained:
+                slots = np.union1d(slots, coming[b])
+            found.append(BucketReplicas(torch.from_numpy(slots), bucket.dim))
+        if not any(len(bucket.slots) for bucket in found):
+            return None
+        plan, summed = self.plan, node_sum(self.plan.topology)
+        how = (plan.allreduce_method, self.node, self.signals)
+        return ReplicaAllReduce(*how, found, self.device, summed)
+
+    def _make_copies(self) -> NodeCopies | None:
+        in_heap = buckets_in_heap(self.buckets, self.source)
+        trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
+        tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
+        return NodeCopies.of(self._memory, self.plan.layout, trained, tables, self.counters)
 
     # A batch.
 
@@ -197,7 +231,7 @@ class EmbeddingEngine:
         """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup. Where
         tables are pooled between nodes, all ranks prepare batches together, in one order."""
         self._guard.check()
-        with self._guard.failing_together():
+        with self.placement.reading, self._guard.failing_together():
             return self._preparer.prepare(batch)
 
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
@@ -245,6 +279,91 @@ class EmbeddingEngine:
             raise OperError(runtime_plan.NOT_FOR_TRAINING)
         return self.gradients
 
+    # Rows that move.
+
+    def migrate(self, plan: Plan, bytes_per_step: int) -> RowMigration:
+        """Begin to move the rows to where another plan has them. To be called on all ranks.
+
+        `plan` has the engine's tables by name, and maybe others. No rank receives more than
+        `bytes_per_step` in a step, but for a single row. Raises OperError, on all ranks, where the
+        rows cannot go there while the engine runs, and where others are still on their way.
+        """
+        self._guard.check()
+        asked = runtime_plan.plan_digest(plan) + bytes_per_step.to_bytes(8, "little")
+        self.node.agree(asked, "the plan to migrate to and its bytes per step")
+        problem = ""
+        try:
+            self._check_migration(plan)
+            rows = changed_rows(self.plan, plan)
+            schedule = Schedule.of(rows, self._pool, self.heap.slot_bytes, bytes_per_step)
+            check_room(self.heap, schedule.most_slots)
+        except OperError as error:
+            problem = str(error)
+        self.node.check_all(problem, "say whether rows can move")
+        with self._guard.failing_together(everywhere=True):
+            return self._begin(rows, schedule, bytes_per_step)
+
+    def _begin(self, rows: ChangedRows, schedule: Schedule, bytes_per_step: int) -> RowMigration:
+        heap, room = self.heap, schedule.most_slots
+        more = heap.bytes_at(room) - heap.bytes if self.device.kind == "cpu" else 0
+        what = "moving rows"
+        check_memory(self.node, max(more, 0) + bytes_per_step, what, self.device.free_memory())
+        parts = (self._guard, self._memory, self.placement, rows, schedule)
+        hooks = (self._check_no_gradients, self._follow_copies, self._end_migration)
+        migration = RowMigration(*parts, *hooks)
+        if migration.done:
+            return migration
+        with self.placement.reading.closed(self.signals.deadline_seconds):
+            self.signals.barrier("begin to move rows")
+            heap.resize(np.maximum(room, heap.slots))
+            self._relaid(migration.layout, heap.slots, _coming_replicas(self, rows, schedule))
+            self.signals.barrier("begin to move rows")
+        self._migration = migration
+        return migration
+
+    def _relaid(self, layout: Layout, slots: Ints, coming: Sequence[Ints] = ()) -> None:
+        """Follow a layout with the rows where they are, in arenas of `slots` [W, M]."""
+        self.placement.replace(layout)
+        self.table_io = TableIO(self.plan, self.tables, self._memory)
+        self._sorter.resize(_most_slots(self.buckets, slots))
+        if self._forwarding is not None:
+            self._forwarding.resize(slots)
+        if self.gradients is not None:
+            self.gradients.follow(self._make_allreduce(coming), self._make_copies())
+
+    def _follow_copies(self) -> None:
+        """Find the rows with a copy on each node anew, which are known by their slots."""
+        if self.gradients is not None:
+            self.gradients.follow_copies(self._make_copies())
+
+    def _end_migration(self, schedule: Schedule) -> None:
+        """All rows have moved."""
+        self._migration, self._pool = None, schedule.pool
+        ends = self._pool.ends
+        self.heap.resize(ends)
+        self._relaid(replace(self.plan.layout, slots=ends), ends)
+
+    def _check_no_gradients(self) -> None:
+        self._preparer.finish()
+        if self.gradients is not None and self.gradients.holding:
+            raise OperError(
+                "rows were to move while gradients of earlier batches are held back: move them "
+                "after the step that takes them"
+            )
+
+    def _check_migration(self, plan: Plan) -> None:
+        mine = self.plan
+        if self._migration is not None:
+            raise OperError("rows are moving already: let that end before others do")
+        if self.training_step.in_graphs:
+            raise OperError(
+                "a graph of torch.compile looks these tables up, and would not follow rows that "
+                "move: leave the lookup out of it, as the sharded modules do"
+            )
+        runtime_plan.check_same_step(mine, plan)
+        if mine.workload.training:
+            runtime_plan.check_trainable(plan)
+
     # Rows of tables, for initial values and checkpoints.
 
     @property
@@ -287,7 +406,8 @@ class EmbeddingEngine:
         of each width in turn, slots count the width's replicas. In plans for training parts follow,
         in the same way, of the rows with a copy on each node, by their holders' first."""
         self.signals.barrier("compare replicas")
-        parts, layout = _replicas(self.plan, self.heap), self.plan.layout
+        layout = self.plan.layout
+        parts = _replicas(self.plan, self.heap)
         found = unequal_replicas(parts, self.node.group)
         copied = runtime_plan.copied_to_nodes(layout) & self.training
         held = np.unique(layout.holds[copied], axis=0)
@@ -346,24 +466,16 @@ def _check_agreement(
         runtime_plan.check_trainable(plan)
 
 
-def _replica_allreduce(
-    plan: Plan,
-    tables: Sequence[EmbeddingTable],
-    node: Node,
-    signals: Signals,
-    buckets: Sequence[Bucket],
-    device: Device,
-) -> ReplicaAllReduce | None:
-    """The AllReduce of the buckets' trained replicas, None where there are none."""
-    found = []
-    for bucket in buckets:
-        planned = (tables[n].index for n in bucket.tables if bucket.trained)
-        slots = torch.from_numpy(runtime_plan.replica_slots(plan.layout, planned))
-        found.append(BucketReplicas(slots, bucket.dim))
-    if not any(len(bucket.slots) for bucket in found):
-        return None
-    summed = node_sum(plan.topology)
-    return ReplicaAllReduce(plan.allreduce_method, node, signals, found, device, summed)
+def _most_slots(buckets: Sequence[Bucket], slots: Ints) -> list[int]:
+    """Of each bucket, the slots of the rank that has the most; `slots` [W, M] are all arenas'."""
+    return [int(slots[bucket.width].max()) for bucket in buckets]
+
+
+def _coming_replicas(engine: EmbeddingEngine, rows: ChangedRows, schedule: Schedule) -> list[Ints]:
+    """The slots to which rows of each bucket come as replicas."""
+    copied = rows.sets.everywhere[rows.after]
+    tables = [[engine.tables[n].index for n in bucket.tables] for bucket in engine.buckets]
+    return [schedule.slot[copied & np.isin(rows.table, of_bucket)] for of_bucket in tables]
 
 
 def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ class DeviceBitmap:
         sizes = (n * dim for n, dim in zip(replicas.counts, replicas.dims, strict=True))
         values = sum(-(-size // LINE_VALUES) * LINE_VALUES for size in sizes)
         self._most_values = values
-        bitmaps = node.share(device.segment(aligned(8 * words)))
+        bitmaps = node.share(device.segment(aligned(8 * words), aligned(8 * words)))
         self._bitmaps = [s.tensor(0, [words], torch.int64) for s in bitmaps.values()]
         self._bitmap_bytes = bitmaps[node.rank].reserve_bytes
         self._segments = GrowingSegments(

@@ -47,8 +47,11 @@ class Segment:
         self.pointer: int = self._map.data_ptr()
 
     @classmethod
-    def create(cls, bytes: int, reserve_bytes: int, name: str) -> "Segment":
+    def create(
+        cls, bytes: int, reserve_bytes: int, name: str, used_bytes: int | None = None
+    ) -> "Segment":
         """New shared memory. `name` is seen in /proc/PID/maps; several may have the same.
+        `used_bytes` of it are all that will be written to for now, where that is less.
 
         OperError, if the machine or the control group has less memory than that left.
         """
@@ -56,7 +59,7 @@ class Segment:
         segment = cls(descriptor, max(bytes, reserve_bytes))
         # A file that shrank would turn reads of peers into SIGBUS.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        segment.grow(bytes)
+        segment.grow(bytes, used_bytes)
         return segment
 
     @classmethod
@@ -69,11 +72,12 @@ class Segment:
         """Its size now; any process may have grown it."""
         return os.fstat(self.descriptor).st_size
 
-    def grow(self, bytes: int) -> None:
-        """Make it at least this large. Peers see it without mapping it again; nothing moves."""
-        new_bytes = bytes - self.bytes
-        if new_bytes <= 0:
+    def grow(self, bytes: int, used_bytes: int | None = None) -> None:
+        """Make it at least this large, of which `used_bytes` are new memory: all that it grows by,
+        if not given. Peers see it without mapping it again; nothing moves."""
+        if bytes <= self.bytes:
             return
+        new_bytes = bytes - self.bytes if used_bytes is None else used_bytes
         if bytes > self.reserve_bytes:
             raise OperError(
                 f"a segment of shared memory cannot grow to {bytes:,} bytes: "
@@ -98,14 +102,15 @@ class Segment:
             )
         return self._map[offset:end].view(dtype).view(tuple(shape))
 
-    def use_huge_pages(self) -> bool:
-        """Allocate it all now, in pages of 2 MiB, of which random reads miss far fewer in the TLB.
+    def use_huge_pages(self, offset: int, bytes: int) -> bool:
+        """Allocate a part now, in pages of 2 MiB, of which random reads miss far fewer in the TLB.
 
         Whether the kernel had enough of them; what is left gets small pages when first touched.
         To be called before others use the segment. Needs Linux 6.1 and no setting or privilege.
         """
         # In pieces, as signals are handled between them.
-        return all(native.ops().huge_pages(p) for p in self._map[: self.bytes].split(_PIECE_BYTES))
+        part = self._map[offset : offset + bytes]
+        return all(native.ops().huge_pages(piece) for piece in part.split(_PIECE_BYTES))
 
     def protect(self, writable: bool) -> None:
         """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
@@ -126,7 +131,7 @@ class DeviceMemory:
         end = offset + math.prod(shape) * dtype.itemsize
         return self.memory[offset:end].view(dtype).view(tuple(shape))
 
-    def use_huge_pages(self) -> bool:
+    def use_huge_pages(self, offset: int, bytes: int) -> bool:
         """The driver's pages are 2 MiB already."""
         return True
 

@@ -48,9 +48,10 @@ class Cpu:
         """The operators on this device's tensors."""
         return native.ops()
 
-    def segment(self, bytes: int) -> Segment:
-        """New memory for a heap, to be shared with the node's other ranks; zero."""
-        return Segment.create(bytes, bytes, "heap")
+    def segment(self, bytes: int, used_bytes: int) -> Segment:
+        """New memory for a heap, to be shared with the node's other ranks; zero. All but
+        `used_bytes` of it are addresses alone for now."""
+        return Segment.create(bytes, bytes, "heap", used_bytes)
 
     def check_no_capture(self) -> None:
         """Nothing: there are no graphs here."""
@@ -145,8 +146,9 @@ class Cuda:
         """Load NVSHMEM and its kernels. OperError where they are not there."""
         native.load_nvshmem()
 
-    def segment(self, bytes: int) -> DeviceSegment:
-        """New memory for a heap, to be shared with the node's other ranks; zero."""
+    def segment(self, bytes: int, used_bytes: int) -> DeviceSegment:
+        """New memory for a heap, to be shared with the node's other ranks; zero. All of it is
+        used."""
         segment = DeviceSegment.create(bytes, self.torch_device)
         segment.zero()
         self.synchronize()  # so that others find it zero

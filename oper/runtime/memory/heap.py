@@ -4,6 +4,10 @@ A rank has two arenas per width, one of rows and one of optimizer state, both in
 They lie in one segment of shared memory, the host's or a device's, which the others of the node
 have mapped. Where a plan is for inference, it is read-only between lookups and the next `writable`,
 except on devices.
+
+When rows migrate, arenas grow where they lie (`resize`). For that there are addresses behind each:
+in the host's memory as many again, which take none of it before they are written to, and on devices
+the spare slots that were asked for.
 """
 
 import json
@@ -29,6 +33,8 @@ from oper.runtime.tables.optimizer_buckets import Bucket
 _ALIGNMENT = 4096
 _ADVICE = "plan for ranks with less memory each, use fewer replicas, or more hosts"
 _MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core does
+_HUGE_PAGE = 2 << 20  # bytes
+_FEW_SLOTS = 1024  # by which arenas of the host's memory can grow, however small they are
 
 
 class Heap:
@@ -38,7 +44,8 @@ class Heap:
     CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
     of ranks whose memory is not mapped here. In `symmetric` memory, where that is given, `far`
     [W, M + 1] is where their rows would begin here.
-    `advice`: what to do where there is no memory for them.
+    `spare` is how far an arena of a device can grow, as a share of its slots. `advice`: what to do
+    where there is no memory for them.
     """
 
     def __init__(
@@ -50,38 +57,38 @@ class Heap:
         device: Device | None = None,
         advice: str = _ADVICE,
         symmetric: SymmetricMemory | None = None,
+        spare: float = 0.0,
     ) -> None:
         self.node, self.device = node, device or Cpu()
-        self._slots = slots = np.asarray(slots, dtype=np.int64)
-        sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
-        what = json.dumps([slots.tolist(), sizes.tolist(), self.device.kind]).encode()
+        slots = np.asarray(slots, dtype=np.int64)
+        self._sizes = sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
+        what = json.dumps([slots.tolist(), sizes.tolist(), self.device.kind, spare]).encode()
         node.agree(what, "the sizes of the heap and the kind of its device")
+        on_host = self.device.kind == "cpu"
+        grown = 2 * slots + _FEW_SLOTS if on_host else slots + np.ceil(spare * slots).astype(int)
+        self.most_slots: Ints = grown  # [W, M]
         # A rank's arenas, in order: rows of each width, then state of each width.
-        arenas = slots * sizes[:, :, None]  # [2, W, M]
-        room = -(-arenas // _ALIGNMENT) * _ALIGNMENT
-        ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
-        starts = ends - room
+        room = _aligned(grown * sizes[:, :, None], _HUGE_PAGE if on_host else _ALIGNMENT)
+        ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(room.shape)
+        self._starts = starts = ends - room  # [2, W, M]
         largest = int(room.sum(axis=(0, 1)).max())
-        own_bytes = int(room[:, :, node.rank].sum())
-        self.bytes = own_bytes if symmetric is None else symmetric.bytes_of(largest)
+        taken = _bytes_of(slots if on_host else grown, sizes)
+        self.bytes = int(taken[node.rank])
+        if symmetric is not None:
+            self.bytes = symmetric.bytes_of(largest)
         check_memory(node, self.bytes, "the heap", self.device.free_memory(), advice)
         self._segments: Mapping[int, Segment | DeviceMemory]
         if symmetric is None:
-            self._segments = node.share(self.device.segment(self.bytes))
+            addresses = int(room[:, :, node.rank].sum())
+            self._segments = node.share(self.device.segment(addresses, self.bytes))
         else:
             self._segments = symmetric.allocate(largest)
-        self._segments[node.rank].use_huge_pages()
-        node.gather(b"", "allocate its heap", extra_seconds=largest / _MIN_BYTES_PER_SECOND)
-        self._views: list[list[dict[int, torch.Tensor]]] = [
-            [
-                {
-                    peer: segment.tensor(start[w, peer], (slots[w, peer], size[w]), torch.uint8)
-                    for peer, segment in self._segments.items()
-                }
-                for w in range(len(slots))
-            ]
-            for start, size in zip(starts, sizes, strict=True)
-        ]
+        mine = slots[:, node.rank] * sizes
+        for start, size in zip(starts[:, :, node.rank].flat, mine.flat, strict=True):
+            self._segments[node.rank].use_huge_pages(int(start), int(size))
+        allocating = int(taken.max()) / _MIN_BYTES_PER_SECOND
+        node.gather(b"", "allocate its heap", extra_seconds=allocating)
+        self._slots, self._views = slots, self._views_of(slots)
         bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
         for peer, segment in self._segments.items():
             bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
@@ -99,6 +106,7 @@ class Heap:
         buckets: Sequence[Bucket],
         device: Device | None = None,
         symmetric: SymmetricMemory | None = None,
+        spare: float = 0.0,
     ) -> "Heap":
         """The heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
@@ -108,7 +116,8 @@ class Heap:
                 f"a step takes about {plan.cost.step_bytes:,} bytes of a rank beside it; plan with "
                 "a larger --reserve or less --extra-memory, or for more ranks"
             )
-        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device, advice, symmetric)
+        sizes = slot_bytes(plan, buckets)
+        return cls(node, plan.layout.slots, *sizes, device, advice, symmetric, spare)
 
     @property
     def mapped_ranks(self) -> Collection[int]:
@@ -124,6 +133,40 @@ class Heap:
         """Optimizer state by slot, uint8 [slots, state_bytes]."""
         self.node.check_process()
         return self._views[1][width][self.node.rank if rank is None else rank]
+
+    @property
+    def slots(self) -> Ints:
+        """The sizes of all arenas, [W, M]."""
+        return self._slots
+
+    @property
+    def slot_bytes(self) -> Ints:
+        """Bytes of a row and of its state together, [W]."""
+        return np.asarray(self._sizes.sum(axis=0))
+
+    def resize(self, slots: Ints) -> None:
+        """Give the arenas these sizes [W, M], of at most `most_slots`; what lies in slots that stay
+        is kept. For all ranks, between two barriers. Memory that is left is not given back."""
+        assert (slots <= self.most_slots).all()
+        self._slots, self._views = slots, self._views_of(slots)
+        if self.device.kind == "cpu":
+            self.bytes = max(self.bytes, int(_bytes_of(slots, self._sizes)[self.node.rank]))
+
+    def bytes_at(self, slots: Ints) -> int:
+        """What this rank's arenas take in the host's memory where all have these sizes [W, M]."""
+        return int(_bytes_of(slots, self._sizes)[self.node.rank])
+
+    def _views_of(self, slots: Ints) -> list[list[dict[int, torch.Tensor]]]:
+        return [
+            [
+                {
+                    peer: segment.tensor(start[w, peer], (slots[w, peer], size[w]), torch.uint8)
+                    for peer, segment in self._segments.items()
+                }
+                for w in range(len(slots))
+            ]
+            for start, size in zip(self._starts, self._sizes, strict=True)
+        ]
 
     def all_slots(self, width: int) -> int:
         """Slots of a width at all ranks, those of other nodes too."""
@@ -173,6 +216,16 @@ class TableMemory:
     def node(self) -> Node:
         """The ranks that share memory with this one."""
         return self.heap.node
+
+
+def _aligned(bytes: Ints, alignment: int) -> Ints:
+    return -(-bytes // alignment) * alignment
+
+
+def _bytes_of(slots: Ints, sizes: Ints) -> Ints:
+    """Bytes of each rank's arenas of `slots` [W, M], of a row and its state of `sizes` [2, W]
+    bytes: [M]."""
+    return np.asarray(_aligned(slots * sizes[:, :, None], _ALIGNMENT).sum(axis=(0, 1)))
 
 
 def slot_bytes(plan: Plan, buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,6 +182,8 @@ class PreparedBatch:
     report: torch.Tensor | None = None  # int64 [2], where the host has not looked (late_checks.py)
     on_device: torch.Tensor | None = None  # `features` there, where gradients are summed there
     forwarded: ForwardedBags | None = None  # None: nothing is forwarded
+    given: Any = None  # the KeyedJaggedTensor, by which it can be prepared again
+    version: int = 0  # of the placement (placement.py) that the addresses are of
 
     @property
     def features_there(self) -> torch.Tensor:

@@ -18,7 +18,6 @@ from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
-from oper.runtime.memory.device import Device
 from oper.topology.transports import NVSHMEM
 
 REPLICA = native.shared("field replica", LOCAL - 1)
@@ -32,15 +31,14 @@ NOT_FOR_TRAINING = (
 )
 
 
-def runtime_map(plan: Plan, rank: int, device: Device) -> AddressMap:
-    """The address map of one rank, replicas marked, on its device."""
+def runtime_map(plan: Plan, rank: int) -> AddressMap:
+    """The address map of one rank, replicas marked."""
     mine = rank_map(plan.layout, rank)
     local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
     reads_own = mine.group_base >> SLOT_BITS == LOCAL
     marked = replicated(plan.layout) & reads_own
     mine.group_base[:] = np.where(marked, local, mine.group_base)
-    made = AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
-    return made.to(device.torch_device)
+    return AddressMap(plan.tables, plan.layout, mine)
 
 
 def replicated(layout: Layout) -> np.ndarray:
@@ -148,6 +146,52 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
             f"for inference with transport: {NVSHMEM} in the topology; or take CPU ranks (device "
             "cpu)"
         )
+
+
+def check_same_step(plan: Plan, other: Plan) -> None:
+    """OperError unless an engine that runs by a plan can go on by another, which has its tables by
+    name, when rows have moved to where that has them."""
+    if plan.ranks != other.ranks:
+        raise OperError(
+            f"{other!r}: the model runs on {plan.ranks} ranks, and rows cannot move to others "
+            "meanwhile: save a checkpoint, and start on the new ranks by the new plan"
+        )
+    for table in plan.tables:
+        theirs = other.tables[other.table_index(table.name)]
+        if (table.rows, table.dim, table.dtype) != (theirs.rows, theirs.dim, theirs.dtype):
+            raise OperError(
+                f"table {table.name!r}: the model has {table.rows:,} rows of dim {table.dim}, "
+                f"{table.dtype}, and the plan {theirs.rows:,} of dim {theirs.dim}, {theirs.dtype}: "
+                "save a checkpoint, and start by the new plan"
+            )
+    if plan.tier or other.tier:
+        kept = plan.tier_names or other.tier_names
+        raise OperError(
+            f"table {kept[0]!r}: is in the hosts' memory, in one of the two plans, and rows of "
+            "such plans cannot move while the model runs: save a checkpoint, and start by the new "
+            "plan"
+        )
+    names = {table.name for table in plan.tables}
+    for what, here, there in zip(
+        ("mode", "fetch", "pooled tables"),
+        *((of.workload.mode, of.workload.known_fetch, _shown(of, names)) for of in (plan, other)),
+        strict=True,
+    ):
+        if here != there:
+            raise OperError(
+                f"{other!r}: has {what} {there}, and the model runs with {here}: save a "
+                "checkpoint, and start by the new plan"
+            )
+    if NVSHMEM in (plan.topology.transport, other.topology.transport):
+        raise OperError(
+            f"rows that are read by {NVSHMEM} cannot move while the model runs: save a checkpoint, "
+            "and start by the new plan"
+        )
+
+
+def _shown(plan: Plan, names: Collection[str]) -> str:
+    """The pooled tables of these names, in words."""
+    return ", ".join(sorted(set(names).intersection(plan.pooled_tables))) or "none"
 
 
 def nodes_of(plan: Plan) -> list[list[int]]:

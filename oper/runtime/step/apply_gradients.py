@@ -99,12 +99,30 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
-        # Rows and values that gradients can be of, however many batches are held: on devices, of
-        # which the host does not know how many they are of.
-        slots = [memory.heap.all_slots(bucket.width) for bucket in self._buckets]
+
+    @property
+    def _most_held(self) -> tuple[int, int]:
+        """Rows and values that gradients can be of, however many batches are held: on devices, of
+        which the host does not know how many they are of."""
+        slots = [self._heap.all_slots(bucket.width) for bucket in self._buckets]
         values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
         lines = most_values(0, [bucket.dim for bucket in self._buckets])
-        self._most_held = sum(slots), values + lines
+        return sum(slots), values + lines
+
+    @property
+    def holding(self) -> bool:
+        """Whether gradients of earlier batches are held back."""
+        return self._held is not None or self._accumulating
+
+    def follow(self, replicas: ReplicaAllReduce | None, copies: NodeCopies | None) -> None:
+        """These are the replicas and the copies on nodes from now on, as rows move. For all ranks,
+        between two steps."""
+        self._replicas = replicas
+        self.follow_copies(copies)
+
+    def follow_copies(self, copies: NodeCopies | None) -> None:
+        """As `follow`, where the replicas stay."""
+        self._copies = copies
 
     @property
     def shared_bytes(self) -> dict[str, int]:

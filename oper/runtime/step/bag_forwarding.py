@@ -76,9 +76,8 @@ class BagForwarding:
             for r in range(node.ranks)
         ]
         self._fields = [LOCAL if r == node.rank else r for r in node.peers]
-        slot_bits = (int(slots.max(initial=1)) - 1).bit_length()
-        place_bits = (max(map(len, proxies.nodes)) - 1).bit_length()
-        self._codes = (slot_bits, 1 if slot_bits + place_bits <= _WORD_BITS else 2)
+        self._place_bits = (max(map(len, proxies.nodes)) - 1).bit_length()
+        self.resize(slots)
         # In the order of the module's lookups, which is the same on all ranks, whatever order the
         # keys of their batches are in.
         bucket_of = [memory.buckets[lookup.bucket] for lookup in features.features]
@@ -95,6 +94,11 @@ class BagForwarding:
         if not pooled or memory.all_to_all is None:
             return None
         return cls(memory, features, slots, memory.all_to_all)
+
+    def resize(self, slots: np.ndarray) -> None:
+        """All arenas have these slots from now on, [W, M]."""
+        slot_bits = (int(slots.max(initial=1)) - 1).bit_length()
+        self._codes = (slot_bits, 1 if slot_bits + self._place_bits <= _WORD_BITS else 2)
 
     # Preparing a batch.
 

@@ -6,6 +6,7 @@ a read of distinct or remote rows. Where tables are pooled between nodes, bags a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.plan.address_map import AddressMap
 from oper.runtime.memory.device import Device
+from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
@@ -27,7 +28,8 @@ from oper.tables.table import Table
 
 
 class BatchPreparer:
-    """Prepares the batches of one engine, which are on `device`, where the address map is.
+    """Prepares the batches of one engine, which are on `device`, where the address map is; by the
+    map that `placement` has then.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
     be a backward. `forwarding` is None where no bags go to other nodes. `reads_rows`: whether the
@@ -38,7 +40,7 @@ class BatchPreparer:
     def __init__(
         self,
         features: FeatureSet,
-        address_map: AddressMap,
+        placement: Placement,
         sorter: Sorter,
         device: Device,
         room: StepRoom,
@@ -50,7 +52,7 @@ class BatchPreparer:
         bounds: str,
         trains: bool,
     ) -> None:
-        self._features, self._map, self._sorter = features, address_map, sorter
+        self._features, self._placement, self._sorter = features, placement, sorter
         self._device, self._room, self._forwarding = device, room, forwarding
         self._together = together
         self._weighted, self._bounds = weighted, bounds
@@ -69,9 +71,15 @@ class BatchPreparer:
             self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         try:
-            return self._prepared(batch)
+            found = self._prepared(batch)
+            return replace(found, given=batch, version=self._placement.version)
         except NO_ROOM as error:
             raise self._room.error(error, batch.values().numel()) from error
+
+    def again(self, batch: PreparedBatch) -> PreparedBatch:
+        """A batch that was prepared before rows moved, with the addresses of now."""
+        with torch.set_grad_enabled(batch.trains):
+            return self.prepare(batch.given)
 
     def _prepared(self, batch: Any) -> PreparedBatch:
         order = self._features.order(batch.keys())
@@ -144,12 +152,12 @@ class BatchPreparer:
     ) -> torch.Tensor:
         tables = self._tables(keys)
         try:
-            return self._map.translate_features(values, segment_offset, tables)
+            return self._placement.map.translate_features(values, segment_offset, tables)
         except OperError:
             values = batch_checks.replace_bad_ids(
                 values, segment_offset, self._planned(keys), self._sorter.rank, self._bounds
             )
-            return self._map.translate_features(values, segment_offset, tables)
+            return self._placement.map.translate_features(values, segment_offset, tables)
 
     def _translate_unseen(
         self, batch: Any, segment_offset: torch.Tensor, report: torch.Tensor, late: LateChecks
@@ -160,7 +168,7 @@ class BatchPreparer:
         if keys not in self._tables_there:
             self._tables_there[keys] = self._tables(keys).to(on)
         ops.check_bags(batch.offsets().contiguous(), values.numel(), report, stream)
-        addresses = self._map.translate_features(
+        addresses = self._placement.map.translate_features(
             values,
             segment_offset,
             self._tables_there[keys],

@@ -57,6 +57,10 @@ class Sorter:
         beside = spare and device.kind == "cpu"  # a device sorts beside the host in any case
         self._thread = ThreadPoolExecutor(1, "oper-sort") if beside else None
 
+    def resize(self, bucket_slots: Sequence[int]) -> None:
+        """Each bucket's slots are these from now on, of the rank that has the most."""
+        self._bucket_slots = list(bucket_slots)
+
     def sort(
         self,
         addresses: torch.Tensor,

@@ -17,12 +17,14 @@ import torch
 from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.memory.stream_order import StreamOrder
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
+from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature
@@ -39,6 +41,8 @@ class TrainingStep:
         self,
         guard: EngineGuard,
         memory: TableMemory,
+        placement: Placement,
+        preparer: BatchPreparer,
         sorter: Sorter,
         fetcher: RowFetcher,
         gradients: Gradients | None,
@@ -47,6 +51,8 @@ class TrainingStep:
         checked_features: Sequence[Feature] | None = None,
     ) -> None:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
+        self._placement, self._preparer = placement, preparer
+        self.in_graphs = False
         self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
         self._gradients, self._counters, self._room = gradients, counters, room
         self._checked_features = checked_features
@@ -61,7 +67,13 @@ class TrainingStep:
         return self._gradients.steps if self._gradients else 0
 
     def check_graphs(self) -> None:
-        """OperError where a graph cannot look the tables up."""
+        """OperError where a graph cannot look the tables up; it is going to."""
+        if self._placement.version:  # by what map a graph's batch was prepared is not known
+            raise OperError(
+                "a graph of torch.compile cannot look up tables whose rows have migrated: leave "
+                "the lookup out of it, as the sharded modules do"
+            )
+        self.in_graphs = True
         if self._fetcher.forwarding is not None:
             raise OperError(
                 "a graph of torch.compile cannot look up pooled tables, whose bags are forwarded "
@@ -88,12 +100,20 @@ class TrainingStep:
         by_bag = self._sorter.by_bag(offsets, weights)
         return rows_of_tensors(tensors, self.ranks, by_bag) if tensors else None
 
+    def current(self, batch: PreparedBatch) -> PreparedBatch:
+        """A batch by the addresses of now, prepared again if rows have moved since it was."""
+        if batch.version == self._placement.version:
+            return batch
+        with self._guard.failing_together():
+            return self._preparer.again(batch)
+
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
         far."""
         self._guard.check()
         self._heap.device.check_no_capture()
-        with self._guard.failing_together():
+        with self._placement.reading, self._guard.failing_together():
+            batch = self.current(batch)
             if self._gradients is not None:
                 self._signals.wait("applied", self.steps, "update its rows")
                 if self._source is not None and not batch.trains:
@@ -119,7 +139,8 @@ class TrainingStep:
         In inference nothing is trained, and weights have gradients all the same.
         """
         self._guard.check()
-        with self._guard.failing_together():
+        with self._placement.reading, self._guard.failing_together():
+            batch = self.current(batch)
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)

@@ -84,7 +84,7 @@ def test_huge_pages_keep_what_was_written() -> None:
     segment = Segment.create((8 << 20) + 100, 1 << 30, "test-huge")
     words = segment.tensor(0, [1 << 20], torch.int64)
     words.copy_(torch.arange(1 << 20))
-    huge = segment.use_huge_pages()
+    huge = segment.use_huge_pages(0, segment.bytes)
     assert torch.equal(words, torch.arange(1 << 20))
     if not huge:
         pytest.skip("this kernel gave no huge pages")

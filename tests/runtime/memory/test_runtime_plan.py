@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.plan.layout import SLOT_BITS, SLOT_MASK
-from oper.runtime.memory.device import Cpu
 from oper.runtime.memory.runtime_plan import REPLICA, replica_slots, runtime_map
 from oper.tables.table import Table
 from tests.support.runtime.runtime_plans import random_plan
@@ -21,7 +20,7 @@ from tests.support.runtime.runtime_plans import random_plan
 def test_slots_of_replicas_are_those_of_their_addresses(seed, sizes, ranks, replicated):
     tables = tuple(Table(f"t{n}", rows, dim) for n, (rows, dim) in enumerate(sizes))
     plan = random_plan(seed, tables, ranks, replicated=replicated)
-    addresses = runtime_map(plan, ranks - 1, Cpu())
+    addresses = runtime_map(plan, ranks - 1)
     chosen = np.random.default_rng(seed).random(len(tables)) < 0.5
     for width in range(len(plan.layout.slots)):
         mine = np.flatnonzero(chosen & (plan.layout.width_of_table == width)).tolist()

@@ -185,7 +185,8 @@ def serve_collection(rank: int, group: Any, folder: Path) -> tuple[torch.Tensor,
 
 
 def own_memory() -> dict[str, int]:
-    """Bytes of the shared memory that this process has open, by name; peers' have the same."""
+    """Bytes of memory, not of addresses, in the shared memory that this process has open, by name;
+    peers' are the same."""
     found: dict[str, int] = {}
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -194,7 +195,7 @@ def own_memory() -> dict[str, int]:
             continue
         if "/memfd:oper-" in name:
             name = name.split("oper-")[1].split(" ")[0]
-            found[name] = found.get(name, 0) + os.stat(descriptor).st_size
+            found[name] = found.get(name, 0) + 512 * os.stat(descriptor).st_blocks
     return found
 
 

@@ -27,11 +27,11 @@ from oper.cost.holder_sets import HolderSets, cheapest_holder_sets, single_owner
 from oper.plan.bitmap import ROWS_PER_LINE, WORDS_PER_LINE
 from oper.plan.layout import Layout
 from oper.plan.layout_parts import select_layout
+from oper.plan.listed_rows import listed_rows
 from oper.plan.plan import Plan
 from oper.plan.row_codes import marked_groups, pack_positions, unpack_codes, with_marks
 from oper.plan.row_locator import RowLocator
 from oper.planner.problem.classes import table_widths
-from oper.planner.replan.migration.relocate import listed_rows
 from oper.tables.table import Table, offsets
 
 

@@ -6,16 +6,15 @@ that change holders or slots become listed. The others stay where they are, as t
 on to number them (layout.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base import native
-from oper.base.arrays import Ints, as_int64, as_tensor
-from oper.plan.bitmap import ROWS_PER_LINE
+from oper.base.arrays import Ints
 from oper.plan.layout import Layout
-from oper.plan.row_codes import marked_groups, pack_positions, with_marks
+from oper.plan.listed_rows import ListedRows, first_rows, with_listed
+from oper.plan.row_codes import marked_groups, pack_positions
 from oper.plan.row_locator import RowClassifier, RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.replan.migration.flows import Flows
@@ -55,73 +54,22 @@ def relocate(
         return Relocation(locator.layout, RowMoves.none())
     groups = NewGroups(locator)
     new = SlotAssignment(locator, arenas, rows, groups).assign()
-    first_row = offsets(tables)
-    layout = _new_layout(locator.layout, arenas, rows, new, groups, first_row)
-    return Relocation(layout, _moves(rows, new, cost, row_memory, first_row))
+    layout = _new_layout(locator.layout, arenas, rows, new, groups)
+    return Relocation(layout, _moves(rows, new, cost, row_memory, offsets(tables)))
 
 
 def _new_layout(
-    layout: Layout,
-    arenas: NewArenas,
-    rows: ChangedRows,
-    new: NewSlots,
-    groups: NewGroups,
-    first_row: Ints,
+    layout: Layout, arenas: NewArenas, rows: ChangedRows, new: NewSlots, groups: NewGroups
 ) -> Layout:
     """The layout with the rows that change listed at their new slots."""
-    group, position = layout.listed_places()
-    listed = listed_rows(layout)
-    # Both are in order: a merge, where np.union1d hashes, which takes minutes for millions of rows.
-    everyone = np.sort(np.concatenate([listed, rows.row]), kind="stable")
-    everyone = everyone[np.diff(everyone, prepend=-1) > 0]
-    new_group = np.empty(len(everyone), dtype=np.int64)
-    new_position = np.empty(len(everyone), dtype=np.int64)
-    for ids, g, p in ((listed, group, position), (rows.row, new.group, new.position)):
-        at = np.searchsorted(everyone, ids)
-        new_group[at], new_position[at] = g, p
-    used, new_group = np.unique(new_group, return_inverse=True)
-    codes = pack_positions(new_group, new_position, len(used))
-    bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
-    if len(everyone) > len(listed):
-        stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
-        bitmap = _marked(layout, rows.row, first_row)
-    holds = np.stack(groups.holds)[used]
+    listed = ListedRows.of(layout).updated(ListedRows(rows.row, new.group, new.position))
+    used, group = np.unique(listed.group, return_inverse=True)
+    listed, kept = listed._replace(group=group), groups.all.take(used)
     # Rows keep their slots, so that marks may no longer count them: such tables have codes.
-    marked = marked_groups(codes, holds, bitmap, np.searchsorted(everyone, first_row))
-    return replace(
-        layout,
-        slots=arenas.size,
-        group_width=np.array(groups.width, dtype=np.int64)[used],
-        source=np.stack(groups.source)[used],
-        holds=holds,
-        base=np.stack(groups.base)[used],
-        bitmap=bitmap,
-        stripe_bitmap=stripe_bitmap,
-        **with_marks(codes, len(used), bitmap, layout.line_offset, marked)._asdict(),
-    )
-
-
-def listed_rows(layout: Layout) -> Ints:
-    """The global ids of the listed rows, [E]."""
-    first, found = 0, []
-    for t, rows in enumerate(layout.rows.tolist()):
-        words = layout.bitmap[layout.line_offset[t] : layout.line_offset[t + 1], 1:]
-        marks = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
-        found.append(first + np.flatnonzero(marks.reshape(-1)[:rows]))
-        first += rows
-    return np.concatenate(found)
-
-
-def _marked(layout: Layout, rows: Ints, first_row: Ints) -> NDArray[np.uint64]:
-    """The layout's bitmap with more rows (global ids) marked."""
-    bitmap = np.array(layout.bitmap)
-    table = np.searchsorted(first_row, rows, side="right") - 1
-    line, bit = np.divmod(rows - first_row[table], ROWS_PER_LINE)
-    line += layout.line_offset[table]
-    mask = np.uint64(1) << (bit % 64).astype(np.uint64)
-    np.bitwise_or.at(bitmap, (line, 1 + bit // 64), mask)
-    native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(layout.line_offset))
-    return bitmap
+    codes = pack_positions(listed.group, listed.position, len(used))
+    first = np.searchsorted(listed.row, first_rows(layout))
+    marked = marked_groups(codes, kept.sets.holds, layout.bitmap, first)
+    return with_listed(layout, listed, kept, marked, arenas.size)
 
 
 def _moves(

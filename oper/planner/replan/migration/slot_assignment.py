@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
+from oper.plan.listed_rows import Groups
 from oper.plan.row_locator import RowLocator
 from oper.planner.replan.migration.new_arenas import NewArenas
 from oper.planner.replan.migration.rows_to_move import ChangedRows
@@ -45,6 +47,12 @@ class NewGroups:
         for g, w in enumerate(self.width):
             if self.holds[g].sum() == 1 and self.base[g].max() == 0:
                 self._by_slot[w, int(self.holds[g].argmax())] = g
+
+    @property
+    def all(self) -> Groups:
+        """All of them."""
+        sets = HolderSets(np.stack(self.source), np.stack(self.holds))
+        return Groups(np.array(self.width, dtype=np.int64), sets, np.stack(self.base))
 
     def add(self, w: int, column: int, base: Ints) -> int:
         """A group of a column's holders, with its first slots `base` [M]."""

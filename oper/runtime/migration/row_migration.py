@@ -1,0 +1,177 @@
+"""Moving the rows of one engine, a part of them in each step.
+
+A step is collective, and made between two iterations, when no rank reads or updates rows:
+
+    read      each rank copies the rows that come to it, and their optimizer state, from the rank
+              that is nearest of those that have them: by pointer where it shares this one's memory,
+              else over the network
+    write     once all ranks have read, it writes them into their slots, some of which other rows of
+              the step have just left
+    follow    the address map has the new places, which makes a new version of it (placement.py)
+
+So every row is at one place at every moment at which anything can read it, and what a step takes
+beside the heap is what comes to a rank in it. Bytes are copied as they are: a row that has moved
+trains on with the bits that it would have had.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Ints, as_int64
+from oper.base.errors import OperError
+from oper.plan.layout import Layout
+from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.memory.heap import Heap, TableMemory
+from oper.runtime.memory.placement import Placement
+from oper.runtime.migration.changed_rows import ChangedRows
+from oper.runtime.migration.movable_rows import MovableRows
+from oper.runtime.migration.schedule import Schedule
+
+
+class RowMigration:
+    """The migration of one engine's rows, of which `step` makes the next step. For all ranks to
+    make and call together.
+
+    `settled` raises where rows cannot move now; `followed` is called after every step, and
+    `finished` after the last, with the slots that are left.
+    """
+
+    def __init__(
+        self,
+        guard: EngineGuard,
+        memory: TableMemory,
+        placement: Placement,
+        rows: ChangedRows,
+        schedule: Schedule,
+        settled: Callable[[], None],
+        followed: Callable[[], None],
+        finished: Callable[[Schedule], None],
+    ) -> None:
+        self.schedule, self.rows, self.steps_made = schedule, rows, 0
+        self._guard, self._placement = guard, placement
+        self._heap, self._node = memory.heap, memory.node
+        self._signals, self._all_to_all = memory.signals, memory.all_to_all
+        self._settled, self._followed, self._finished = settled, followed, finished
+        self._source = _nearest(rows.sets.holds, Proxies(self._node).nodes)
+        most = int(schedule.most_slots.max(initial=1))
+        self._movable = MovableRows(placement.layout, rows, most)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout whose rows move."""
+        return self._movable.layout
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows have moved."""
+        return self.steps_made == self.schedule.steps
+
+    def step(self) -> bool:
+        """Move the rows of the next step; whether there is another. OperError on all ranks where
+        one of them does not come, or has gradients that are held back."""
+        if self.done:
+            return False
+        self._guard.check()
+        what = f"move rows (step {self.steps_made + 1} of {self.schedule.steps})"
+        with (
+            self._guard.failing_together(everywhere=True),
+            self._placement.reading.closed(self._signals.deadline_seconds),
+        ):
+            self._settled()
+            self._barrier(what)
+            first, end = self.schedule.starts[self.steps_made : self.steps_made + 2]
+            moving = self.schedule.order[first:end]
+            widths = np.unique(self.rows.width[moving]).tolist()
+            copied = moving[~self.schedule.stays[moving]]
+            came = [self._read(w, copied[self.rows.width[copied] == w], what) for w in widths]
+            self._barrier(what)
+            with self._heap.writable():
+                for w, (slots, rows, state) in zip(widths, came, strict=True):
+                    self._write(w, slots, rows, state)
+            self._follow(moving)
+            self._followed()
+            self.steps_made += 1
+            more = self.steps_made < self.schedule.steps
+            if not more:
+                self._finished(self.schedule)
+            self._barrier(what)
+        return more
+
+    def _barrier(self, what: str) -> None:
+        self._heap.device.synchronize()
+        self._signals.barrier(what)
+
+    def _read(self, w: int, rows: Ints, what: str) -> tuple[Ints, torch.Tensor, torch.Tensor]:
+        """What comes to this rank of rows of a width: their slots here, rows and states."""
+        mine = self._node.rank
+        after = self.rows.sets.holds[self.rows.after[rows]]
+        source = self._source[self.rows.before[rows]]  # [n, M]
+        coming = np.flatnonzero(after[:, mine])
+        slots, parts = [], []
+        for r in self._node.peers:
+            here = rows[coming[source[coming, mine] == r]]
+            slots.append(self.schedule.slot[here])
+            parts.append(self._copy(w, r, here))
+        if self._all_to_all is not None:
+            far, sent = [], []
+            for r in range(self._node.ranks):
+                shared = r in self._node.peers
+                asked = after[:, r] & (source[:, r] == mine) & (not shared)
+                sent.append(self._copy(w, mine, rows[asked]).cpu())
+                here = rows[coming[(source[coming, mine] == r) & (not shared)]]
+                far.append(self.schedule.slot[here])
+            parts += self._all_to_all.send(sent, what)
+            slots += far
+        on = self._heap.device.torch_device
+        both = torch.cat([part.to(on) for part in parts])
+        row_bytes = self._heap.rows(w).shape[1]
+        return np.concatenate(slots), both[:, :row_bytes], both[:, row_bytes:]
+
+    def _copy(self, w: int, rank: int, rows: Ints) -> torch.Tensor:
+        """Rows and their states as a rank of the node has them, uint8 [n, bytes of both]."""
+        slots = as_int64(self.rows.slot(rows, np.full(len(rows), rank)))
+        slots = slots.to(self._heap.device.torch_device)
+        return torch.cat([self._heap.rows(w, rank)[slots], self._heap.state(w, rank)[slots]], 1)
+
+    def _write(self, w: int, slots: Ints, rows: torch.Tensor, state: torch.Tensor) -> None:
+        at = as_int64(slots).to(self._heap.device.torch_device)
+        self._heap.rows(w)[at], self._heap.state(w)[at] = rows, state
+
+    def _follow(self, moving: Ints) -> None:
+        rows = self.rows
+        index, codes = self._movable.move(moving, rows.after[moving], self.schedule.slot[moving])
+        self._placement.moved(rows.table[moving], rows.id[moving], index, codes)
+
+
+def _nearest(holds: np.ndarray, nodes: Sequence[Sequence[int]]) -> Ints:
+    """The holder of each set that each rank copies rows from, [K, M]: itself, else one of its node,
+    else any, ranks taking turns."""
+    ranks = holds.shape[1]
+    node_of = np.empty(ranks, dtype=np.int64)
+    for n, members in enumerate(nodes):
+        node_of[list(members)] = n
+    found = np.empty(holds.shape, dtype=np.int64)
+    for k, held in enumerate(holds):
+        everywhere = np.flatnonzero(held)
+        for r in range(ranks):
+            near = everywhere[node_of[everywhere] == node_of[r]]
+            of = near if len(near) else everywhere
+            found[k, r] = r if held[r] else of[r % len(of)]
+    return found
+
+
+def check_room(heap: Heap, slots: Ints) -> None:
+    """OperError unless the arenas of a heap can grow to so many slots, [W, M]."""
+    beyond = np.argwhere(slots > heap.most_slots)
+    if not len(beyond):
+        return
+    w, rank = beyond[0].tolist()
+    spare = "" if heap.device.kind == "cpu" else ", or shard with more spare memory (spare=…)"
+    raise OperError(
+        f"rank {rank} would come to have {int(slots[w, rank]):,} rows of "
+        f"{int(heap.slot_bytes[w]):,} bytes with their state, and its memory was made to grow to "
+        f"{int(heap.most_slots[w, rank]):,}: start from a checkpoint by the new plan{spare}"
+    )
