@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
     from oper.torchrec.measure_latency import measure_latency as measure_latency
+    from oper.torchrec.migration import migrate as migrate
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
@@ -88,6 +89,7 @@ _HOME = {
     "explain": "oper.analysis.row_facts",
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.measure_latency",
+    "migrate": "oper.torchrec.migration",
     "doctor": "oper.diagnosis.doctor",
     "profile": "oper.profiling.make_profile",
     "read": "oper.logs.row_reader",
@@ -127,6 +129,7 @@ __all__ = [
     "explain",
     "make_plan",
     "measure_latency",
+    "migrate",
     "profile",
     "read",
     "record",

@@ -12,6 +12,7 @@ The paper's §5, on one rank of M. An engine is made of
                 (comm/engine_lifetime.py)
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,6 +63,7 @@ from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable, make_buckets
 
 BOUNDS = ("fatal", "warning", "ignore")
+_NO_ROOM_TO_MOVE = "move fewer bytes in a step, or save a checkpoint and start by the new plan"
 
 
 class EmbeddingEngine:
@@ -118,7 +120,8 @@ class EmbeddingEngine:
             symmetric = SymmetricMemory.of(self.node, plan, self.device)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
             self._pool = SlotPool(plan.layout.slots)
-            self._migration: RowMigration | None = None
+            self._migration: weakref.ref[RowMigration] | None = None
+            self._begun: RowMigration | None = None  # which is to be kept until it ends
             self.placement = Placement(plan, self.rank, self.device)
             self._memory = memory = TableMemory(
                 self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
@@ -282,9 +285,10 @@ class EmbeddingEngine:
     # Rows that move.
 
     def migrate(self, plan: Plan, bytes_per_step: int) -> RowMigration:
-        """Begin to move the rows to where another plan has them. To be called on all ranks.
+        """What moves the rows to where another plan has them, by its steps. To be called on all
+        ranks.
 
-        `plan` has the engine's tables by name, and maybe others. No rank receives more than
+        `plan` has the engine's tables by name, and maybe others. No rank copies more than
         `bytes_per_step` in a step, but for a single row. Raises OperError, on all ranks, where the
         rows cannot go there while the engine runs, and where others are still on their way.
         """
@@ -300,26 +304,40 @@ class EmbeddingEngine:
         except OperError as error:
             problem = str(error)
         self.node.check_all(problem, "say whether rows can move")
-        with self._guard.failing_together(everywhere=True):
-            return self._begin(rows, schedule, bytes_per_step)
+        made = RowMigration(self._guard, self._memory, self.placement, rows, schedule, self)
+        check_memory(
+            self.node, made.extra_bytes, "moving rows", self.device.free_memory(), _NO_ROOM_TO_MOVE
+        )
+        self._migration = None if made.done else weakref.ref(made)
+        return made
 
-    def _begin(self, rows: ChangedRows, schedule: Schedule, bytes_per_step: int) -> RowMigration:
-        heap, room = self.heap, schedule.most_slots
-        more = heap.bytes_at(room) - heap.bytes if self.device.kind == "cpu" else 0
-        what = "moving rows"
-        check_memory(self.node, max(more, 0) + bytes_per_step, what, self.device.free_memory())
-        parts = (self._guard, self._memory, self.placement, rows, schedule)
-        hooks = (self._check_no_gradients, self._follow_copies, self._end_migration)
-        migration = RowMigration(*parts, *hooks)
-        if migration.done:
-            return migration
-        with self.placement.reading.closed(self.signals.deadline_seconds):
-            self.signals.barrier("begin to move rows")
-            heap.resize(np.maximum(room, heap.slots))
-            self._relaid(migration.layout, heap.slots, _coming_replicas(self, rows, schedule))
-            self.signals.barrier("begin to move rows")
-        self._migration = migration
-        return migration
+    def rows_can_move(self) -> None:
+        """OperError while gradients are held back, or where an earlier batch has turned out bad.
+        This and what follows are for the migration to call."""
+        self._preparer.finish()
+        if self.gradients is not None and self.gradients.holding:
+            raise OperError(
+                "rows were to move while gradients of earlier batches are held back: move them "
+                "after the step that takes them"
+            )
+
+    def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
+        """They are about to, and are found by `layout` from now on."""
+        self._begun = self._migration() if self._migration is not None else None
+        self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
+        self._relaid(layout, self.heap.slots, _coming_replicas(self, rows, schedule))
+
+    def rows_moved(self) -> None:
+        """Some have. Those with a copy on each node are known by their slots."""
+        if self.gradients is not None:
+            self.gradients.follow_copies(self._make_copies())
+
+    def rows_have_moved(self, schedule: Schedule) -> None:
+        """All have."""
+        self._migration, self._begun, self._pool = None, None, schedule.pool
+        ends = self._pool.ends
+        self.heap.resize(ends)
+        self._relaid(replace(self.plan.layout, slots=ends), ends)
 
     def _relaid(self, layout: Layout, slots: Ints, coming: Sequence[Ints] = ()) -> None:
         """Follow a layout with the rows where they are, in arenas of `slots` [W, M]."""
@@ -331,30 +349,13 @@ class EmbeddingEngine:
         if self.gradients is not None:
             self.gradients.follow(self._make_allreduce(coming), self._make_copies())
 
-    def _follow_copies(self) -> None:
-        """Find the rows with a copy on each node anew, which are known by their slots."""
-        if self.gradients is not None:
-            self.gradients.follow_copies(self._make_copies())
-
-    def _end_migration(self, schedule: Schedule) -> None:
-        """All rows have moved."""
-        self._migration, self._pool = None, schedule.pool
-        ends = self._pool.ends
-        self.heap.resize(ends)
-        self._relaid(replace(self.plan.layout, slots=ends), ends)
-
-    def _check_no_gradients(self) -> None:
-        self._preparer.finish()
-        if self.gradients is not None and self.gradients.holding:
-            raise OperError(
-                "rows were to move while gradients of earlier batches are held back: move them "
-                "after the step that takes them"
-            )
-
     def _check_migration(self, plan: Plan) -> None:
         mine = self.plan
-        if self._migration is not None:
-            raise OperError("rows are moving already: let that end before others do")
+        if self._migration is not None and self._migration() is not None:
+            raise OperError(
+                "rows are on their way to a plan already: take the steps of that migration, and "
+                "begin another once it is done"
+            )
         if self.training_step.in_graphs:
             raise OperError(
                 "a graph of torch.compile looks these tables up, and would not follow rows that "

@@ -14,7 +14,8 @@ beside the heap is what comes to a rank in it. Bytes are copied as they are: a r
 trains on with the bits that it would have had.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,12 +32,25 @@ from oper.runtime.migration.movable_rows import MovableRows
 from oper.runtime.migration.schedule import Schedule
 
 
+class Mover(Protocol):
+    """Whose rows move: an engine, which follows them."""
+
+    def rows_can_move(self) -> None:
+        """OperError where they cannot now."""
+
+    def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
+        """They are about to, and are found by `layout` from now on."""
+
+    def rows_moved(self) -> None:
+        """Some have."""
+
+    def rows_have_moved(self, schedule: Schedule) -> None:
+        """All have."""
+
+
 class RowMigration:
     """The migration of one engine's rows, of which `step` makes the next step. For all ranks to
-    make and call together.
-
-    `settled` raises where rows cannot move now; `followed` is called after every step, and
-    `finished` after the last, with the slots that are left.
+    make and call together. Nothing has moved or changed before the first step.
     """
 
     def __init__(
@@ -46,23 +60,38 @@ class RowMigration:
         placement: Placement,
         rows: ChangedRows,
         schedule: Schedule,
-        settled: Callable[[], None],
-        followed: Callable[[], None],
-        finished: Callable[[Schedule], None],
+        mover: Mover,
     ) -> None:
         self.schedule, self.rows, self.steps_made = schedule, rows, 0
         self._guard, self._placement = guard, placement
         self._heap, self._node = memory.heap, memory.node
         self._signals, self._all_to_all = memory.signals, memory.all_to_all
-        self._settled, self._followed, self._finished = settled, followed, finished
+        self._mover = mover
         self._source = _nearest(rows.sets.holds, Proxies(self._node).nodes)
-        most = int(schedule.most_slots.max(initial=1))
-        self._movable = MovableRows(placement.layout, rows, most)
+        self._movable: MovableRows | None = None  # before the first step
 
     @property
-    def layout(self) -> Layout:
-        """The layout whose rows move."""
-        return self._movable.layout
+    def bytes(self) -> Ints:
+        """What comes to each rank from others, rows and state, [M]."""
+        held = self.rows.sets.holds[self.rows.before[self.schedule.order]]
+        ranks = range(self._node.ranks)
+        return np.array([self._copied(r)[~held[:, r]].sum() for r in ranks], dtype=np.int64)
+
+    def _copied(self, rank: int) -> Ints:
+        """The bytes that a rank writes of each row, in the order in which they move."""
+        moving, rows = self.schedule.order, self.rows
+        written = rows.sets.holds[rows.after[moving], rank] & ~self.schedule.stays[moving]
+        return np.asarray(written * self._heap.slot_bytes[rows.width[moving]])
+
+    @property
+    def extra_bytes(self) -> int:
+        """The memory that it takes of this rank beside the heap as it is: what comes in a step,
+        and the slots by which arenas in the host's memory grow."""
+        heap, first = self._heap, self.schedule.starts[:-1]
+        received = self._copied(self._node.rank)
+        most = int(np.add.reduceat(received, first).max()) if len(first) else 0
+        grown = heap.bytes_at(np.maximum(self.schedule.most_slots, heap.slots)) - heap.bytes
+        return most + max(grown, 0) * (heap.device.kind == "cpu")
 
     @property
     def done(self) -> bool:
@@ -75,13 +104,15 @@ class RowMigration:
         if self.done:
             return False
         self._guard.check()
+        self._mover.rows_can_move()  # which all ranks find alike, and none has failed
         what = f"move rows (step {self.steps_made + 1} of {self.schedule.steps})"
         with (
             self._guard.failing_together(everywhere=True),
             self._placement.reading.closed(self._signals.deadline_seconds),
         ):
-            self._settled()
             self._barrier(what)
+            if self._movable is None:
+                self._movable = self._begin()
             first, end = self.schedule.starts[self.steps_made : self.steps_made + 2]
             moving = self.schedule.order[first:end]
             widths = np.unique(self.rows.width[moving]).tolist()
@@ -91,14 +122,20 @@ class RowMigration:
             with self._heap.writable():
                 for w, (slots, rows, state) in zip(widths, came, strict=True):
                     self._write(w, slots, rows, state)
-            self._follow(moving)
-            self._followed()
+            self._follow(self._movable, moving)
+            self._mover.rows_moved()
             self.steps_made += 1
             more = self.steps_made < self.schedule.steps
             if not more:
-                self._finished(self.schedule)
+                self._mover.rows_have_moved(self.schedule)
             self._barrier(what)
         return more
+
+    def _begin(self) -> MovableRows:
+        most = int(self.schedule.most_slots.max(initial=1))
+        made = MovableRows(self._placement.layout, self.rows, most)
+        self._mover.rows_begin_to_move(made.layout, self.rows, self.schedule)
+        return made
 
     def _barrier(self, what: str) -> None:
         self._heap.device.synchronize()
@@ -140,9 +177,9 @@ class RowMigration:
         at = as_int64(slots).to(self._heap.device.torch_device)
         self._heap.rows(w)[at], self._heap.state(w)[at] = rows, state
 
-    def _follow(self, moving: Ints) -> None:
+    def _follow(self, movable: MovableRows, moving: Ints) -> None:
         rows = self.rows
-        index, codes = self._movable.move(moving, rows.after[moving], self.schedule.slot[moving])
+        index, codes = movable.move(moving, rows.after[moving], self.schedule.slot[moving])
         self._placement.moved(rows.table[moving], rows.id[moving], index, codes)
 
 

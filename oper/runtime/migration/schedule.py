@@ -4,10 +4,12 @@ Rows of each kind of change, from one holder set to another, are spread evenly o
 that on every rank rows leave as others come. A step reads all of its rows before it writes any: so
 the slots that its rows leave are free for those that come. Slots are given in this order:
 
-    a row that some of its holders keep, and no others get, stays in its slot
+    a row that several of its holders keep, and no others get, stays in its slot
     other rows of several holders take slots that are free at all of them, the lowest, or new ones
     beyond the ends of all of their arenas
-    rows of one owner take the lowest that are free there, or new ones at its arena's end
+    rows of one owner take slots that are free there, those first that are not free at all ranks,
+    or new ones at its arena's end; so does a row that its owner had as one of several holders,
+    as its slot is worth more to a row that comes to all ranks
 
 All follows from the plans alone, so that every rank finds the same.
 """
@@ -47,7 +49,11 @@ class SlotPool:
     def take(self, w: int, ranks: Sequence[int], rows: int) -> Ints:
         """Slots for so many rows, the same at all of some ranks, [rows]."""
         free, ends = self._free[w], self.ends[w]
-        common: Ints = reduce(np.intersect1d, (free[r] for r in ranks))[:rows]
+        common: Ints = reduce(np.intersect1d, (free[r] for r in ranks))
+        if len(ranks) == 1 and len(free) > 1 and len(common) > rows:
+            everywhere = np.isin(common, reduce(np.intersect1d, free), assume_unique=True)
+            common = np.sort(common[np.argsort(everywhere, kind="stable")[:rows]])
+        common = common[:rows]
         end = int(ends[list(ranks)].max())
         new = np.arange(end, end + rows - len(common))
         for r in ranks:
@@ -116,9 +122,9 @@ def _interleaved(rows: ChangedRows) -> Ints:
 
 
 def _stays(rows: ChangedRows) -> np.ndarray:
-    """Whether all new holders of a row have it already, at one slot, [N]."""
+    """Whether several new holders of a row, all of them, have it already, at one slot, [N]."""
     kept = np.zeros(len(rows), dtype=bool)
-    for k in np.unique(rows.after):
+    for k in np.unique(rows.after[rows.sets.copies[rows.after] > 1]):
         index = np.flatnonzero(rows.after == k)
         holders = np.flatnonzero(rows.sets.holds[k])
         held = rows.sets.holds[rows.before[index]][:, holders].all(axis=1)

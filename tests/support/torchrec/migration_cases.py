@@ -1,0 +1,198 @@
+"""What ranks do in tests of models whose rows migrate."""
+
+import contextlib
+import os
+import signal
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+import oper
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.tables.table import tables_of
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec.models import Model, batch
+from tests.support.torchrec.ranks import engines, sharded, train_step, whole_model
+
+
+def plans(group: dist.ProcessGroup, number: int, copies: float = 0.3, **how: Any) -> list[Plan]:
+    """Plans of the model's tables, of which `sharded` takes one like the first."""
+    tables, ranks = tables_of(Model("meta")), dist.get_world_size(group)
+    return [random_plan(n, tables, ranks, replicated=copies, **how) for n in range(number)]
+
+
+def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Values of whole models are equal, bit for bit."""
+    assert set(found) == set(expected)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+def moved_in_a_pipeline(rank: int, group: dist.ProcessGroup, name: str, **options: Any) -> int:
+    """A pipeline of TorchRec's trains a model whose rows migrate there and back as it trains one
+    whose rows stay; the steps that were made."""
+    batches = [batch(100 * step + rank) for step in range(14)]
+    there, back = plans(group, 2)[1], plans(group, 1)[0]
+    results = []
+    steps = 0
+    for moves in (False, True):
+        model, optimizer = sharded(group, "adam", **options)
+        pipeline = getattr(train_pipelines, name)(model, optimizer, torch.device("cpu"))
+        iterator, outputs, migration = iter(batches), [], None
+        with (  # the semi-synchronous one asks CUDA for its stream, whatever the device
+            patch.object(torch, "get_device_module", lambda *_: torch.cpu)
+            if name == "TrainPipelineSemiSync"
+            else contextlib.nullcontext(),
+            patch.object(KeyedTensor, "record_stream", lambda *_: None),
+        ):
+            for step in range(len(batches)):
+                found = pipeline.progress(iterator)
+                outputs.append(found[1] if isinstance(found, tuple) else found)
+                if moves and step in (2, 8):
+                    migration = oper.migrate(
+                        model, there if step == 2 else back, bytes_per_step=3000
+                    )
+                if migration is not None:
+                    before = migration.steps_made
+                    migration.step()
+                    steps += migration.steps_made - before
+        if migration is not None:
+            migration.finish()
+        results.append((outputs, whole_model(model, group)))
+    (still, expected), (moved, found) = results
+    for a, b in zip(moved, still, strict=True):
+        assert torch.equal(a, b)
+    assert_same_bits(found, expected)
+    return steps
+
+
+def moved_between_accumulated_steps(rank: int, group: dist.ProcessGroup) -> None:
+    """Rows do not move while gradients are held back, and do after the step that takes them."""
+    results = []
+    for moves in (False, True):
+        model, optimizer = sharded(group, "adagrad")
+        migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=500)
+        for step in range(6):
+            optimizer.zero_grad()
+            with oper.accumulate(model):
+                model(batch(9 * step + rank))[0].backward()
+            if moves and not migration.done:
+                with pytest.raises(OperError, match="gradients of earlier batches are held back"):
+                    migration.step()
+            model(batch(9 * step + rank + 50))[0].backward()
+            optimizer.step()
+            if moves:
+                migration.step()
+        results.append(whole_model(model, group))
+        assert (migration.steps_made > 0) == moves
+    assert_same_bits(results[1], results[0])
+
+
+def saved_and_loaded_on_the_way(rank: int, group: dist.ProcessGroup, folder: str) -> None:
+    """State dicts are those of a model that stayed, in the midst of a migration too, and can be
+    loaded there."""
+    from torch.distributed import checkpoint
+
+    model, optimizer = sharded(group, "adam")
+    plain, plain_optimizer = sharded(group, "adam")
+    migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=500)
+    step = 0
+    while migration.step():
+        train_step(model, optimizer, batch(7 * step + rank))
+        train_step(plain, plain_optimizer, batch(7 * step + rank))
+        assert_same_bits(whole_model(model, group), whole_model(plain, group))
+        step += 1
+        if step == 2:
+            checkpoint.save(model.state_dict(), checkpoint_id=folder, process_group=group)
+        if step == 4:
+            for each in (model, plain):
+                state = each.state_dict()
+                checkpoint.load(state, checkpoint_id=folder, process_group=group)
+    assert step > 4
+    assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def mistaken(rank: int, group: dist.ProcessGroup) -> None:
+    """What cannot be done is refused on all ranks, and the model goes on as it was."""
+    model, optimizer = sharded(group, "sgd")
+    plain, plain_optimizer = sharded(group, "sgd")
+    tables, ranks = tables_of(Model("meta")), dist.get_world_size(group)
+    good = plans(group, 4)
+    refused = {
+        "the plan to migrate to .* must be the same": good[1 + rank % 2],
+        f"runs on {ranks} ranks": random_plan(1, tables, ranks + 1),
+        "has mode inference": random_plan(1, tables, ranks, mode="inference"),
+        "has fetch distinct": random_plan(1, tables, ranks, fetch="distinct"),
+        "is in the hosts' memory": random_plan(1, tables, ranks, tier=(0, 1)),
+        "the plan has no such table": random_plan(1, tables[1:], ranks),
+        "and the plan 51 of dim": random_plan(1, (oper.Table("wide", 51, 16), *tables[1:]), ranks),
+    }
+    for message, plan in refused.items():
+        with pytest.raises(OperError, match=message):
+            oper.migrate(model, plan)
+    with pytest.raises(OperError, match="at least 1 was needed"):
+        oper.migrate(model, good[1], bytes_per_step=0)
+    with pytest.raises(OperError, match="no collection that OPER sharded"):
+        oper.migrate(Model("cpu"), good[1])
+    migration = oper.migrate(model, good[1], bytes_per_step=2000)
+    with pytest.raises(OperError, match="on their way to a plan already"):
+        oper.migrate(model, good[2])
+    for step in range(3):
+        migration.step()
+        with pytest.raises(OperError, match="on their way to a plan already"):
+            oper.migrate(model, good[2])
+        for each, of_it in ((model, optimizer), (plain, plain_optimizer)):
+            train_step(each, of_it, batch(5 * step + rank))
+    migration.finish()
+    assert not migration.step()
+    assert repr(migration).endswith(f"{migration.steps} of {migration.steps} steps>")
+    oper.migrate(model, good[2]).finish()
+    again = oper.migrate(model, good[2])
+    assert (again.rows, again.steps, again.done) == (0, 0, True)
+    assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def there_and_back(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]:
+    """The most slots of a rank after each of ten migrations between three plans, and the most that
+    a rank has in one of the plans."""
+    model, _ = sharded(group, "adam")
+    expected, every = whole_model(model, group), plans(group, 3)
+    sizes = []
+    for turn in range(10):
+        oper.migrate(model, every[(turn + 1) % 3], bytes_per_step=2000).finish()
+        sizes.append(sum(int(engine.heap.slots.max(axis=1).sum()) for engine in engines(model)))
+    assert_same_bits(whole_model(model, group), expected)
+    return sizes, max(int(plan.layout.slots.max(axis=1).sum()) for plan in every)
+
+
+def dies_on_the_way(rank: int, group: dist.ProcessGroup) -> str:
+    """What the others say where the last rank is gone before a step."""
+    model, _ = sharded(group, "sgd", deadline_seconds=20.0)
+    migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000)
+    migration.step()
+    if rank == dist.get_world_size(group) - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(OperError) as found:
+        migration.finish()
+    return str(found.value)
+
+
+def does_not_come(rank: int, group: dist.ProcessGroup) -> str:
+    """What ranks say of one that trains on where they move rows."""
+    model, optimizer = sharded(group, "sgd", deadline_seconds=3.0)
+    migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000)
+    try:
+        if rank == 0:
+            train_step(model, optimizer, batch(rank))
+        else:
+            migration.step()
+        train_step(model, optimizer, batch(rank))
+    except OperError as error:
+        return str(error)
+    return "nothing"

@@ -1,0 +1,47 @@
+"""Models whose rows migrate, against models whose rows stay."""
+
+import pytest
+
+from tests.support.torchrec import migration_cases
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TrainPipelineBase",
+        "TrainPipelineSparseDist",
+        "TrainPipelineSparseDistLite",
+        "TrainPipelineSemiSync",
+    ],
+)
+def test_rows_migrate_under_pipelines(worlds, name):
+    assert min(worlds.run(3, migration_cases.moved_in_a_pipeline, name)) > 5
+
+
+def test_rows_do_not_migrate_under_gradients_that_are_held_back(worlds):
+    worlds.run(2, migration_cases.moved_between_accumulated_steps)
+
+
+def test_checkpoints_in_the_midst_of_a_migration(worlds, tmp_path):
+    worlds.run(3, migration_cases.saved_and_loaded_on_the_way, str(tmp_path / "saved"))
+
+
+def test_mistakes_are_refused_and_change_nothing(worlds):
+    worlds.run(3, migration_cases.mistaken)
+
+
+def test_slots_that_rows_leave_are_used_again(worlds):
+    for sizes, planned in worlds.run(3, migration_cases.there_and_back):
+        assert max(sizes) < 1.3 * planned, sizes  # of some fifty rows each
+        assert max(sizes[3:]) <= max(sizes[:3]) + 5
+
+
+def test_a_rank_that_dies_on_the_way_is_named(worlds):
+    *told, _ = worlds.run(3, migration_cases.dies_on_the_way, lost=(2,))
+    for text in told:
+        assert "rank 2" in text
+
+
+def test_ranks_that_do_not_come_to_move_rows_are_named(worlds):
+    told = worlds.run(3, migration_cases.does_not_come, new_group=True)
+    assert any("move rows (step 1 of" in text and "rank 0" in text for text in told[1:])
