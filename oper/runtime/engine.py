@@ -72,8 +72,8 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; `spare` is by how much of its rows the
-    memory of a rank there can grow when rows migrate.
+    the CPU unless given, is where rows and batches are; `spare` is how many rows more
+    than it has each rank's memory is for there, as a share of those of the rank with the most.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 

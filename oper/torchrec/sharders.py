@@ -29,7 +29,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from oper.base.errors import OperError
-from oper.base.units import positive_seconds
+from oper.base.units import finite_number, positive_seconds
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Device, device_of
@@ -61,6 +61,9 @@ class OperSharder(BaseEmbeddingSharder):
         check_gradients: look for NaN in gradients, and name the feature.
         cache: how each rank caches the rows of tables that the plan has in the tier; None: 10 % of
             their bytes, synchronised on demand.
+        spare: how many rows more than it has each rank's memory is for, on devices, so that later
+            plans can be migrated to: a share of the rows of the rank with the most. CPU ranks grow
+            by themselves.
         deterministic: whether equal runs must give equal bits. CPU ranks always do, as every sum
             has one order: False makes nothing faster.
     """
@@ -79,6 +82,7 @@ class OperSharder(BaseEmbeddingSharder):
         deadline_seconds: float = 60.0,
         check_gradients: bool = False,
         cache: CacheSettings | None = None,
+        spare: float = 0.0,
         deterministic: bool = True,
     ) -> None:
         if qcomm_codecs_registry:
@@ -99,7 +103,10 @@ class OperSharder(BaseEmbeddingSharder):
             "nodes": nodes,
             "deadline_seconds": positive_seconds(deadline_seconds, "deadline_seconds"),
             "check_gradients": check_gradients,
+            "spare": finite_number(spare, "spare"),
         }
+        if spare < 0:
+            raise OperError(f"spare is {spare:g}, and a share of at least 0 was needed")
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The sharding types that TorchRec's own planner may put into a plan; they are not read."""

@@ -44,8 +44,8 @@ class Heap:
     CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
     of ranks whose memory is not mapped here. In `symmetric` memory, where that is given, `far`
     [W, M + 1] is where their rows would begin here.
-    `spare` is how far an arena of a device can grow, as a share of its slots. `advice`: what to do
-    where there is no memory for them.
+    `spare` is how far the arenas of a width can grow on devices, as a share of the largest of
+    them. `advice`: what to do where there is no memory for them.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class Heap:
         what = json.dumps([slots.tolist(), sizes.tolist(), self.device.kind, spare]).encode()
         node.agree(what, "the sizes of the heap and the kind of its device")
         on_host = self.device.kind == "cpu"
-        grown = 2 * slots + _FEW_SLOTS if on_host else slots + np.ceil(spare * slots).astype(int)
+        largest_arenas = slots.max(axis=1, keepdims=True, initial=0)
+        share, few = (1.0, _FEW_SLOTS) if on_host else (spare, 0)
+        grown = slots + np.ceil(share * largest_arenas).astype(np.int64) + few
         self.most_slots: Ints = grown  # [W, M]
         # A rank's arenas, in order: rows of each width, then state of each width.
         room = _aligned(grown * sizes[:, :, None], _HUGE_PAGE if on_host else _ALIGNMENT)

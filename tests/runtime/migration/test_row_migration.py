@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oper.runtime.migration.changed_rows import changed_rows
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, tables_of
-from tests.support.runtime.migration_cases import train_and_move
+from tests.support.runtime.migration_cases import serve_and_move, train_and_move
 from tests.support.runtime.runtime_plans import random_plan
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "momentum_sgd", "partial_rowwise_adam"]
@@ -64,6 +64,33 @@ def test_models_train_on_as_if_no_row_had_moved(
     assert_same(moved, still)
     differ = len(changed_rows(plans[0], plans[1])) > 0
     assert all((found["moved"] > 0) >= differ for found in moved if found["left"] < len(plans) - 1)
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_ranks_serve_while_rows_move(ranks, fetch):
+    case = Case(seed=3, ranks=3, rows=(300, 5, 200), pooling="mean")
+    plans = [random_plan(n, tables_of(case), 3, mode="inference", fetch=fetch) for n in range(4)]
+    for looked_up, steps, wrong in ranks.run(3, serve_and_move, case, plans, 800):
+        assert wrong == []
+        assert looked_up > 20
+        assert steps > 20
+
+
+def test_bags_of_pooled_tables_follow(ranks):
+    """Their sums are added up in another order where a bag's rows come to other ranks."""
+    case = Case(seed=9, ranks=4, optimizer="adagrad", rows=(300, 70, 200), steps=10)
+    nodes = (0, 0, 1, 1)
+    plans = [
+        replace(random_plan(n, tables_of(case), 4, fetch="pooled"), pooled_tables=("t0", "t2"))
+        for n in range(3)
+    ]
+    still = ranks.run(4, train_and_move, case, plans[:1], 3000, nodes)
+    moved = ranks.run(4, train_and_move, case, plans, 3000, nodes, ahead=True)
+    for mine, others in zip(moved, still, strict=True):
+        assert mine["moved"] > 3
+        for name in ("outputs", "tables"):
+            for a, b in zip(mine[name], others[name], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 2, 3)])

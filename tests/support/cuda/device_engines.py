@@ -73,7 +73,7 @@ class EmulatedDevice(Cuda):
         native.ops().load_nvshmem_library(self._nvshmem, "")
         FakeNvshmem(Path(self._nvshmem)).node(self._node)
 
-    def segment(self, bytes: int) -> DeviceSegment:
+    def segment(self, bytes: int, used_bytes: int) -> DeviceSegment:
         segment = DeviceSegment.create(bytes, self.torch_device)
         segment.zero()
         return segment
@@ -204,19 +204,32 @@ def train_on_both(
     schedule: Schedule,
     library: str | None,
     nodes: Any = None,
+    new_plans: Sequence[Plan] = (),
 ) -> list[dict[str, Any]]:
     """Outputs, gradients of weights, rows, optimizer states and counters of training on a device,
-    and the same of the CPU."""
-    devices = (device_of(library), Cpu())
-    return [_train(rank, group, case, plan, schedule, device, nodes) for device in devices]
+    and the same of the CPU. Rows migrate to one of the new plans after the other, if there are any,
+    between the updates."""
+    given = (case, plan, schedule, new_plans, nodes)
+    return [_train(rank, group, *given, device) for device in (device_of(library), Cpu())]
 
 
 def _train(
-    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, device: Device, nodes: Any
+    rank: int,
+    group: Any,
+    case: Case,
+    plan: Plan,
+    schedule: Schedule,
+    new_plans: Sequence[Plan],
+    nodes: Any,
+    device: Device,
 ) -> dict[str, Any]:
-    engine = start(case, plan, group, device, nodes=nodes)
+    engine = start(case, plan, group, device, nodes=nodes, spare=3.0 * bool(new_plans))
     outputs, weight_grads = [], []
+    migrations = (engine.migrate(new, 2000) for new in new_plans)
+    migration = next(migrations, None)
     for steps in schedule:
+        if migration is not None and not migration.step():
+            migration = next(migrations, None)
         for step in steps:
             batch = batch_on(device, case, step, rank)
             weights = batch.weights_or_none()
@@ -236,6 +249,7 @@ def _train(
         having = [r for r in wanted if name in optimizer_of(case, r.table).state_slices(1)]
         states += engine.read_rows(having, name) if having else []
     assert engine.unequal_replicas() == []
+    assert next(migrations, None) is None, "too few steps for all migrations to begin"
     counted = engine.counters.to_dict()
     engine.close()
     return {

@@ -189,7 +189,7 @@ class PretendedDevice(EmulatedDevice):
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
         return OnTheWay(tensor.cpu().clone())
 
-    def segment(self, bytes: int) -> DeviceSegment:
+    def segment(self, bytes: int, used_bytes: int) -> DeviceSegment:
         segment = _Segment.create(bytes, torch.device("cpu"))
         segment.zero()
         return segment

@@ -1,5 +1,7 @@
 """Engines whose rows migrate while they train or serve, beside engines whose rows never move."""
 
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Device
 from oper.runtime.migration.row_migration import RowMigration
 from oper.runtime.table_io import RowRange
-from tests.support.runtime.engine_cases import Case, batch_of, gradient_of, prepare, start
+from tests.support.runtime.engine_cases import Case, batch_of, gradient_of, initial, prepare, start
 
 
 def tables_and_states(engine: EmbeddingEngine, case: Case) -> list[torch.Tensor]:
@@ -76,6 +78,57 @@ def train_and_move(
     }
     engine.close()
     return found
+
+
+def serve_and_move(
+    rank: int, group: Any, case: Case, plans: Sequence[Plan], bytes_per_step: int
+) -> tuple[int, int, list[str]]:
+    """Threads look up while rows migrate from plan to plan; how many lookups began while rows were
+    on their way, how many steps were taken, and what was wrong."""
+    engine = start(case, plans[0], group)
+    batches = [batch_of(case, step, rank) for step in range(6)]
+    expected = [engine(each).clone() for each in batches]
+    wrong: list[str] = []
+    looked_up, moving, ended = 0, threading.Event(), threading.Event()
+
+    def serve() -> None:
+        nonlocal looked_up
+        prepared = [engine.prepare(each) for each in batches]  # by the first map
+        try:
+            while not ended.is_set():
+                for n, given in enumerate(batches):
+                    # Some have been prepared before rows moved, and some by the map of now.
+                    batch = prepared[n] if looked_up % 2 else engine.prepare(given)
+                    if not torch.equal(engine.lookup(batch), expected[n]):
+                        wrong.append(f"batch {n}")
+                    looked_up += moving.is_set()
+        except Exception as error:  # it would end unseen in a thread
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    steps = 0
+    for plan in plans[1:]:
+        migration = engine.migrate(plan, bytes_per_step)
+        moving.set()
+        while migration.step():
+            time.sleep(0.002)
+        moving.clear()
+        steps += migration.steps_made
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert engine.unequal_replicas() == []
+    wrong += [
+        f"table {n}"
+        for n, rows in enumerate(
+            engine.read_rows([RowRange(n, 0, r) for n, r in enumerate(case.rows)])
+        )
+        if not torch.equal(rows, initial(case, n))
+    ]
+    engine.close()
+    return looked_up, steps, wrong
 
 
 def _moved(migration: RowMigration) -> int:
