@@ -224,9 +224,11 @@ def _capacity(document: Document, ranks: int) -> Capacity:
     if isinstance(given, list):
         _check_length(document, ("capacity",), given, ranks, "values, one for each rank")
     try:
-        return parse_capacity(
+        found = parse_capacity(
             ",".join(map(str, given if isinstance(given, list) else [given])), ranks
         )
+        # A list of one factor is that of the only rank, not one for all.
+        return (found,) if isinstance(given, list) and isinstance(found, float) else found
     except OperError as error:
         raise OperError(f"{document.where(('capacity',))}: {error}") from error
 

@@ -536,3 +536,17 @@ def test_a_folder_or_nothing_is_no_topology(tmp_path: Path) -> None:
     for spec in ("", str(tmp_path)):
         with pytest.raises(OperError, match=r"^topology '.*': neither a preset .* nor a file"):
             Topology.load(spec)
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda ranks: st.lists(
+            st.one_of(st.integers(1, 10**12), st.floats(0.5, 100.0)), min_size=ranks, max_size=ranks
+        )
+    )
+)
+def test_capacities_of_each_rank_are_read_back(capacities):
+    """Those of one rank too."""
+    made = replace(Topology.load(f"cpu:{len(capacities)}"), capacity=tuple(capacities))
+    again = Topology.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again.capacity == made.capacity
