@@ -60,9 +60,9 @@ def measure_ranks(
     device that torch names so."""
     limit = timedelta(seconds=deadline_seconds)
     barrier(store, rank, ranks, limit)
+    on = device_of(device)  # before others count on this rank, which would only miss it
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-        on = device_of(device)
         return RankMeasurement(store, node, limit, amounts, row_bytes, on).measure()
     except RuntimeError as error:
         raise OperError(
