@@ -7,12 +7,17 @@ those that come to a rank need new ones there (schedule.py).
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from oper.base.arrays import Ints
 from oper.cost.holder_sets import HolderSets
+from oper.plan.address_map import AddressMap
+from oper.plan.layout import SLOT_BITS, RankMap
 from oper.plan.listed_rows import first_rows
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
+
+_CHUNK_ROWS = 1 << 20  # a few arrays of 8 MiB at a time
 
 
 @dataclass(frozen=True)
@@ -48,33 +53,38 @@ class ChangedRows:
 def changed_rows(old: Plan, new: Plan) -> ChangedRows:
     """The rows of `old`, where they are now, that `new` has elsewhere. `new` has its tables by
     name, and maybe others; the ranks are the same."""
-    layout = old.layout
-    others = HolderSets(new.layout.source, new.layout.holds)
-    here, there = RowLocator(old, others), RowLocator(new)
-    sets, groups = here.holder_sets, len(layout.group_width)
+    layout, first_row = old.layout, first_rows(old.layout)
+    here, there = RowLocator(old, HolderSets(new.layout.source, new.layout.holds)), RowLocator(new)
+    sets = here.holder_sets
     number = {_key(sets, k): k for k in range(len(sets))}
     of_new = np.array([number[_key(there.holder_sets, k)] for k in range(len(there.holder_sets))])
-    found, first_row = [np.zeros((8, 0), dtype=np.int64)], first_rows(layout)
+    before = _map_of_sets(old, here.holder_set_of)
+    after = _map_of_sets(new, of_new[there.holder_set_of])
+    found = [np.zeros((8, 0), dtype=np.int64)]
     for t, table in enumerate(old.tables):
-        width = layout.width_of_table[t]
-        chunks = zip(here.chunks(t), there.chunks(new.table_index(table.name)), strict=True)
-        for now, then in chunks:
-            before = here.holder_set_of[now.extent]
-            after = of_new[there.holder_set_of[then.extent]]
-            index = np.flatnonzero(before != after)
-            extent = now.extent[index]
-            striped = extent >= groups
-            owner = np.where(striped, extent - groups, 0)
-            start = np.where(striped, layout.stripe_base[t, owner], 0)
-            position = start + now.offset[index]
-            group = np.where(striped, -1, extent)
-            ids = now.first + index
-            same = np.full((2, len(index)), [[t], [width]])
-            of_table = np.stack([first_row[t] + ids, same[0], ids, same[1]])
-            places = np.stack([before[index], after[index], group, position])
-            found.append(np.concatenate([of_table, places]))
-    row, of, ids, width, before, after, group, position = np.concatenate(found, axis=1)
-    return ChangedRows(sets, row, of, ids, width, before, after, group, position, layout.base)
+        then = new.table_index(table.name)
+        for first in range(0, table.rows, _CHUNK_ROWS):
+            every = torch.arange(first, min(first + _CHUNK_ROWS, table.rows))
+            now, later = (of.translate(n, every) for of, n in ((before, t), (after, then)))
+            index = ((now ^ later) >> SLOT_BITS).nonzero().view(-1)
+            ids = every[index].numpy()
+            place = layout.locate(t, ids)
+            group = place.group
+            position = np.where(group >= 0, place.position, place.slot)
+            of_table = np.full((2, len(ids)), [[t], [layout.width_of_table[t]]])
+            sets_of = [(of[index] >> SLOT_BITS).numpy() for of in (now, later)]
+            row = first_row[t] + ids
+            found.append(np.stack([row, of_table[0], ids, of_table[1], *sets_of, group, position]))
+    row, of, ids, width, was, comes, group, position = np.concatenate(found, axis=1)
+    return ChangedRows(sets, row, of, ids, width, was, comes, group, position, layout.base)
+
+
+def _map_of_sets(plan: Plan, set_of_extent: Ints) -> AddressMap:
+    """A map of no real rank, whose addresses have the number of a row's holder set as their field;
+    `set_of_extent` [G + M] is that of each extent (row_locator.py)."""
+    groups, fields = len(plan.layout.group_width), set_of_extent << SLOT_BITS
+    stripes = np.broadcast_to(fields[groups:], plan.layout.stripe_base.shape)
+    return AddressMap(plan.tables, plan.layout, RankMap(0, fields[:groups], stripes))
 
 
 def _key(sets: HolderSets, k: int) -> bytes:

@@ -49,9 +49,9 @@ class SlotPool:
     def take(self, w: int, ranks: Sequence[int], rows: int) -> Ints:
         """Slots for so many rows, the same at all of some ranks, [rows]."""
         free, ends = self._free[w], self.ends[w]
-        common: Ints = reduce(np.intersect1d, (free[r] for r in ranks))
+        common: Ints = reduce(_both, (free[r] for r in ranks))
         if len(ranks) == 1 and len(free) > 1 and len(common) > rows:
-            everywhere = np.isin(common, reduce(np.intersect1d, free), assume_unique=True)
+            everywhere = np.isin(common, reduce(_both, free), assume_unique=True)
             common = np.sort(common[np.argsort(everywhere, kind="stable")[:rows]])
         common = common[:rows]
         end = int(ends[list(ranks)].max())
@@ -72,6 +72,10 @@ class SlotPool:
                 unused = int(np.cumprod(free[::-1] == last).sum())
                 self.ends[w, r] -= unused
                 of_width[r] = free[: len(free) - unused]
+
+
+def _both(slots: Ints, others: Ints) -> Ints:
+    return np.intersect1d(slots, others, assume_unique=True)
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,8 @@ class Schedule:
 
 def _interleaved(rows: ChangedRows) -> Ints:
     """The rows in an order of which every part has about the same share of each kind of change."""
-    kinds = np.stack([rows.width, rows.before, rows.after])
-    _, kind, size = np.unique(kinds, axis=1, return_inverse=True, return_counts=True)
-    kind = kind.reshape(-1)
+    number = (rows.width * len(rows.sets) + rows.before) * len(rows.sets) + rows.after
+    _, kind, size = np.unique(number, return_inverse=True, return_counts=True)
     by_kind = np.argsort(kind, kind="stable")
     turn = np.empty(len(rows), dtype=np.int64)
     turn[by_kind] = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
