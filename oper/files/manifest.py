@@ -34,11 +34,16 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Name -> {bytes, sha256} of every file below `folder`, for its marker; hashes in parallel."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = list(pool.map(sha256, files))
+        described = list(pool.map(describe_file, files))
     return {
-        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": digest}
-        for file, digest in zip(files, digests, strict=True)
+        file.relative_to(folder).as_posix(): description
+        for file, description in zip(files, described, strict=True)
     }
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """The bytes and SHA-256 of a file, as a marker has them."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
