@@ -24,6 +24,7 @@ SUFFIX = ".distcp"
 # A shard of at most so many bytes is read whole, so that its CRC-32 can be compared, and its rows
 # are taken from it. Those that `oper.save` writes have half as many, or fewer.
 MOST_WHOLE_BYTES = 1 << 26
+_PASSED_ON_BYTES = 1 << 26
 FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
 _NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
@@ -35,13 +36,18 @@ class ShardFile:
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (closed by its own methods)
         self._digest = hashlib.sha256()
-        self.bytes = 0
+        self.bytes = self._passed_on = 0
 
     def write(self, data: Any) -> int:
         """Add bytes at the end: `torch.save` writes into this file."""
         self._file.write(data)
         self._digest.update(data)
         self.bytes += memoryview(data).nbytes
+        if self.bytes - self._passed_on >= _PASSED_ON_BYTES:
+            # The disk begins to write, and what it has written leaves the page cache: a checkpoint
+            # would push everything else out of it, and its pages be taken from the system anew.
+            os.posix_fadvise(self._file.fileno(), 0, self.bytes, os.POSIX_FADV_DONTNEED)
+            self._passed_on = self.bytes
         return memoryview(data).nbytes
 
     def flush(self) -> None:

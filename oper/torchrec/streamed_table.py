@@ -22,9 +22,9 @@ from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
 
-# Of rows as float32 with their optimizer's states and addresses. Reading a piece takes twice as
-# much, and two more wait to be written: a fourth of what a save may take beside the tables.
-_PIECE_BYTES = 1 << 25
+# Of rows as float32 with their optimizer's states and addresses, in what a save takes beside the
+# tables some times over. Of 32 MB and more, the allocator takes each from the system anew.
+_PIECE_BYTES = 1 << 24
 _ADDRESS_BYTES = 16  # a row's number and its address
 
 
