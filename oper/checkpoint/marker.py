@@ -35,13 +35,18 @@ class Marker:
     def read(cls, folder: Path) -> "Marker":
         """Read that of a folder; OperError where there is none, of another version, or changed."""
         content = manifest.open_folder(folder, FORMAT)
-        try:
-            return cls(*(content[name] for name in ("step", "plan", "ranks", "files")))
-        except KeyError as error:
+        step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
+        files = manifest.checked_files(folder, content.get("files"))
+        good = (
+            (step is None or type(step) is int)
+            and (plan is None or type(plan) is str)
+            and all(type(file["bytes"]) is int for file in files.values())
+        )
+        if not good or type(ranks) is not int:
             raise OperError(
-                f"{folder / FORMAT.marker}: lacks what every checkpoint has ({error}); "
-                f"{FORMAT.again}"
-            ) from error
+                f"{folder / FORMAT.marker}: its step, plan, ranks or files are none; {FORMAT.again}"
+            )
+        return cls(step, plan, ranks, files)
 
 
 def newest(folder: Path | str) -> Path:

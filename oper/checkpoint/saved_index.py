@@ -194,22 +194,23 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _index(content: Any) -> SavedIndex:
-    fields = _fields(content, "Metadata")
-    described = _dict(fields.get("state_dict_metadata"), "the list of what was saved")
+    whole = _fields(content, "Metadata")
+    described = _dict(whole.get("state_dict_metadata"), "the list of what was saved")
     places: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
-    for index, info in _dict(fields.get("storage_data"), "the list of places").items():
-        key = _fields(index, "MetadataIndex")
-        name, offset = _text(key.get("fqn")), key.get("offset")
-        places[name, None if offset is None else _numbers(offset)] = _extent(info)
+    for index, info in _dict(whole.get("storage_data"), "the list of places").items():
+        fields = _fields(index, "MetadataIndex")
+        part, offset = _text(fields.get("fqn")), fields.get("offset")
+        places[part, None if offset is None else _numbers(offset)] = _extent(info)
     tensors: dict[str, SavedTensor] = {}
     objects: dict[str, Extent] = {}
-    for name, entry in described.items():
+    for key, entry in described.items():
+        name = _text(key)
         if _kind(entry) == "BytesStorageMetadata":
-            objects[_text(name)] = _found(places, name, None)
+            objects[name] = _found(places, name, None)
         else:
-            tensors[_text(name)] = _tensor(name, _fields(entry, "TensorStorageMetadata"), places)
-    paths = fields.get("planner_data")
-    return SavedIndex(tensors, objects, _paths(paths, {*tensors, *objects}))
+            tensors[name] = _tensor(name, _fields(entry, "TensorStorageMetadata"), places)
+    paths = _paths(whole.get("planner_data"), {*tensors, *objects})
+    return SavedIndex(tensors, objects, paths)
 
 
 def _tensor(
@@ -289,8 +290,9 @@ def _paths(given: Any, names: set[str]) -> dict[str, tuple[str | int, ...]]:
         return {}
     paths = {}
     for name, path in _dict(given, "the list of paths").items():
-        if not isinstance(path, tuple) or any(type(part) not in (str, int) for part in path):
-            raise _UnsoundError(f"{str(name)[:80]!r} has no path")
+        good = isinstance(path, tuple) and path and all(type(part) in (str, int) for part in path)
+        if not good or type(path[0]) is not str:
+            raise _UnsoundError(f"{_text(name)[:80]!r} has no path")
         if name in names:
             paths[name] = path
     return paths
@@ -332,5 +334,5 @@ def _numbers(value: Any) -> tuple[int, ...]:
         (value,) = value.arguments
     good = isinstance(value, list | tuple) and len(value) <= _MOST_DIMENSIONS
     if not good or any(type(part) is not int or not 0 <= part < 1 << 63 for part in value):
-        raise _UnsoundError(f"has {str(value)[:80]} for a size")
+        raise _UnsoundError(f"has a {_kind(value)[:40]} for sizes, which is none")
     return tuple(value)

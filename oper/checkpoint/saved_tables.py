@@ -43,7 +43,7 @@ def tables_of(index: SavedIndex) -> dict[str, SavedTable]:
     weights = {
         match["table"]: tensor
         for name, tensor in index.tensors.items()
-        if (match := _WEIGHT.fullmatch(name)) and len(tensor.shape) == 2
+        if (match := _WEIGHT.fullmatch(name)) and len(tensor.shape) == 2 and tensor.bytes
     }
     found = {table: SavedTable(table, weight, {}) for table, weight in weights.items()}
     for name, tensor in index.tensors.items():

@@ -86,7 +86,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
 def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
     """Compare the files of `folder` with what its marker says: sizes, and `digests` if asked."""
     folder = Path(folder)
-    for name, expected in _checked(folder, described).items():
+    for name, expected in checked_files(folder, described).items():
         file = folder / name
         if not file.is_file():
             raise OperError(f"{file}: is missing; the folder is incomplete: copy or write it again")
@@ -108,7 +108,7 @@ def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
                     )
 
 
-def _checked(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
+def checked_files(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
     """The marker's list of files, whose names must stay below the folder."""
     if not isinstance(described, dict):
         described = {"files": None}
