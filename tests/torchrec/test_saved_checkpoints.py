@@ -43,6 +43,23 @@ def test_tables_of_the_tier_are_saved_with_what_the_caches_hold(worlds, tmp_path
     compare(loaded, saved, 0)
 
 
+def test_ranks_that_share_no_memory_save_and_load(worlds, tmp_path):
+    saved = worlds.run(2, cases.saved, "adagrad", tmp_path / "made", nodes=(0, 1))[0]
+    loaded = worlds.run(2, cases.loaded, "adagrad", tmp_path / "made", nodes=(0, 1))[0]
+    compare(loaded, saved, 0)
+
+
+def test_a_trained_model_is_loaded_to_serve(worlds, tmp_path):
+    saved = worlds.run(2, cases.saved, "adam", tmp_path / "made")[0]
+    found = worlds.run(3, cases.loaded_to_serve, tmp_path / "made")[0]
+    compare(found, {k: v for k, v in saved.items() if "/" not in k and "after" not in k}, 0)
+
+
+@pytest.mark.slow
+def test_saving_and_loading_take_little_memory(worlds, tmp_path):
+    worlds.run(2, cases.little_memory, tmp_path / "made")
+
+
 @pytest.mark.parametrize("sharding", ["none", "row_wise", "table_wise"])
 def test_torch_reads_it_into_its_own_modules(worlds, tmp_path, sharding):
     kind = "rowwise_adagrad"
