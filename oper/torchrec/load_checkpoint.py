@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from oper.base.errors import OperError, check_type, one_line
 from oper.checkpoint.marker import FORMAT, Marker, newest
-from oper.checkpoint.saved_index import Extent, SavedIndex, read_index
+from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, read_index
 from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.saved_tables import tables_of
 from oper.checkpoint.shard_file import check_records
@@ -120,7 +120,10 @@ def _verified(folder: Path) -> Path:
     # A save that was killed between two renames is put back.
     temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
     found = newest(folder)
-    manifest.verify_files(found, Marker.read(found).files, digests=False)
+    files = Marker.read(found).files
+    manifest.verify_files(found, files, digests=False)
+    index = {name: described for name, described in files.items() if name == INDEX}
+    manifest.verify_files(found, index, digests=True)
     return found
 
 

@@ -14,16 +14,21 @@ _T = TypeVar("_T")
 
 
 def of_first_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
-    """What rank 0 makes, on all ranks, or the error that it made."""
+    """What rank 0 makes, on all ranks. Where it fails, the others raise an OperError that says the
+    same."""
     if group is None:
         return make()
     box: list[Any] = [None, None]
+    failure: Exception | None = None
     if dist.get_rank(group) == 0:
         try:
             box[0] = make()
-        except OperError as error:
-            box[1] = str(error)
+        except Exception as error:  # Whatever it is, the others must not wait for more.
+            named = isinstance(error, OperError)
+            failure, box[1] = error, str(error) if named else f"rank 0 failed: {error!r}"
     dist.broadcast_object_list(box, group=group, group_src=0)
+    if failure is not None:
+        raise failure
     if box[1] is not None:
         raise OperError(box[1])
     return box[0]

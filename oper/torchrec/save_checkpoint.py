@@ -34,7 +34,7 @@ from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
 from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.memory.runtime_plan import plan_digest
-from oper.torchrec.objects_of_ranks import gathered, is_first, of_first_rank, ranks_of
+from oper.torchrec.objects_of_ranks import gathered, of_first_rank, ranks_of
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.streamed_table import StreamedTable
 
@@ -59,6 +59,7 @@ def save(
     folder. Raises OperError, on all ranks, where the folder is taken or cannot be written.
     """
     check_type("save", "model", model, nn.Module)
+    check_type("save", "step", step, int, type(None))
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     with streaming(model):
@@ -78,12 +79,14 @@ def save(
                 # Where a rank is lost, torch says what became of a connection.
                 raise writer.lost or _failure(folder, error) from error
             files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
-            if is_first(group):
-                files[INDEX] = describe_file(made / INDEX)
-                digest = hashlib.sha256()
-                for module in collections.values():
-                    digest.update(plan_digest(module.engine.plan))
-                Marker(step, digest.hexdigest(), ranks_of(group), files).write(made)
+            digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
+            plan = hashlib.sha256(digests).hexdigest()
+
+            def mark() -> None:
+                described = {**files, INDEX: describe_file(made / INDEX)}
+                Marker(step, plan, ranks_of(group), described).write(made)
+
+            of_first_rank(mark, group)
     return Path(folder)
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from torchrec.modules.embedding_configs import DataType
 
+from oper.checkpoint.marker import Marker
+from oper.checkpoint.verify import verify
 from oper.scheduler.cache_settings import CacheSettings
+from tests.support.runtime import mortal_ranks
 from tests.support.torchrec import saved_cases as cases
 from tests.support.torchrec.ranks import compare
 
@@ -78,6 +81,17 @@ def test_torchs_asynchronous_saves_have_the_tables_of_their_begin(worlds, tmp_pa
 def test_where_a_rank_cannot_write_all_say_so_and_train_on(worlds, tmp_path):
     (tmp_path / "all").mkdir()
     worlds.run(2, cases.written_by_a_full_disk, tmp_path / "all" / "made")
+
+
+def test_where_a_rank_dies_in_a_save_the_others_name_it(tmp_path):
+    (tmp_path / "all").mkdir()
+    folder = tmp_path / "all" / "made"
+    found = mortal_ranks.run(2, cases.lost_while_saving, folder)
+    assert "rank 1" in str(found[0])
+    assert "died" in str(found[0])
+    assert Marker.read(folder).step == 1
+    assert verify(folder).ok
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_nothing_is_replaced_unasked_and_the_newest_is_loaded(worlds, tmp_path):

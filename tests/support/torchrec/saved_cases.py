@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from oper.checkpoint.shard_file import ShardFile
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import tables_of
 from oper.torchrec import streamed_table
+from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import Kind, Model, batch
 from tests.support.torchrec.ranks import (
@@ -314,3 +316,18 @@ def damaged(rank: int, group: dist.ProcessGroup, folder: Path, message: str) -> 
 def small_saved(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
     """A checkpoint to be damaged."""
     oper.save(small_model(group, {"a": (40, 8)}, "adagrad"), folder, step=1)
+
+
+def lost_while_saving(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
+    """A rank is killed as it writes."""
+    model = small_model(group, {"a": (40, 8)}, "adagrad")
+    oper.save(model, folder, step=1)
+
+    def write(file: ShardFile, data: Any) -> int:
+        lose_this_process(signal.SIGKILL)
+        raise AssertionError("it lives on")
+
+    if rank == 1:
+        ShardFile.write = write  # type: ignore[method-assign]
+    with small_pieces():
+        oper.save(model, folder, step=2, overwrite=True)
