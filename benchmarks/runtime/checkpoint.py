@@ -3,7 +3,7 @@
 8 tables of 1 million rows, dim 64, with row-wise Adagrad (2.08 GB), on ranks of one process each.
 `disk` is what the same ranks reach together in the same run with as many bytes from memory, in
 writes of 16 MB and one fsync: left in the page cache, and, `uncached`, passed on to the disk every
-64 MB and dropped, as `oper.save` does. `oper` is `oper.save` and `oper.load`, which hash and compare
+64 MB and dropped, as `oper.save` does. `oper` is `oper.save` and `oper.load`, which hash or compare
 what they write and read; `torch` is torch.distributed.checkpoint with the model's state dicts. All
 sides write a new checkpoint while the last one is there. They take turns; medians are shown.
 Memory is the most that a rank's anonymous memory grew by, looked at every 2 ms; tables lie in

@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of `oper checkpoint`."""
     verbs = typer.Typer(
         cls=CommandGroup,
-        help="Look at checkpoints, verify them, and cut them anew. Nothing in them is run.",
+        help="Look at checkpoints, verify, reshard and export them.",
         epilog=_INSPECT + _VERIFY + _RESHARD + _EXPORT,
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(checkpoint: Path = _CHECKPOINT, verbose: bool = VERBOSE, as_json: bool = JSON) -> None:
-    """Print what a checkpoint holds: tables, optimizers' states, the rest, its step and plan."""
+    """Print the tables, the states and the rest of a checkpoint."""
     from oper.checkpoint.describe import describe
 
     found = describe(checkpoint)

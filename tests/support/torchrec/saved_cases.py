@@ -327,7 +327,7 @@ def lost_while_saving(rank: int, group: dist.ProcessGroup, folder: Path) -> None
         lose_this_process(signal.SIGKILL)
         raise AssertionError("it lives on")
 
-    if rank == 1:
-        ShardFile.write = write  # type: ignore[method-assign]
-    with small_pieces():
+    with pytest.MonkeyPatch.context() as patch, small_pieces():
+        if rank == 1:
+            patch.setattr(ShardFile, "write", write)
         oper.save(model, folder, step=2, overwrite=True)
