@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.load_checkpoint import load as load
     from oper.torchrec.measure_latency import measure_latency as measure_latency
     from oper.torchrec.migration import migrate as migrate
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
+    from oper.torchrec.save_checkpoint import save as save
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
@@ -87,6 +89,7 @@ _HOME = {
     "drift": "oper.planner.replan.drift",
     "drift_by_window": "oper.planner.replan.drift",
     "explain": "oper.analysis.row_facts",
+    "load": "oper.torchrec.load_checkpoint",
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.measure_latency",
     "migrate": "oper.torchrec.migration",
@@ -95,6 +98,7 @@ _HOME = {
     "read": "oper.logs.row_reader",
     "record": "oper.profiling.recorder",
     "replan": "oper.planner.replan.replan",
+    "save": "oper.torchrec.save_checkpoint",
     "shard": "oper.torchrec.sharded_model",
     "simulate": "oper.scheduler.simulator",
     "torchrec_plan": "oper.torchrec.sharding_plan",
@@ -127,6 +131,7 @@ __all__ = [
     "drift",
     "drift_by_window",
     "explain",
+    "load",
     "make_plan",
     "measure_latency",
     "migrate",
@@ -134,6 +139,7 @@ __all__ = [
     "read",
     "record",
     "replan",
+    "save",
     "shard",
     "simulate",
     "torchrec_plan",

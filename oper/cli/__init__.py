@@ -33,6 +33,7 @@ VERBS = {
     "drift": "drift",
     "replan": "replan",
     "report": "report",
+    "checkpoint": "checkpoint",
     "simulate": "simulate",
     "synth": "synth",
 }

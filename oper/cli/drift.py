@@ -42,7 +42,7 @@ def drift(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Print the cost of a plan under newer counts; advise replanning."""
+    """Print a plan's cost under newer counts; advise replanning."""
     from oper.plan.plan import Plan
     from oper.planner.replan import drift as planner
     from oper.profiling.profile import Profile

@@ -34,11 +34,16 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Name -> {bytes, sha256} of every file below `folder`, for its marker; hashes in parallel."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = list(pool.map(sha256, files))
+        described = list(pool.map(describe_file, files))
     return {
-        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": digest}
-        for file, digest in zip(files, digests, strict=True)
+        file.relative_to(folder).as_posix(): description
+        for file, description in zip(files, described, strict=True)
     }
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """The bytes and SHA-256 of a file, as a marker has them."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
@@ -81,7 +86,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
 def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
     """Compare the files of `folder` with what its marker says: sizes, and `digests` if asked."""
     folder = Path(folder)
-    for name, expected in _checked(folder, described).items():
+    for name, expected in checked_files(folder, described).items():
         file = folder / name
         if not file.is_file():
             raise OperError(f"{file}: is missing; the folder is incomplete: copy or write it again")
@@ -103,7 +108,7 @@ def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
                     )
 
 
-def _checked(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
+def checked_files(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
     """The marker's list of files, whose names must stay below the folder."""
     if not isinstance(described, dict):
         described = {"files": None}

@@ -75,7 +75,10 @@ class TableIO:
                 if any(s.rowwise for s in bucket.optimizer.states if s.name == state):
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
-                found[n] = part.clone()
+                # A part of more would keep all of it in memory.
+                found[n] = (
+                    part if part.nbytes == values.untyped_storage().nbytes() else part.clone()
+                )
         self._barrier()
         return found
 

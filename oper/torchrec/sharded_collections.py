@@ -81,6 +81,11 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         return self._engine
 
     @property
+    def blocks(self) -> TableBlocks:
+        """The tables as state dicts have them."""
+        return self._blocks
+
+    @property
     def fused_optimizer(self) -> CombinedOptimizer:
         """The tables' optimizers."""
         return self._optimizer

@@ -15,10 +15,10 @@ from torchrec.distributed.types import (
 )
 
 from oper.base.errors import OperError, check_type
+from oper.checkpoint.row_blocks import row_blocks
 from oper.plan.plan import Plan
 from oper.torchrec import module_tables, other_modules
 from oper.torchrec.model_warnings import ModelWarnings
-from oper.torchrec.state_dict import row_blocks
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ are written back. The same holds for the number of Adam's steps, one for all tab
 
 import logging
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,23 +31,18 @@ from torch.distributed.tensor import DTensor
 from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.base.errors import OperError
+from oper.checkpoint.row_blocks import row_blocks
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
+from oper.torchrec.streamed_table import StreamedTable
 
 _log = logging.getLogger(__name__)
 
 STEPS = "iter"  # Adam's number of steps, where names of an optimizer's states stand
 _SECOND_MOMENT = "exp_avg_sq"  # the state that Adam has alone
-
-
-def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """First row and number of rows of each rank's block, which are 0 beyond the last row."""
-    each = -(-rows // ranks)
-    firsts = [min(each * rank, rows) for rank in range(ranks)]
-    return [(first, min(each, rows - first)) for first in firsts]
 
 
 @dataclass
@@ -66,6 +62,7 @@ class TableBlocks:
     def __init__(self, engine: EmbeddingEngine, group: dist.ProcessGroup | None) -> None:
         self._engine, self._group = engine, group
         self._tables = planned_tables(engine)
+        self._streams = False
         self._handed_out: list[_HandedOut] = []
         self._warned_of_steps = False
         # Blocks that were forgotten and may still be held: reference, version, table.
@@ -79,13 +76,29 @@ class TableBlocks:
 
         engine.before_use = before_use
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that have blocks; None where there is one alone."""
+        return self._group
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Inside, state dicts have a StreamedTable in the place of each copy of a table."""
+        self._streams = True
+        try:
+            yield
+        finally:
+            self._streams = False
+
     @torch.inference_mode(mode=False)  # changes to what is handed out are seen by its version
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
-        [rows]; plain tensors where there is no process group."""
+        [rows]; plain tensors where there is no process group; StreamedTables in `streaming`."""
         name = state.name if state else None
         if any(block.table in tables and block.state == name for block in self._handed_out):
             self._write_changed()
+        if self._streams:
+            return [self._streamed(table, state) for table in tables]
         requests = [RowRange(table, *self._block(table)) for table in tables]
         blocks = self._engine.read_rows(requests, name)
         found = []
@@ -99,13 +112,15 @@ class TableBlocks:
 
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
-        each rank writes what it has, or whole tensors, of which each writes its block."""
+        each rank writes what it has, or whole tensors, of which each writes its block.
+        StreamedTables are written already."""
         self._warn_of_missing_steps()
         name = state.name if state else None
         self.replaced(values, name)
         blocks = [
             RowBlock(table, first, part)
             for table, value in values.items()
+            if not isinstance(value, StreamedTable)
             for first, part in self._parts(table, value, state)
         ]
         self._engine.write_rows(blocks, name)
@@ -207,6 +222,10 @@ class TableBlocks:
     def _block(self, table: int) -> tuple[int, int]:
         """First row and number of rows of this rank's block of a table."""
         return row_blocks(self._tables[table].rows, self._engine.ranks)[self._engine.rank]
+
+    def _streamed(self, table: int, state: State | None) -> StreamedTable:
+        most = row_blocks(self._tables[table].rows, self._engine.ranks)[0][1]
+        return StreamedTable(self._engine, table, state, self._block(table), most)
 
     def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor | torch.Tensor:
         if self._group is None:

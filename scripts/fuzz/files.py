@@ -27,11 +27,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from oper.analysis.plan_differences import diff
 from oper.analysis.row_facts import explain
 from oper.base import process_signals
 from oper.checker.check import check
+from oper.checkpoint import marker as markers
+from oper.checkpoint.describe import describe
+from oper.checkpoint.export import export
+from oper.checkpoint.reshard import reshard
+from oper.checkpoint.verify import verify
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
@@ -314,6 +320,27 @@ def _logs(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir())}
 
 
+def _use_checkpoint(folder: Path) -> None:
+    checkpoint = describe(folder)
+    json.dumps(checkpoint.to_json())
+    verify(checkpoint)
+    with tempfile.TemporaryDirectory() as place:
+        reshard(checkpoint, Path(place) / "other", 3)
+        export(checkpoint, "t", Path(place) / "t.safetensors")
+        export(checkpoint, "t", Path(place) / "t.parquet")
+
+
+def _checkpoint(folder: Path) -> Path:
+    """A checkpoint of a table with a state, a dense tensor and an object."""
+    key = "bags.embedding_bags.t.weight"
+    state = {
+        "model": {key: torch.rand(50, 4), "over.weight": torch.rand(3)},
+        "optimizer": {"state": {key: {"t.momentum1": torch.rand(50)}}, "lr": 0.1},
+    }
+    save_state(state, checkpoint_id=folder / "made", no_dist=True)
+    return reshard(folder / "made", folder / "sharded", 2)
+
+
 def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     rng = np.random.default_rng(1)
     tables = (Table("a", 900, 4), Table("b", 60, 8), Table("v", 5, 4, ids=IdRule("vocab")))
@@ -358,6 +385,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
         "profile": (folder / "profile", profiles.FORMAT, _use_profile),
         "windows": (folder / "windows", profiles.FORMAT, _use_profile),
         "planned profile": (folder / "profile", profiles.FORMAT, _use_planned),
+        "checkpoint": (_checkpoint(folder / "checkpoint"), markers.FORMAT, _use_checkpoint),
     }
 
 

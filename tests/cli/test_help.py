@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from typer.main import get_command
 
 from oper.cli import VERBS, app
 from oper.cli.shared.default_subcommand import DEFAULT
+from tests.support.checkpoint.saved_folders import Part, write
 from tests.support.commands import fine, oper
 
 
@@ -83,12 +85,14 @@ def make(plan):
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the log and the model that the examples name."""
+    """The working directory, with the log, the model and the checkpoint of the examples."""
     random = np.random.default_rng(0)
     samples = 16_384  # of which the simulator needs some iterations
     columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
     (tmp_path / "model.py").write_text(MODEL)
+    weight = torch.rand(3000, 4)
+    write(tmp_path / "checkpoint", {"embedding_bags.C1.weight": (weight, [Part((0, 3000))])}, {})
     monkeypatch.chdir(tmp_path)
 
 

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LAYERS = (
     "base",
     "files",
-    "tables topology",
+    "checkpoint tables topology",
     "cost logs.batches",
     "logs.formats",
     "logs",
@@ -59,6 +59,7 @@ NEVER = (
     ("runtime", "scheduler"),
     ("planner", "scheduler"),
     ("report", "runtime"),
+    ("checkpoint", "runtime"),
 )
 # Who may read what links and the AllReduce cost: the rest asks oper.cost what rows cost.
 LINK_COSTS = {"link_cost", "allreduce_bandwidth", "exchange_seconds", "seconds_by_kind"}

@@ -1,0 +1,87 @@
+"""`oper checkpoint inspect`: what a checkpoint holds, from its index and marker alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oper.checkpoint.marker import FORMAT, Marker, newest
+from oper.checkpoint.saved_index import INDEX, SavedIndex, SavedTensor, read_index
+from oper.checkpoint.saved_tables import SavedTable, tables_of
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint: its folder, its index, and its marker, which one of torch's alone has not."""
+
+    folder: Path
+    index: SavedIndex
+    marker: Marker | None
+
+    @property
+    def tables(self) -> list[SavedTable]:
+        """Its tables, in the order of the index."""
+        return list(tables_of(self.index).values())
+
+    @property
+    def others(self) -> list[SavedTensor]:
+        """The tensors that belong to no table."""
+        of_tables = {tensor.name for table in self.tables for tensor in table.tensors.values()}
+        return [tensor for name, tensor in self.index.tensors.items() if name not in of_tables]
+
+    @property
+    def files(self) -> int:
+        """How many files the parts lie in."""
+        return len({extent.file for _, extent in self.index.extents()})
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(tensor.bytes for tensor in self.index.tensors.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        marker = self.marker
+        return {
+            "checkpoint": str(self.folder),
+            "step": marker and marker.step,
+            "plan": marker and marker.plan,
+            "ranks": marker and marker.ranks,
+            "files": self.files,
+            "bytes": self.bytes,
+            "tables": [
+                {
+                    "name": table.name,
+                    "rows": table.weight.shape[0],
+                    "dim": table.weight.shape[1],
+                    **{name: _described(tensor) for name, tensor in table.tensors.items()},
+                }
+                for table in self.tables
+            ],
+            "tensors": [_described(tensor) for tensor in self.others],
+            "objects": list(self.index.objects),
+        }
+
+
+def describe(folder: Path | str) -> Description:
+    """What is in a checkpoint, or in the newest of a folder of some. OperError where there is none,
+    or its index or marker is damaged."""
+    found = Path(folder)
+    if not (found / INDEX).exists():
+        found = newest(found)
+    marker = Marker.read(found) if (found / FORMAT.marker).exists() else None
+    return Description(found, read_index(found), marker)
+
+
+def dtype_name(tensor: SavedTensor) -> str:
+    """float32."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(tensor: SavedTensor) -> dict[str, Any]:
+    return {
+        "tensor": tensor.name,
+        "shape": list(tensor.shape),
+        "dtype": dtype_name(tensor),
+        "bytes": tensor.bytes,
+        "shards": len(tensor.shards),
+    }

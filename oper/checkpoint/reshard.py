@@ -1,0 +1,103 @@
+"""`oper checkpoint reshard`: a checkpoint as another number of ranks would have written it.
+
+Loading needs none of this: ranks read the rows that they need of any checkpoint. It is for readers
+that want a file for each rank, and gives a checkpoint of torch's a marker, so that it can be
+verified. Rows are copied in pieces, and what is no table as it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from oper.base.errors import OperError
+from oper.checkpoint.describe import Description, describe
+from oper.checkpoint.marker import FORMAT, Marker
+from oper.checkpoint.row_blocks import row_blocks
+from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, SavedTensor, Shard
+from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.saved_tables import pieces
+from oper.checkpoint.shard_file import SUFFIX, ShardFile, check_records, open_part
+from oper.checkpoint.torch_index import write_torch_index
+from oper.files.manifest import describe_file
+from oper.files.storage import atomic_folder
+
+_COPIED_BYTES = 1 << 24  # at a time
+Advance = Callable[[float], None]
+
+
+def reshard(
+    checkpoint: Description | Path | str,
+    output: Path | str,
+    ranks: int,
+    overwrite: bool = False,
+    advance: Advance = lambda amount: None,
+) -> Path:
+    """Write a checkpoint, or the newest of a folder of some, as `ranks` ranks would have, to the
+    folder `output`, and return that. `advance` is told of bytes of values that were copied.
+
+    OperError where the checkpoint is damaged, or `output` may not be replaced or written.
+    """
+    if ranks < 1:
+        raise OperError(f"ranks {ranks}: at least one was needed")
+    if not isinstance(checkpoint, Description):
+        checkpoint = describe(checkpoint)
+    index, marker = checkpoint.index, checkpoint.marker
+    of_tables = {tensor.name for table in checkpoint.tables for tensor in table.tensors.values()}
+    shards: dict[str, list[Shard]] = {name: [] for name in index.tensors}
+    objects: dict[str, Extent] = {}
+    files = {}
+    with atomic_folder(output, FORMAT, overwrite) as made:
+        for rank in range(ranks):
+            name = f"__{rank}_0{SUFFIX}"
+            file = ShardFile(made / name)
+            try:
+                for tensor in index.tensors.values():
+                    if tensor.name in of_tables:
+                        block = row_blocks(tensor.shape[0], ranks)[rank]
+                        written = _write_rows(checkpoint.folder, tensor, block, file, name, advance)
+                        shards[tensor.name] += written
+                    elif rank == 0:
+                        for shard in tensor.shards:
+                            place = _copied(checkpoint.folder, shard.extent, file, name)
+                            shards[tensor.name].append(replace(shard, extent=place))
+                        advance(tensor.bytes)
+                if rank == 0:
+                    for key, extent in index.objects.items():
+                        objects[key] = _copied(checkpoint.folder, extent, file, name)
+                files[name] = file.close()
+            finally:
+                file.abandon()
+        tensors = {key: replace(t, shards=tuple(shards[key])) for key, t in index.tensors.items()}
+        write_torch_index(made, SavedIndex(tensors, objects, index.paths))
+        files[INDEX] = describe_file(made / INDEX)
+        step, plan = (None, None) if marker is None else (marker.step, marker.plan)
+        Marker(step, plan, ranks, files).write(made)
+    return Path(output)
+
+
+def _write_rows(
+    folder: Path,
+    tensor: SavedTensor,
+    block: tuple[int, int],
+    file: ShardFile,
+    name: str,
+    advance: Advance,
+) -> list[Shard]:
+    """Add a rank's rows of a tensor to its file."""
+    written = []
+    for first, rows in pieces(tensor.row_bytes, *block):
+        place = file.add(read_rows(folder, tensor, first, rows))
+        offsets = (first, *(0 for _ in tensor.shape[1:]))
+        written.append(Shard(offsets, (rows, *tensor.shape[1:]), Extent(name, *place)))
+        advance(rows * tensor.row_bytes)
+    return written
+
+
+def _copied(folder: Path, extent: Extent, file: ShardFile, name: str) -> Extent:
+    """Add a part of the old checkpoint to a file as it is."""
+    check_records(folder, extent)
+    start = file.bytes
+    with open_part(folder, extent) as part:
+        while block := part.read(_COPIED_BYTES):
+            file.write(block)
+    return Extent(name, start, file.bytes - start)

@@ -1,0 +1,224 @@
+"""Shards in the files of a checkpoint: each a tensor as `torch.save` writes it, one after another.
+
+Such a shard is a zip archive whose record `data/0` has the values as they lie in memory and a
+CRC-32, which torch writes and does not compare. So rows can be read from the middle of a shard of
+any size, and a shard that is read whole is compared with its CRC-32.
+"""
+
+import hashlib
+import io
+import math
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import torch
+
+from oper.base.errors import OperError, one_line
+from oper.checkpoint.saved_index import Extent, SavedTensor, Shard
+from oper.files.input_files import Kind, open_file
+
+SUFFIX = ".distcp"
+# A shard of at most so many bytes is read whole, so that its CRC-32 can be compared, and its rows
+# are taken from it. Those that `oper.save` writes have half as many, or fewer.
+MOST_WHOLE_BYTES = 1 << 26
+_PASSED_ON_BYTES = 1 << 26
+FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
+_LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
+_NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
+
+
+class ShardFile:
+    """A new file of shards, with the SHA-256 of its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (closed by its own methods)
+        self._digest = hashlib.sha256()
+        self.bytes = self._passed_on = 0
+
+    def write(self, data: Any) -> int:
+        """Add bytes at the end: `torch.save` writes into this file."""
+        self._file.write(data)
+        self._digest.update(data)
+        self.bytes += memoryview(data).nbytes
+        if self.bytes - self._passed_on >= _PASSED_ON_BYTES:
+            # The disk begins to write, and what it has written leaves the page cache: a checkpoint
+            # would push everything else out of it, and its pages be taken from the system anew.
+            os.posix_fadvise(self._file.fileno(), 0, self.bytes, os.POSIX_FADV_DONTNEED)
+            self._passed_on = self.bytes
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Pass on what is buffered, as `torch.save` asks for after each shard."""
+        self._file.flush()
+
+    def add(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Add a shard, with no more of its storage than the tensor has; where it begins, and its
+        bytes."""
+        start = self.bytes
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        torch.save(tensor, cast(Any, self))
+        return start, self.bytes - start
+
+    def close(self) -> dict[str, Any]:
+        """Flush the file to the disk and close it; its bytes and SHA-256, as a marker has them."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
+
+    def abandon(self) -> None:
+        """Close the file, which is to be removed."""
+        self._file.close()
+
+
+class _Record(NamedTuple):
+    """The values of a shard: where they begin in the shard, their bytes and their CRC-32."""
+
+    start: int
+    bytes: int
+    crc: int
+
+
+class _Part(io.RawIOBase):
+    """Some bytes of a file as a file, which zipfile and torch read."""
+
+    def __init__(self, file: Any, extent: Extent) -> None:
+        self._file, self._start, self._bytes, self._at = file, extent.start, extent.bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._bytes}[whence]
+        if start + offset < 0:
+            raise OSError("a place before its begin")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(min(len(view), self._bytes - self._at), 0)
+        self._file.seek(self._start + self._at)
+        read: int = self._file.readinto(view[:count])
+        self._at += read
+        return read
+
+
+def open_part(folder: Path, extent: Extent) -> io.RawIOBase:
+    """Some bytes of a file of a checkpoint as a file of their own, to be closed.
+
+    OperError where the file is missing, or ends before them.
+    """
+    file = open_file(folder / extent.file, FILE)
+    size = os.fstat(file.fileno()).st_size
+    if extent.start + extent.bytes > size:
+        file.close()
+        raise OperError(
+            f"{folder / extent.file}: {size:,} bytes, and a part of the checkpoint ends at "
+            f"{extent.start + extent.bytes:,}; it is truncated: copy or write the checkpoint again"
+        )
+    part = _Part(file, extent)
+    part.close = file.close  # type: ignore[method-assign]
+    return part
+
+
+def read_shard_rows(
+    folder: Path, tensor: SavedTensor, shard: Shard, first: int, rows: int
+) -> torch.Tensor:
+    """Rows of a shard, [rows, …], `first` counted from its own first.
+
+    OperError where the file is missing or truncated, the shard is no tensor of this dtype and
+    shape, or it was read whole and its CRC-32 is another.
+    """
+    row_bytes = tensor.dtype.itemsize * math.prod(shard.sizes[1:])
+    what = f"{folder / shard.extent.file}: {tensor.name!r}, rows from {shard.offsets[:1]}"
+    with open_part(folder, shard.extent) as part:
+        try:
+            record = _record(part)
+            _check_layout(part, tensor.dtype, shard.sizes)
+        except Exception as error:  # A damaged archive or pickle may raise anything.
+            raise OperError(
+                f"{what}: is not a readable tensor ({one_line(error)}); the file was changed or "
+                "damaged: copy or write the checkpoint again"
+            ) from error
+        if record.bytes != row_bytes * (shard.sizes[0] if shard.sizes else 1):
+            raise OperError(
+                f"{what}: has {record.bytes:,} bytes, and a tensor of {shard.sizes} in "
+                f"{tensor.dtype} was needed; the file was changed: write the checkpoint again"
+            )
+        whole = record.bytes <= MOST_WHOLE_BYTES
+        start, count = (0, record.bytes) if whole else (row_bytes * first, row_bytes * rows)
+        values = torch.empty(count, dtype=torch.uint8)
+        part.seek(record.start + start)
+        view = memoryview(cast(Any, values.numpy()))
+        read = 0
+        while read < count and (more := part.readinto(view[read:])):
+            read += more
+        if read < count or (whole and zlib.crc32(view) != record.crc):
+            raise OperError(
+                f"{what}: its CRC-32 is not the one that was written; the file was changed or "
+                "damaged: copy or write the checkpoint again"
+            )
+    found = values.view(tensor.dtype)
+    if not shard.sizes:
+        return found.reshape(())
+    if not whole:
+        return found.view(rows, *shard.sizes[1:])
+    return found.view(shard.sizes)[first : first + rows]
+
+
+def check_records(folder: Path, extent: Extent) -> None:
+    """Compare what an archive holds with its CRC-32s: a tensor, or an object. OperError where one
+    differs, or it is no archive."""
+    end = extent.start + extent.bytes
+    what = f"{folder / extent.file}, bytes {extent.start:,} to {end:,}"
+    with open_part(folder, extent) as part:
+        try:
+            with zipfile.ZipFile(io.BufferedReader(part)) as archive:
+                packed = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED]
+                bad = packed[0].filename if packed else archive.testzip()
+        except Exception as error:  # A damaged archive may raise anything.
+            raise OperError(f"{what}: is not what torch saves ({one_line(error)})") from error
+        if bad is not None:
+            raise OperError(
+                f"{what}: {bad[:80]!r} has another CRC-32 than the one that was written"
+            )
+
+
+def _record(part: io.RawIOBase) -> _Record:
+    """Where the values of a shard are."""
+    with zipfile.ZipFile(cast(Any, part)) as archive:
+        infos = [info for info in archive.infolist() if info.filename.endswith("/data/0")]
+        if len(infos) != 1 or infos[0].compress_type != zipfile.ZIP_STORED:
+            raise ValueError("it has no values, or several, or packed ones")
+    (info,) = infos
+    part.seek(info.header_offset)
+    header = part.read(_LOCAL_HEADER_BYTES) or b""
+    lengths = header[_NAME_LENGTH_AT:_LOCAL_HEADER_BYTES]
+    name, extra = (int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
+    return _Record(
+        info.header_offset + _LOCAL_HEADER_BYTES + name + extra, info.file_size, info.CRC
+    )
+
+
+def _check_layout(part: io.RawIOBase, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    """ValueError where the values are not those of such a tensor in the order of its indices."""
+    part.seek(0)
+    # The values stay where they are, and so nothing but the tensor's description is read.
+    described = torch.load(cast(Any, part), map_location="meta", weights_only=True)
+    if not isinstance(described, torch.Tensor):
+        raise ValueError(f"it holds a {type(described).__name__}")
+    if (described.dtype, tuple(described.shape)) != (dtype, sizes):
+        raise ValueError(f"it is {list(described.shape)} in {described.dtype}")
+    if not described.is_contiguous() or described.storage_offset():
+        raise ValueError("its values are not in the order of its indices")

@@ -1,0 +1,305 @@
+"""`oper.load`: a model's tables, their optimizers and its dense part from a checkpoint.
+
+Each rank reads the rows of its own block, in pieces, wherever in the files they are, and writes
+them to all their copies. So a checkpoint of any number of ranks goes to any other, under any plan.
+What can be wrong with a checkpoint is found before anything is changed, but for bytes that turned
+in a file: these are found when they are read.
+"""
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+
+from oper.base.errors import OperError, check_type, one_line
+from oper.checkpoint.marker import FORMAT, Marker, newest
+from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, read_index
+from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.saved_tables import tables_of
+from oper.checkpoint.shard_file import check_records
+from oper.checkpoint.torch_index import torch_metadata
+from oper.files import manifest, temporaries
+from oper.files.overwrite_rules import is_wholly
+from oper.torchrec.module_tables import first_names
+from oper.torchrec.objects_of_ranks import gathered, is_first, of_first_rank
+from oper.torchrec.save_checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    alone_without_warning,
+    is_stateful,
+    streaming,
+    whole_state,
+)
+from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.state_dict import STEPS
+from oper.torchrec.streamed_table import StreamedTable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `oper.load` has loaded: the checkpoint's folder and the step it was given.
+
+    `grown` has the rows in the checkpoint of tables that have more rows now; `new` are tables that
+    it lacks. Their other rows have the values that they had. `skipped` are its tables that the
+    model lacks.
+    """
+
+    folder: Path
+    step: int | None
+    grown: dict[str, int]
+    new: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | None = None) -> Loaded:
+    """Load a checkpoint that `oper.save` wrote into a sharded model, under any plan and on any
+    number of ranks. To be called on all ranks alike.
+
+    `folder` is a checkpoint, or a folder of some, of which the one of the highest step is taken.
+    Objects of `state` that have a `load_state_dict`, such as a dense optimizer, are given what was
+    saved under their names; dicts are filled. Rows of tables that have grown, and tables that are
+    new, keep their initial values, and a warning says so. Raises OperError, on all ranks, where a
+    file is missing or damaged, or the checkpoint is of another model.
+    """
+    check_type("load", "model", model, nn.Module)
+    whole_model: Any = model
+    collections = sharded_collections(model)
+    group = next(iter(collections.values())).blocks.group
+    found = of_first_rank(lambda: _verified(Path(folder)), group)
+    index, marker = read_index(found), Marker.read(found)
+    given = dict(state or {})
+    with streaming(model):
+        content = whole_state(model, given)
+        flat, paths = flatten_state_dict(content)
+        for name, value in given.items():
+            if is_stateful(value):
+                _take_names(name, index, flat, paths)
+        tables = {name: value for name, value in flat.items() if isinstance(value, StreamedTable)}
+        new = _absent_tables(found, tables, index)
+        present = {name: value for name, value in tables.items() if value.table not in new}
+        rest = {name: value for name, value in flat.items() if name not in tables}
+        new_steps = _steps_of_new_tables(rest, index)
+        rest = {name: value for name, value in rest.items() if name not in new_steps}
+        grown = _check(found, present, rest, index)
+        _read_rest(found, rest, index, group)
+        _read_tables(found, present, index, group)
+        steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
+        for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
+            _put(content, paths[name], value)  # dicts of `state` are filled by that
+        whole_model.load_state_dict(content[MODEL])
+        whole_model.fused_optimizer.load_state_dict(content[OPTIMIZER])
+        for name, value in given.items():
+            if is_stateful(value):
+                value.load_state_dict(content[name])
+    names = {value.table for value in tables.values()}
+    skipped = tuple(name for name in tables_of(index) if name not in names)
+    loaded = Loaded(found, marker.step, grown, tuple(new), skipped)
+    if is_first(group):
+        _tell(loaded, {value.table: value.shape[0] for value in tables.values()})
+    return loaded
+
+
+def _verified(folder: Path) -> Path:
+    """The newest checkpoint at a path, whose files are all there and of their sizes."""
+    # A save that was killed between two renames is put back.
+    temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
+    found = newest(folder)
+    files = Marker.read(found).files
+    manifest.verify_files(found, files, digests=False)
+    index = {name: described for name, described in files.items() if name == INDEX}
+    manifest.verify_files(found, index, digests=True)
+    return found
+
+
+def _take_names(
+    name: str, index: SavedIndex, flat: dict[str, Any], paths: dict[str, tuple[Any, ...]]
+) -> None:
+    """Add what was saved under a name and is not there yet: an optimizer that has taken no step
+    has no state."""
+    for key, path in index.paths.items():
+        if path[0] == name and key not in flat:
+            tensor = index.tensors.get(key)
+            flat[key] = None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype)
+            paths[key] = path
+
+
+def _put(content: Any, path: Sequence[str | int], value: Any) -> None:
+    """Put a value into nested dicts and lists, and make those that are not there."""
+    for key, following in pairwise((*path, None)):
+        at: Any = key
+        if isinstance(content, list):
+            content += [None] * (at + 1 - len(content))
+            absent = content[at] is None
+        else:
+            # Torch saves all keys as texts; those of a torch optimizer's parameters are numbers.
+            at = int(at) if at not in content and at.isdigit() else at
+            absent = at not in content
+        if following is None:
+            content[at] = value
+        elif absent:
+            content[at] = [] if isinstance(following, int) else {}
+        content = content[at]
+
+
+def _absent_tables(
+    folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex
+) -> list[str]:
+    """The model's tables that a checkpoint lacks; OperError where it has none of them."""
+    weights = {value.table: name for name, value in tables.items() if value.state is None}
+    absent = [table for table, name in weights.items() if name not in index.tensors]
+    if len(absent) == len(weights):
+        raise OperError(
+            f"{folder}: is a checkpoint of another model: its tables are "
+            f"{first_names(tables_of(index), 3)}, and the model has {first_names(weights, 3)}, "
+            f"under names such as {next(iter(weights.values()))!r}; load it into the model that it "
+            "is of"
+        )
+    return absent
+
+
+def _steps_of_new_tables(rest: Mapping[str, Any], index: SavedIndex) -> list[str]:
+    """The numbers of Adam's steps that a checkpoint lacks, where it has those of other tables:
+    there is one number for all tables of an engine."""
+    steps = [name for name in rest if name.endswith(f".{STEPS}")]
+    lacking = [name for name in steps if name not in index.tensors]
+    return lacking if len(lacking) < len(steps) else []
+
+
+def _check(
+    folder: Path, tables: Mapping[str, StreamedTable], rest: Mapping[str, Any], index: SavedIndex
+) -> dict[str, int]:
+    """Compare what is to be loaded with what was saved; the old rows of tables that grew."""
+    grown: dict[str, int] = {}
+    for name, value in tables.items():
+        what = f"table {value.table!r}" + (f", {value.state}" if value.state else "")
+        if name not in index.tensors:
+            raise OperError(
+                f"{folder}: {what}: the checkpoint lacks this state of the optimizer: the table "
+                "was frozen then, or had another one; load its state dict by "
+                "torch.distributed.checkpoint with allow_partial_load=True, or train it as before"
+            )
+        shape = index.tensors[name].shape
+        if shape[1:] != value.shape[1:] or shape[0] > value.shape[0]:
+            raise OperError(
+                f"{folder}: {what} is {shape} in the checkpoint and {value.shape} in the model; "
+                "only rows at the end may be new: give the model as many rows as were saved or "
+                "more, of the same dim"
+            )
+        if shape[0] < value.shape[0]:
+            grown[value.table] = shape[0]
+    for name, value in rest.items():
+        if name not in index.tensors and name not in index.objects:
+            raise OperError(
+                f"{folder}: has no {name!r}, which the model or its state has; it is of another "
+                "model, or was saved without it"
+            )
+        if isinstance(value, torch.Tensor) and name in index.tensors:
+            saved = index.tensors[name].shape
+            if tuple(value.shape) != saved:
+                raise OperError(
+                    f"{folder}: {name!r} is {saved} in the checkpoint and {tuple(value.shape)} in "
+                    "the model; it is of another model"
+                )
+    return grown
+
+
+def _read_tables(
+    folder: Path,
+    tables: Mapping[str, StreamedTable],
+    index: SavedIndex,
+    group: dist.ProcessGroup | None,
+) -> None:
+    failure: OperError | None = None
+    for name, table in tables.items():
+        for first, rows in table.pieces:
+            parts: list[tuple[int, torch.Tensor]] = []
+            # All ranks write together: one that cannot read goes on, and fails at the end.
+            if failure is None:
+                try:
+                    saved = index.tensors[name]
+                    rows = min(rows, saved.shape[0] - first)
+                    parts = [(first, read_rows(folder, saved, first, rows))] if rows > 0 else []
+                except OperError as error:
+                    failure = error
+            table.write(parts)
+    if said := [text for text in gathered(failure and str(failure), group) if text]:
+        raise OperError(said[0])
+
+
+def _read_rest(
+    folder: Path, rest: dict[str, Any], index: SavedIndex, group: dist.ProcessGroup | None
+) -> None:
+    """Read all that is no table, tensors in place."""
+    if not rest:
+        return
+    try:
+        with alone_without_warning():
+            load_state(
+                rest,
+                storage_reader=_CheckedReader(folder, index),
+                planner=_SafeLoadPlanner(),
+                process_group=group,
+                no_dist=group is None,
+            )
+    except CheckpointException as error:
+        rank, (first, _) = min(error.failures.items())
+        if isinstance(first, OperError):
+            raise first from error
+        raise OperError(f"{folder}: rank {rank} could not read it: {one_line(first)}") from error
+
+
+class _CheckedReader(FileSystemReader):
+    """Reads what an index that was read without running anything says, by its CRC-32."""
+
+    def __init__(self, folder: Path, index: SavedIndex) -> None:
+        super().__init__(folder)
+        self._folder, self._index = folder, index
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index as torch has it."""
+        return torch_metadata(self._index)
+
+    def _slice_file(self, file: Any, info: Any) -> Any:
+        check_records(self._folder, Extent(info.relative_path, info.offset, info.length))
+        return super()._slice_file(file, info)
+
+
+class _SafeLoadPlanner(DefaultLoadPlanner):
+    """Reads objects as torch reads weights, which runs nothing."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put an object into the state dict."""
+        self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
+def _tell(loaded: Loaded, rows: Mapping[str, int]) -> None:
+    """Say what of the model was not loaded, and what of the checkpoint."""
+    for table, old in loaded.grown.items():
+        _log.warning(
+            "table %r: has %d rows in %s and %d in the model; the new ones keep their initial "
+            "values",
+            table,
+            old,
+            loaded.folder,
+            rows[table],
+        )
+    for table in loaded.new:
+        _log.warning("table %r: is not in %s, and keeps its initial values", table, loaded.folder)
+    for table in loaded.skipped:
+        _log.warning("table %r: is in %s and not in the model", table, loaded.folder)

@@ -1,0 +1,232 @@
+"""`oper.save`: a model's tables, their optimizers and its dense part in one checkpoint.
+
+Rows go from the tables to the disk in pieces, while all ranks stand still: a piece is written and
+hashed while the next one is read. torch.distributed.checkpoint plans who writes what and writes
+the index, so that it reads the folder as it does its own. All of it happens under a hidden name;
+the folder takes its own when it is whole, and one that it replaces stays whole until then.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
+
+from oper.base.errors import OperError, check_type, one_line
+from oper.checkpoint.marker import FORMAT, Marker
+from oper.checkpoint.saved_index import INDEX
+from oper.checkpoint.shard_file import SUFFIX, ShardFile
+from oper.files.manifest import describe_file
+from oper.files.storage import atomic_folder
+from oper.runtime.comm.lost_ranks import LostRankError
+from oper.runtime.memory.runtime_plan import plan_digest
+from oper.torchrec.objects_of_ranks import gathered, of_first_rank, ranks_of
+from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.streamed_table import StreamedTable
+
+MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
+
+
+def save(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    step: int | None = None,
+    state: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Save a sharded model as a checkpoint of torch.distributed.checkpoint's. To be called on all
+    ranks alike, with a folder on a file system that all of them share.
+
+    `model.state_dict()` is saved as "model", the tables' optimizers as "optimizer", and what is in
+    `state` under its names: the dense optimizer, or anything with a `state_dict`, or a state dict.
+    `step` is the number by which `oper.load` finds the newest of several. `overwrite` replaces a
+    checkpoint that oper wrote at `folder`, which stays whole until the new one is. Returns the
+    folder. Raises OperError, on all ranks, where the folder is taken or cannot be written.
+    """
+    check_type("save", "model", model, nn.Module)
+    check_type("save", "step", step, int, type(None))
+    collections = sharded_collections(model)
+    group = next(iter(collections.values())).blocks.group
+    with streaming(model):
+        content = whole_state(model, state)
+        with _folder_of_all(Path(folder), group, overwrite) as made:
+            writer = _StreamingWriter(made)
+            try:
+                with alone_without_warning():
+                    save_state(
+                        content,
+                        storage_writer=writer,
+                        planner=DefaultSavePlanner(),
+                        process_group=group,
+                        no_dist=group is None,
+                    )
+            except (CheckpointException, RuntimeError) as error:
+                # Where a rank is lost, torch says what became of a connection.
+                raise writer.lost or _failure(folder, error) from error
+            files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
+            digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
+            plan = hashlib.sha256(digests).hexdigest()
+
+            def mark() -> None:
+                described = {**files, INDEX: describe_file(made / INDEX)}
+                Marker(step, plan, ranks_of(group), described).write(made)
+
+            of_first_rank(mark, group)
+    return Path(folder)
+
+
+@contextmanager
+def streaming(model: nn.Module) -> Iterator[None]:
+    """Inside, the model's state dicts have a StreamedTable in the place of each copy of a table."""
+    with ExitStack() as stack:
+        for module in sharded_collections(model).values():
+            stack.enter_context(module.blocks.streaming())
+        yield
+
+
+def whole_state(model: Any, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a checkpoint has: the state dicts of the model and of its tables' optimizers, and what
+    else is to be in it."""
+    others = dict(state or {})
+    if taken := {MODEL, OPTIMIZER} & others.keys():
+        raise OperError(
+            f"state: {min(taken)!r} is the model's own name in a checkpoint; choose another one"
+        )
+    parts = {
+        name: part.state_dict() if is_stateful(part) else part for name, part in others.items()
+    }
+    return {
+        MODEL: model.state_dict(),
+        OPTIMIZER: model.fused_optimizer.state_dict(),
+        **parts,
+    }
+
+
+@contextmanager
+def alone_without_warning() -> Iterator[None]:
+    """Inside, torch does not warn that there is no process group, as of a model on one rank."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a value has a state dict, as optimizers do, and is none itself."""
+    return callable(getattr(value, "state_dict", None))
+
+
+class _StreamingWriter(FileSystemWriter):
+    """Writes a rank's part into one file, tables by pieces; `files` then describes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = folder
+        self.files: dict[str, dict[str, Any]] = {}
+        self.lost: LostRankError | None = None
+
+    def storage_meta(self) -> StorageMeta:
+        """As torch's own, without the hidden name of the folder."""
+        return StorageMeta(save_id=self.save_id)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Write the parts that the plan has for this rank."""
+        name = f"{plan.storage_data.prefix}0{SUFFIX}"
+        file = ShardFile(self._folder / name)
+        results: list[WriteResult] = []
+        failure: OSError | None = None
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                writing: Future[WriteResult] | None = None
+                for item, data in _parts(plan, planner):
+                    # All ranks read together: one that cannot write reads on, and fails at the end.
+                    if item is not None and failure is None:
+                        try:
+                            if writing is not None:
+                                results.append(writing.result())
+                            writing = thread.submit(_write, file, name, item, data)
+                        except OSError as error:
+                            failure = error
+                if writing is not None and failure is None:
+                    results.append(writing.result())
+            if failure is not None:
+                raise failure
+            self.files[name] = file.close()
+        except LostRankError as error:
+            self.lost = error
+            raise
+        finally:
+            file.abandon()
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
+        done.set_result(results)
+        return done
+
+
+def _parts(plan: SavePlan, planner: Any) -> Iterator[tuple[WriteItem | None, Any]]:
+    """What a rank is to write: tensors, and objects as their bytes. None in the place of an item
+    where other ranks have a piece of a table and this one has not."""
+    items = {item.index: item for item in plan.items}
+    for name, value in planner.state_dict.items():
+        if isinstance(value, StreamedTable):
+            for first, rows in value.pieces:
+                index = MetadataIndex(name, value.offsets(first))
+                yield items.pop(index) if rows else None, value.read(first, rows)
+    for item in items.values():
+        yield item, planner.resolve_data(item)
+
+
+def _write(file: ShardFile, name: str, item: WriteItem, data: Any) -> WriteResult:
+    if isinstance(data, torch.Tensor):
+        start, length = file.add(data.detach().cpu())
+    else:
+        start, length = file.bytes, file.write(data.getbuffer())
+    return WriteResult(item.index, length, _StorageInfo(name, start, length))
+
+
+@contextmanager
+def _folder_of_all(
+    folder: Path, group: dist.ProcessGroup | None, overwrite: bool
+) -> Iterator[Path]:
+    """A hidden folder of rank 0's, for all ranks to write into, which becomes `folder` at the end
+    if none of them has failed."""
+    with ExitStack() as stack:
+        made = of_first_rank(
+            lambda: stack.enter_context(atomic_folder(folder, FORMAT, overwrite)), group
+        )
+        unseen = [r for r, is_there in enumerate(gathered(made.is_dir(), group)) if not is_there]
+        if unseen:
+            raise OperError(
+                f"{folder}: rank {unseen[0]} does not see what rank 0 wrote there; give a folder "
+                "on a file system that all ranks share"
+            )
+        yield made
+        # Other ranks have nothing to close.
+        of_first_rank(stack.close, group)
+
+
+def _failure(folder: Path | str, error: CheckpointException | RuntimeError) -> OperError:
+    """Why a rank could not write its part."""
+    if isinstance(error, RuntimeError):
+        return OperError(f"{folder}: the ranks lost each other in a save: {one_line(error)}")
+    rank, (first, _) = min(error.failures.items())
+    if isinstance(first, OperError):
+        return first
+    reason = getattr(first, "strerror", None) or one_line(first)
+    return OperError(
+        f"{folder}: rank {rank} could not write its part ({reason}); the checkpoint that was there "
+        "is as it was: free space or choose another path, and save again"
+    )

@@ -1,0 +1,88 @@
+"""Tables in a state dict that are not there yet: their rows are read and written in pieces.
+
+A StreamedTable is a value of a state dict in the place of a ShardedTensor. Each rank has the block
+of rows that the ShardedTensor would have there (state_dict.py), and reads it in pieces, of which
+only one is in memory at a time. torch.distributed.checkpoint is told of the pieces as shards, so
+that they are its own format.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.initial_values import planned_tables
+from oper.runtime.table_io import RowBlock, RowRange
+from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
+from oper.runtime.tables.optimizers import State
+
+# Of rows as float32 with their optimizer's states and addresses, in what a save takes beside the
+# tables some times over. Of 32 MB and more, the allocator takes each from the system anew.
+_PIECE_BYTES = 1 << 24
+_ADDRESS_BYTES = 16  # a row's number and its address
+
+
+class StreamedTable:
+    """The rows of a table, or of a state of its optimizer, by pieces of this rank's block."""
+
+    def __init__(
+        self,
+        engine: EmbeddingEngine,
+        table: int,
+        state: State | None,
+        block: tuple[int, int],
+        most: int,
+    ) -> None:
+        """`block` is this rank's: its first row and its number of rows, of which no rank has more
+        than `most`."""
+        planned = planned_tables(engine)[table]
+        self._engine, self._table = engine, table
+        self._state = state.name if state else None
+        self.table, self.state = planned.name, self._state
+        tail = (planned.dim,) if state is None else () if state.rowwise else (planned.dim,)
+        self.shape = (planned.rows, *tail)
+        self.dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
+        (optimizer,) = {b.optimizer for b in engine.buckets if table in b.tables}
+        row_bytes = 4 * planned.dim + optimizer.state_bytes(planned.dim) + _ADDRESS_BYTES
+        rows = max(_PIECE_BYTES // row_bytes, 1)
+        first, count = block
+        # As many on every rank, some of them empty: all ranks read and write together.
+        self.pieces = [(first + at, max(min(rows, count - at), 0)) for at in range(0, most, rows)]
+
+    def read(self, first: int, rows: int) -> torch.Tensor:
+        """A copy of rows, [rows, dim] or [rows]. To be called on all ranks, for each piece."""
+        (values,) = self._engine.read_rows([RowRange(self._table, first, rows)], self._state)
+        return values.to(self.dtype)
+
+    def write(self, parts: list[tuple[int, torch.Tensor]]) -> None:
+        """Give rows new values: first rows, and the values from there on. To be called on all
+        ranks, for each piece."""
+        blocks = [RowBlock(self._table, first, values) for first, values in parts]
+        self._engine.write_rows(blocks, self._state)
+
+    def offsets(self, first: int) -> torch.Size:
+        """Where a piece begins in the whole tensor."""
+        return torch.Size([first] + [0] * (len(self.shape) - 1))
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        """The pieces as shards, of which torch.distributed.checkpoint's planner asks by this name:
+        see its planner_helpers.py."""
+        return [
+            WriteItem(
+                MetadataIndex(name, self.offsets(first)),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    ChunkStorageMetadata(self.offsets(first), torch.Size([rows, *self.shape[1:]])),
+                    TensorProperties(dtype=self.dtype),
+                    torch.Size(self.shape),
+                ),
+            )
+            for first, rows in self.pieces
+            if rows
+        ]

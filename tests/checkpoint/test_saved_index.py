@@ -1,0 +1,140 @@
+"""The index of a checkpoint: what torch wrote is read, and nothing that a pickle names is run."""
+
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from oper.base.errors import OperError
+from oper.checkpoint.saved_index import Extent, Shard, read_index
+from tests.support.checkpoint.saved_folders import Part, write
+
+
+def test_what_torch_saved_is_found(tmp_path: Path) -> None:
+    state = {
+        "model": OrderedDict(a=torch.rand(4, 3), step=torch.tensor(7)),
+        "optimizer": {"param_groups": [{"lr": 0.1}], "name": "adam"},
+    }
+    save(state, checkpoint_id=tmp_path / "made", no_dist=True)
+    found = read_index(tmp_path / "made")
+    assert set(found.tensors) == {"model.a", "model.step"}
+    assert found.tensors["model.a"].shape == (4, 3)
+    assert found.tensors["model.step"].shape == ()
+    assert found.tensors["model.step"].dtype == torch.int64
+    assert set(found.objects) == {"optimizer.param_groups.0.lr", "optimizer.name"}
+    assert found.paths["optimizer.param_groups.0.lr"] == ("optimizer", "param_groups", 0, "lr")
+
+
+class Evil:
+    """An object whose pickle runs a command."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self._command,)
+
+
+@pytest.mark.parametrize("where", ["alone", "in an index"])
+def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, where: str) -> None:
+    ran = tmp_path / "ran"
+    evil: Any = Evil(f"touch {ran}")
+    content = evil if where == "alone" else Metadata({}, planner_data=evil, storage_data={})
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(content))
+    with pytest.raises(OperError, match=r"names 'posix\.system', which no index of a checkpoint"):
+        read_index(tmp_path)
+    assert not ran.exists()
+    # It would have run.
+    pickle.loads(pickle.dumps(evil))
+    assert ran.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins.eval",
+        "builtins.getattr",
+        "torch.load",
+        "torch.serialization.load",
+        "torch.distributed.checkpoint.filesystem.FileSystemReader",
+        "torch.nn.Module",
+    ],
+)
+def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    (tmp_path / ".metadata").write_bytes(f"c{module}\n{attribute}\n.".encode())
+    with pytest.raises(OperError, match="which no index of a checkpoint has, and which was not"):
+        read_index(tmp_path)
+
+
+def test_a_pickle_cannot_change_torchs_classes(tmp_path: Path) -> None:
+    # It names a class and sets an attribute of that: (None, {"version": 1}) is a state of slots.
+    named = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    (tmp_path / ".metadata").write_bytes(named + b"(N(dS'version'\nI1\nstb.")
+    with pytest.raises(OperError):
+        read_index(tmp_path)
+    assert Metadata.version is None
+
+
+def _write_index(folder: Path, **changes: Any) -> None:
+    """An index of a tensor [4, 3] in two shards, with other values of some of it."""
+    given: dict[str, Any] = {
+        "size": (4, 3),
+        "offsets": ((0, 0), (2, 0)),
+        "sizes": ((2, 3), (2, 3)),
+        "file": "__0_0.distcp",
+        "places": 2,
+        "transform": None,
+    } | changes
+    chunks = [
+        ChunkStorageMetadata(torch.Size(o), torch.Size(s))
+        for o, s in zip(given["offsets"], given["sizes"], strict=True)
+    ]
+    tensor = TensorStorageMetadata(
+        TensorProperties(torch.float32), torch.Size(given["size"]), chunks
+    )
+    places = {
+        MetadataIndex("a", torch.Size(o)): _StorageInfo(given["file"], 0, 9, given["transform"])
+        for o in given["offsets"][: given["places"]]
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata({"a": tensor}, None, places)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": (5, 3)}, r"has shards of 12 values, and 15 were needed"),
+        ({"sizes": ((2, 3), (3, 3))}, r"of shape \(4, 3\) has a shard of \(3, 3\) at \(2, 0\)"),
+        ({"offsets": ((0, 0), (1, 0))}, "has two shards of the same values"),
+        ({"places": 1}, r"has no place for its part at \(2, 0\)"),
+        ({"file": "../a.distcp"}, "lies in '../a.distcp', which is no file of the folder"),
+        ({"file": "/etc/passwd"}, "which is no file of the folder"),
+        ({"transform": ["zstd"]}, "encoded by an extension of torch's"),
+    ],
+)
+def test_an_unsound_index_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    _write_index(tmp_path)
+    (tensor,) = read_index(tmp_path).tensors.values()
+    assert tensor.shards[1] == Shard((2, 0), (2, 3), Extent("__0_0.distcp", 0, 9))
+    _write_index(tmp_path, **changes)
+    with pytest.raises(OperError, match=message):
+        read_index(tmp_path)
+
+
+def test_an_empty_shard_of_a_rank_beyond_the_rows_needs_no_place(tmp_path: Path) -> None:
+    write(tmp_path / "made", {"a": (torch.rand(2, 3), [Part((0, 2)), Part((2, 2))])}, {})
+    (tensor,) = read_index(tmp_path / "made").tensors.values()
+    assert [shard.sizes for shard in tensor.shards] == [(2, 3)]
