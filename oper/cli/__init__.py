@@ -33,6 +33,7 @@ VERBS = {
     "drift": "drift",
     "replan": "replan",
     "report": "report",
+    "top": "top",
     "simulate": "simulate",
     "synth": "synth",
 }

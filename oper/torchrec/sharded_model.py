@@ -89,7 +89,7 @@ def accumulate(model: nn.Module) -> Iterator[None]:
     """Gradient accumulation: backward passes inside hold the tables' gradients back, and the next
     one outside takes one step with the sum of all. To be used on all ranks alike."""
     with ExitStack() as stack:
-        for module in _sharded_collections(model).values():
+        for module in sharded_by_oper(model).values():
             stack.enter_context(module.engine.accumulate())
         yield
 
@@ -99,7 +99,7 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
     path in the user's model."""
     return {
         path: module.engine.counters.to_dict() | _of_caches(module.engine)
-        for path, module in _sharded_collections(model).items()
+        for path, module in sharded_by_oper(model).items()
     }
 
 
@@ -107,7 +107,9 @@ def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
     return {} if engine.source is None else {"caches": engine.source.to_dict()}
 
 
-def _sharded_collections(model: nn.Module) -> dict[str, Any]:
+def sharded_by_oper(model: nn.Module) -> dict[str, Any]:
+    """The collections of a model that OPER sharded, by their path in the user's model. OperError
+    where there are none."""
     modules = get_unwrapped_module(model).named_modules() if isinstance(model, nn.Module) else ()
     found = {
         path: module

@@ -42,7 +42,7 @@ LAYERS = (
     "scheduler",
     "scheduler.training scheduler.loader",
     "measure torchrec",
-    "torchrec.planning diagnosis",
+    "torchrec.planning diagnosis monitoring",
     "cli.shared",
     "cli.profile_commands",
     "cli.plan_commands",
