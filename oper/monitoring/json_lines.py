@@ -52,8 +52,10 @@ class JsonLines:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file, once or again."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
 
 def check_first_line(path: Path, line: bytes) -> None:

@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from torch import nn
 
 from oper.base.defaults import WORSE
-from oper.base.errors import OperError, check_type
+from oper.base.errors import OperError, check_type, one_line
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.monitoring.decayed_counts import DecayedCounts
 from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packed, unpacked
@@ -40,7 +41,9 @@ from oper.torchrec.sharding_plan import plan_of
 
 _log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 
-SAMPLE_EVERY = 16
+# Counting takes up to half of a step of tables alone on CPU ranks (benchmarks/runtime/monitor.py),
+# and is to take less than a hundredth of all steps.
+SAMPLE_EVERY = 64
 PERIOD = 10_000
 
 
@@ -79,17 +82,21 @@ class Monitor:
         self._counts = DecayedCounts()
         self._ranks = MonitoredRanks(engines[0].node.group, deadline_seconds)
         first = self._ranks.rank == 0
-        self._opened = ExitStack()
         self._lines: JsonLines | None = None
+        failure: OperError | None = None
         if first and jsonl is not None:
-            self._lines = JsonLines(jsonl)
-            self._opened.callback(self._lines.close)
+            try:
+                self._lines = JsonLines(jsonl)
+            except OperError as error:
+                failure = error
+        self._check_agreement(failure)
         # A report is made and told in a thread of its own, one after the other.
         self._teller = ThreadPoolExecutor(1, "oper-monitor") if first else None
         self._told: Future[PeriodReport] | None = None
+        self._watching = ExitStack()
         for number, counters in enumerate(self._collections):
             read = partial(self._read, number)
-            self._opened.enter_context(watched(counters.collection, read))
+            self._watching.enter_context(watched(counters.collection, read))
 
     def profile(self) -> Profile | None:
         """What all ranks counted, later periods weighing more: on rank 0 a profile of the plan's
@@ -120,9 +127,11 @@ class Monitor:
     def close(self) -> None:
         """Stop counting, and wait until what is being told is told. The running period is left
         as it is; `report` ends it."""
-        self._opened.close()
+        self._watching.close()
         if self._teller is not None:
             self._teller.shutdown()
+        if self._lines is not None:
+            self._lines.close()
         self._ranks.close()
 
     def __enter__(self) -> "Monitor":
@@ -130,6 +139,22 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_agreement(self, failure: OperError | None) -> None:
+        """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
+        settings = [failure is not None, self._sampled.every, self._period or 0]
+        mine = np.array(settings, np.int64).tobytes()
+        all_ranks = [np.frombuffer(m, np.int64) for m in self._ranks.gather(mine, "monitor")]
+        if failure is not None:
+            raise failure
+        if all_ranks[0][0]:
+            raise OperError("monitor: rank 0 could not open its file; its error says why")
+        for rank, theirs in enumerate(all_ranks):
+            if theirs[1:].tolist() != all_ranks[0][1:].tolist():
+                raise OperError(
+                    f"monitor: sample_every and period are {_shown(theirs)} on rank {rank} and "
+                    f"{_shown(all_ranks[0])} on rank 0; give all ranks the same"
+                )
 
     @property
     def _iterations(self) -> int:
@@ -198,20 +223,32 @@ class Monitor:
     def _tell(
         self, found: PeriodReport, window: Profile | None, total: Profile | None
     ) -> PeriodReport:
-        """Judge the plan by a period's counts, and tell everyone; in the monitor's thread."""
+        """Judge the plan by a period's counts, and tell everyone; in the monitor's thread. What
+        fails here is logged: it is not to end a job."""
         if window is not None and total is not None:
-            why_not = why_not_judged(window, self.plan.ranks)
-            if not why_not:
-                judgement = judge(self.plan, window, self._named(total), self._worse)
-                found = replace(found, judgement=judgement)
-            found = replace(found, why_not_judged=why_not)
+            try:
+                found = self._judged(found, window, total)
+            except Exception as error:
+                _log.exception("the plan could not be judged")
+                found = replace(found, why_not_judged=f"it failed ({one_line(error)})")
         _log.info("%s", found.sentence())
-        if self._lines is not None:
-            self._lines.append(found)
-        if self._writer is not None:
-            for name, value in found.scalars().items():
-                self._writer.add_scalar(name, value, found.last_iteration)
+        try:
+            if self._lines is not None:
+                self._lines.append(found)
+            if self._writer is not None:
+                for name, value in found.scalars().items():
+                    self._writer.add_scalar(name, value, found.last_iteration)
+        except Exception:
+            _log.exception("a report could not be written")
         return found
+
+    def _judged(self, found: PeriodReport, window: Profile, total: Profile) -> PeriodReport:
+        """The report with a judgement, or why there is none."""
+        why_not = why_not_judged(window, self.plan.ranks)
+        if why_not:
+            return replace(found, why_not_judged=why_not)
+        judgement = judge(self.plan, window, self._named(total), self._worse)
+        return replace(found, judgement=judgement, why_not_judged="")
 
     def _named(self, total: Profile) -> Profile:
         """A profile with where it is from."""
@@ -264,6 +301,11 @@ def monitor(
         finite_number(worse, "worse"),
         positive_seconds(deadline_seconds, "deadline_seconds"),
     )
+
+
+def _shown(settings: Any) -> str:
+    """`sample_every` and `period`, as they were given."""
+    return f"{settings[1]:,} and {f'{settings[2]:,}' if settings[2] else None}"
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
