@@ -65,8 +65,11 @@ class Samples:
         if renamed is not None:
             ids = renamed[ids]
         once = np.unique(sample * self.rows + ids) % self.rows
-        counts = (np.bincount(each, minlength=self.rows).astype(np.uint32) for each in (ids, once))
-        return Profile((Table("t", self.rows),), len(chosen), *counts, (True,))
+        accesses, samples_with_row = (
+            np.bincount(each, minlength=self.rows).astype(np.uint32) for each in (ids, once)
+        )
+        table = Table("t", self.rows)
+        return Profile((table,), len(chosen), accesses, samples_with_row, (True,))
 
     def enough(self, order: Any, accesses: int) -> Any:
         """The first samples of `order` that have so many accesses."""
@@ -105,7 +108,7 @@ def exchanged(log: Samples, share: float, random: Any) -> Any:
     return renamed
 
 
-def judged(log: Samples, mode: str, least: bool, share: float, random: Any) -> tuple[float, float]:
+def judged(log: Samples, mode: Any, least: bool, share: float, random: Any) -> tuple[float, float]:
     """One shuffle: by what share the plan is worse than one from the counts before, and than one
     from the period's own."""
     order = random.permutation(log.number)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Counts
+from oper.base.arrays import Counts, Ints
 from oper.profiling.profile import Profile, in_order, merge
 from oper.tables.bag_lengths import BagLengths
 
@@ -78,7 +78,7 @@ def halved(profile: Profile, random: np.random.Generator) -> Profile:
     )
 
 
-def _half(counts: Counts, up: NDArray[np.uint8]) -> Any:
+def _half(counts: Counts | Ints, up: NDArray[np.uint8]) -> Any:
     return (counts >> 1) + (counts & up)
 
 

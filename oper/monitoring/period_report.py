@@ -114,7 +114,7 @@ class PeriodReport:
 
     def scalars(self) -> dict[str, float]:
         """Figures for a dashboard, by name."""
-        found = {}
+        found: dict[str, float] = {}
         for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
             found |= {
                 f"oper/lookups_min_over_max/{which}": traffic.lookups_dob,
