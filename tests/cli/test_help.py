@@ -14,6 +14,7 @@ from typer.main import get_command
 from oper.cli import VERBS, app
 from oper.cli.shared.default_subcommand import DEFAULT
 from tests.support.commands import fine, oper
+from tests.support.monitoring.reports import a_report
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -83,12 +84,13 @@ def make(plan):
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the log and the model that the examples name."""
+    """The working directory, with the log, the model and the run that the examples name."""
     random = np.random.default_rng(0)
     samples = 16_384  # of which the simulator needs some iterations
     columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
     (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "run.jsonl").write_text(a_report().line())
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Models that are monitored while they train: what their ranks return."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from torchrec.distributed.types import ShardingEnv
 
 import oper
 from oper.base.errors import OperError
+from oper.logs import read
 from oper.monitoring.period_report import PeriodReport
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.tables.table import tables_of
-from tests.support.runtime.traffic_cases import parts
+from tests.support.runtime.traffic_cases import BATCH
 from tests.support.torchrec.models import Model, batch, plan_tables
 from tests.support.torchrec.ranks import all_optimizers, put_optimizer, train_step
 
@@ -74,7 +76,7 @@ class Scalars:
         self.given.append((tag, scalar_value, global_step))
 
 
-def two_tables(plan: Plan, group: dist.ProcessGroup) -> Any:
+def one_collection(plan: Plan, group: dist.ProcessGroup, nodes: Sequence[int] | None = None) -> Any:
     """A model of a plan's tables, in one collection, sharded by the plan."""
     configs = [
         EmbeddingBagConfig(
@@ -83,18 +85,20 @@ def two_tables(plan: Plan, group: dist.ProcessGroup) -> Any:
         for t in plan.tables
     ]
     module = nn.ModuleList([EmbeddingBagCollection(configs, device=torch.device("meta"))])
-    return oper.shard(module, plan, env=ShardingEnv.from_process_group(group))
+    return oper.shard(module, plan, env=ShardingEnv.from_process_group(group), nodes=nodes)
 
 
 def counted_log(
     rank: int, group: dist.ProcessGroup, log: Path, folder: Path
 ) -> PeriodReport | None:
-    """The report of a period in which the ranks read their parts of a log's batches."""
+    """The report of a period in which the ranks read their parts of a log's batches, on the nodes
+    of the plan."""
     plan = Plan.load(folder)
-    model = two_tables(plan, group)
+    model = one_collection(plan, group, plan.topology.node_of)
     with oper.monitor(model, sample_every=4, period=None) as monitor:
-        for part in parts(log, plan, rank, whole=False):
-            model.module[0](part.to_kjt()).values().sum().backward()
+        for number, part in enumerate(read(log, plan.tables, batch_size=BATCH // plan.ranks)):
+            if number % plan.ranks == rank:
+                model.module[0](part.to_kjt()).values().sum().backward()
         return monitor.report()
 
 
@@ -104,7 +108,7 @@ def drifting(
     """The reports of periods of 20 iterations, all counted. From the third on, if `changes`, other
     rows are read; and what was written of them, to a file, a log and a dashboard."""
     plan, scalars = Plan.load(folder), Scalars()
-    model = two_tables(plan, group)
+    model = one_collection(plan, group)
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
