@@ -6,8 +6,9 @@ with oper.monitor(model, jsonl="run.jsonl") as monitor:
 
 One iteration of every `sample_every` is counted row by row (sampled_iterations.py), beside the
 lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py),
-where older periods come to weigh less (decayed_counts.py). There a thread prices the running plan
-and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for it.
+where older periods come to weigh less (decayed_counts.py). There a thread adds them up, prices the
+running plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for
+it.
 """
 
 import logging
@@ -41,9 +42,9 @@ from oper.torchrec.sharding_plan import plan_of
 
 _log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 
-# Counting takes up to half of a step of tables alone on CPU ranks (benchmarks/runtime/monitor.py),
-# and is to take less than a hundredth of all steps.
-SAMPLE_EVERY = 64
+# Counting takes up to half of a step of tables alone on CPU ranks, and with merging and judging the
+# whole is to take less than a hundredth of it (benchmarks/runtime/monitor.py).
+SAMPLE_EVERY = 100
 PERIOD = 10_000
 
 
@@ -90,9 +91,10 @@ class Monitor:
             except OperError as error:
                 failure = error
         self._check_agreement(failure)
-        # A report is made and told in a thread of its own, one after the other.
+        # Counts are added up, and reports made and told, in a thread of its own.
         self._teller = ThreadPoolExecutor(1, "oper-monitor") if first else None
         self._told: Future[PeriodReport] | None = None
+        self._closed = False
         self._watching = ExitStack()
         for number, counters in enumerate(self._collections):
             read = partial(self._read, number)
@@ -104,16 +106,8 @@ class Monitor:
 
         Raises OperError where nothing was counted yet, or a rank is lost or late.
         """
-        self._gather()
-        if self._ranks.rank != 0:
-            return None
-        total = self._counts.total()
-        if total is None:
-            raise OperError(
-                "the monitor counted nothing yet: of every "
-                f"{self._sampled.every} iterations one is counted (sample_every)"
-            )
-        return self._named(total)
+        messages = self._gather()
+        return None if self._teller is None else self._teller.submit(self._total, messages).result()
 
     def report(self) -> PeriodReport | None:
         """End the period now, and say what is said of one: on rank 0, which judges the plan before
@@ -127,6 +121,7 @@ class Monitor:
     def close(self) -> None:
         """Stop counting, and wait until what is being told is told. The running period is left
         as it is; `report` ends it."""
+        self._closed = True
         self._watching.close()
         if self._teller is not None:
             self._teller.shutdown()
@@ -171,14 +166,13 @@ class Monitor:
             self._collections[number].count(given)
             self._counted_iterations += number == 0
 
-    def _gather(self) -> None:
-        """Bring what the ranks counted to rank 0."""
+    def _gather(self) -> list[bytes]:
+        """Bring what the ranks counted to rank 0, in a message of each."""
+        if self._closed:
+            raise OperError("the monitor is closed; ask it before, inside its `with`")
         counted = [each.take() for each in self._collections]
-        mine = in_plans_tables(counted, self.plan.tables)
-        messages = self._ranks.gather_on_first(packed(mine), "merge what a monitor counted")
-        parts = [unpacked(message, self.plan.tables) for message in messages]
-        if any(part.samples for part in parts):
-            self._counts.add(parts)
+        mine = packed(in_plans_tables(counted, self.plan.tables))
+        return self._ranks.gather_on_first(mine, "merge what a monitor counted")
 
     def _end_period_in_passing(self) -> None:
         """End a period in a step, which is not to fail because of that."""
@@ -191,46 +185,63 @@ class Monitor:
     def _end_period(self, wait: bool) -> "Future[PeriodReport] | None":
         """Bring all counts to rank 0 and have them told there. Unless it is to `wait`, a plan is
         not judged while it still is for the period before."""
-        self._gather()
+        messages = self._gather()
         traffic = self._ranks.gather(self._traffic.take(), "merge what a monitor counted")
         iterations, self._began = self._iterations - self._began, self._iterations
         counted_iterations, self._counted_iterations = self._counted_iterations, 0
         if self._teller is None:
             return None
-        number, window = self._counts.periods, self._counts.end_period()
         found = PeriodReport(
-            period=number,
+            period=-1,
             ended=time.time(),
             last_iteration=self._iterations,
             iterations=iterations,
             counted_iterations=counted_iterations,
-            samples=window.samples if window else 0,
-            accesses=int(window.accesses_of_tables.sum()) if window else 0,
+            samples=0,
+            accesses=0,
             plan_batch_size=self.plan.workload.batch_size,
             predicted=predicted_traffic(self.plan),
             counted=counted_traffic(self.plan, traffic),
             judgement=None,
             why_not_judged="nothing was counted in this period",
         )
-        busy = self._told is not None and not self._told.done() and not wait
-        if busy:
-            found = replace(found, why_not_judged="the period before is still being judged")
-            window = None
-        total = self._counts.before
-        self._told = self._teller.submit(self._tell, found, window, total)
+        judges = wait or self._told is None or self._told.done()
+        self._told = self._teller.submit(self._tell, found, messages, judges)
         return self._told
 
-    def _tell(
-        self, found: PeriodReport, window: Profile | None, total: Profile | None
-    ) -> PeriodReport:
-        """Judge the plan by a period's counts, and tell everyone; in the monitor's thread. What
-        fails here is logged: it is not to end a job."""
-        if window is not None and total is not None:
-            try:
-                found = self._judged(found, window, total)
-            except Exception as error:
-                _log.exception("the plan could not be judged")
-                found = replace(found, why_not_judged=f"it failed ({one_line(error)})")
+    # What follows is done in the teller's thread alone.
+
+    def _add(self, messages: list[bytes]) -> None:
+        """Add what the ranks counted to the running period."""
+        parts = [unpacked(message, self.plan.tables) for message in messages]
+        if any(part.samples for part in parts):
+            self._counts.add(parts)
+
+    def _total(self, messages: list[bytes]) -> Profile:
+        """All that was counted, with what the ranks counted last."""
+        self._add(messages)
+        total = self._counts.total()
+        if total is None:
+            raise OperError(
+                "the monitor counted nothing yet: of every "
+                f"{self._sampled.every} iterations one is counted (sample_every)"
+            )
+        return self._named(total)
+
+    def _tell(self, found: PeriodReport, messages: list[bytes], judges: bool) -> PeriodReport:
+        """End the period, judge the plan by it, and tell everyone. What fails here is logged: it is
+        not to end a job."""
+        try:
+            self._add(messages)
+            found = replace(found, period=self._counts.periods)
+            window = self._counts.end_period()
+            if window is not None:
+                accesses = int(window.accesses_of_tables.sum())
+                found = replace(found, samples=window.samples, accesses=accesses)
+                found = self._judged(found, window, judges)
+        except Exception as error:
+            _log.exception("the plan could not be judged")
+            found = replace(found, why_not_judged=f"it failed ({one_line(error)})")
         _log.info("%s", found.sentence())
         try:
             if self._lines is not None:
@@ -242,10 +253,15 @@ class Monitor:
             _log.exception("a report could not be written")
         return found
 
-    def _judged(self, found: PeriodReport, window: Profile, total: Profile) -> PeriodReport:
+    def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:
         """The report with a judgement, or why there is none."""
-        why_not = why_not_judged(window, self.plan.ranks)
-        if why_not:
+        why_not = (
+            why_not_judged(window, self.plan.ranks)
+            if judges
+            else "the period before was still being judged"
+        )
+        total = self._counts.before
+        if why_not or total is None:
             return replace(found, why_not_judged=why_not)
         judgement = judge(self.plan, window, self._named(total), self._worse)
         return replace(found, judgement=judgement, why_not_judged="")

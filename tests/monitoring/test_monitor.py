@@ -197,9 +197,10 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "by another plan than the one given",
         "sample_every 0: at least 1",
         "period 0: at least 1 iteration",
-        "sample_every and period are 64 and 11 on rank 1 and 64 and 10 on rank 0",
+        "sample_every and period are 100 and 11 on rank 1 and 100 and 10 on rank 0",
         ("cannot be written", "rank 0 could not open its file"),
         ("the monitor counted nothing yet", ""),
+        "the monitor is closed",
     )
     for rank, errors in enumerate(found):
         for words, error in zip(expected, errors, strict=True):

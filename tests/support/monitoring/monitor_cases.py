@@ -166,6 +166,12 @@ def one_does_not_come(rank: int, group: dist.ProcessGroup) -> str:
     return "\n".join(said)
 
 
+def closed(model: Any) -> Any:
+    """A monitor that is no longer open."""
+    with oper.monitor(model) as monitor:
+        return monitor
+
+
 def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
     """What a monitor refuses: each error's message."""
     model = planned(group)
@@ -178,6 +184,7 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, period=10 + rank),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
         lambda: oper.monitor(model).profile(),
+        lambda: closed(model).report(),
     ]
     found = []
     for call in calls:
