@@ -81,17 +81,13 @@ def measure_rank(
         look = (time.process_time() - start) / LOOKS
     with oper.monitor(model, sample_every=1, period=None) as monitor:
         ends: dict[str, list[float]] = {"merge": [], "report": []}
-        for _ in range(4):
+        for end in ("report", "merge") * 4:
             for batch in sides.fresh(batches, 0, STEPS // 4):
                 step(batch)
             dist.barrier()
             start = time.perf_counter()
-            monitor._gather()
-            ends["merge"].append(time.perf_counter() - start)
-            dist.barrier()
-            start = time.perf_counter()
-            monitor.report()
-            ends["report"].append(time.perf_counter() - start)
+            monitor.report() if end == "report" else monitor._gather()
+            ends[end].append(time.perf_counter() - start)
     return {
         "seconds": seconds,
         "ends": ends,

@@ -114,26 +114,27 @@ def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
-    """Who watches a collection may begin and end in any order with others that do."""
-    before = vars(collection).get("input_dist")
-    input_dist: Callable[..., Any] = collection.input_dist
-    watching = True
+    """It is replaced while any watch it, who may begin and end in any order."""
+    counts = getattr(vars(collection).get("input_dist"), "counts", None)
+    if counts is None:
+        counts = []
+        input_dist: Callable[..., Any] = collection.input_dist
 
-    def around(context: Any, *arguments: Any, **named: Any) -> Any:
-        if watching and getattr(collection, "is_pipelined", False):
-            count((arguments, named))
-        return input_dist(context, *arguments, **named)
+        def watched_input_dist(context: Any, *arguments: Any, **named: Any) -> Any:
+            if getattr(collection, "is_pipelined", False):
+                for each in counts:
+                    each((arguments, named))
+            return input_dist(context, *arguments, **named)
 
-    collection.input_dist = around
+        watched_input_dist.counts = counts  # type: ignore[attr-defined]
+        collection.input_dist = watched_input_dist
+    counts.append(count)
     try:
         yield
     finally:
-        watching = False
-        if vars(collection).get("input_dist") is around:
-            if before is None:
-                del collection.input_dist
-            else:
-                collection.input_dist = before
+        counts.remove(count)
+        if not counts:
+            del collection.input_dist
 
 
 class CollectionCounters:
