@@ -6,8 +6,9 @@ step; monitors are made and closed outside of what is timed. A cost is the mean 
 to the block without, over the time without, of the processor time of both ranks, with its 95 %
 interval (Student's t). `by parts` is the cost of a step that is counted over the steps of which one
 is, and of the look at a step that is not: its interval is narrower, as its noise is divided too.
-Merging, in which a step waits, and adding up and pricing the plan, in a thread of rank 0, come once
-in a period: `in all` has them, as a share of rank 0's processor time.
+Merging, in which a step waits, and adding up and judging the plan, in a thread of rank 0, come once
+in a period: `in all` has their processor time too, as a share of rank 0's in 10,000 steps. Stated
+are the time of the processor and of the wall, after as many counted steps as a period has.
 
     python -m benchmarks.runtime.monitor [--rounds 12] [--json] [--scale 0.1]
 """
@@ -80,14 +81,14 @@ def measure_rank(
             monitor._read(0, None)  # a step that is not counted
         look = (time.process_time() - start) / LOOKS
     with oper.monitor(model, sample_every=1, period=None) as monitor:
-        ends: dict[str, list[float]] = {"merge": [], "report": []}
-        for end in ("report", "merge") * 4:
-            for batch in sides.fresh(batches, 0, STEPS // 4):
+        ends: dict[str, list[tuple[float, float]]] = {"merge": [], "report": []}
+        for end in ("report", "merge") * 3:
+            for batch in sides.fresh(batches, 0, STEPS):  # as many as a period counts
                 step(batch)
             dist.barrier()
-            start = time.perf_counter()
+            cpu, wall = time.process_time(), time.perf_counter()
             monitor.report() if end == "report" else monitor._gather()
-            ends[end].append(time.perf_counter() - start)
+            ends[end].append((time.process_time() - cpu, time.perf_counter() - wall))
     return {
         "seconds": seconds,
         "ends": ends,
@@ -114,9 +115,8 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
     cpu, wall = (np.array(seconds["without"])[:, which].mean() for which in (0, 1))
     look = cell.world_size * first["look_seconds"] / cpu
     by_parts = paired(seconds, "counted") / first["sample_every"] + look
-    # Both as if all that time of the wall were one rank's processor's.
-    in_periods = sum(np.median(first["ends"][end]) for end in ("merge", "report"))
-    in_periods /= first["period"] * cpu / cell.world_size
+    ends = {name: np.median(first["ends"][name], axis=0) for name in ("merge", "report")}
+    in_periods = ends["report"][0] / (first["period"] * cpu / cell.world_size)
     return {
         **cell.describe(),
         "rows": sum(table.rows for table in recipe_of(cell, scale).tables),
@@ -126,8 +126,8 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
         "counted_share": paired(seconds, "counted").tolist(),
         "by_parts": by_parts.tolist(),
         "in_all": (by_parts + in_periods).tolist(),
-        "merge_ms": 1e3 * float(np.median(first["ends"]["merge"])),
-        "report_ms": 1e3 * float(np.median(first["ends"]["report"])),
+        "merge_ms": (1e3 * ends["merge"]).tolist(),
+        "report_ms": (1e3 * ends["report"]).tolist(),
         "seconds": seconds,
     }
 
@@ -136,14 +136,13 @@ def table(cells: list[dict[str, Any]]) -> Any:
     def share(found: list[float]) -> str:
         return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * value for value in found))
 
-    made = new_table("dim", "step", "counted step", "by parts", "in all", "merge", "pricing")
+    made = new_table("dim", "step", "counted step", "by parts", "in all", "merge", "and judge")
     for cell in cells:
         made.add_row(
             f"{cell['dim']}",
             f"{cell['wall_ms']:.1f} ms",
             *(share(cell[name]) for name in ("counted_share", "by_parts", "in_all")),
-            f"{cell['merge_ms']:.0f} ms",
-            f"{cell['report_ms']:.0f} ms",
+            *("{:.0f}, {:.0f} ms".format(*cell[name]) for name in ("merge_ms", "report_ms")),
         )
     return made
 
