@@ -40,7 +40,7 @@ def top(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Follow a monitored job: its traffic, its plan's price, the verdict.
+    """Follow a monitored job: its traffic, its plan, the verdict.
 
     On a terminal the view follows the file until Ctrl-C.
     """

@@ -90,7 +90,11 @@ class Monitor:
                 self._lines = JsonLines(jsonl)
             except OperError as error:
                 failure = error
-        self._check_agreement(failure)
+        try:
+            self._check_agreement(failure)
+        except BaseException:
+            self._leave()
+            raise
         # Counts are added up, and reports made and told, in a thread of its own.
         self._teller = ThreadPoolExecutor(1, "oper-monitor") if first else None
         self._told: Future[PeriodReport] | None = None
@@ -125,6 +129,9 @@ class Monitor:
         self._watching.close()
         if self._teller is not None:
             self._teller.shutdown()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._lines is not None:
             self._lines.close()
         self._ranks.close()
