@@ -71,7 +71,7 @@ def report_of_line(path: Path, number: int, line: bytes) -> PeriodReport:
         if not isinstance(content, dict):
             raise ValueError("is no JSON object")
         return PeriodReport.from_json(content)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         said = " ".join(str(error).split())[:200]
         raise OperError(
             f"{path}, line {number:,}: is not what a monitor writes ({said}); give the file that "

@@ -21,6 +21,7 @@ from oper.plan.plan_file import to_json, typed
 
 SCHEMA = "oper.monitor"
 VERSION = 1
+_LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,10 @@ class PeriodReport:
             ranks = len(content["predicted"]["lookups"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return typed(content, PeriodReport, ranks)
+        found = typed(content, PeriodReport, ranks)
+        if not 0 <= found.ended < _LAST_SECOND:
+            raise ValueError(f"ended: {found.ended} is no time")
+        return found
 
     def line(self) -> str:
         """The report as a line of JSON."""

@@ -83,6 +83,11 @@ FOREIGN = {
     "a key that is missing": a_report().line().replace('"samples": 1277952, ', ""),
     "another number of ranks": a_report().line().replace('"lookups": [', '"lookups": [1.0, ', 1),
     "a text for a number": a_report().line().replace('"period": 0', '"period": "0"'),
+    "a time that is none": a_report().line().replace('"ended": 1800000000.0', '"ended": 1e300'),
+    "moves that gain next to nothing": a_report(worse=0.3)
+    .line()
+    .replace('"then_seconds": 1.9e-05', '"then_seconds": 1.9999999999999998e-05')
+    .replace('"seconds": 2e-06', '"seconds": 1e308'),
     "no text at all": "\x00\x00\n",
 }
 
