@@ -7,8 +7,8 @@ to the block without, over the time without, of the processor time of both ranks
 interval (Student's t). `by parts` is the cost of a step that is counted over the steps of which one
 is, and of the look at a step that is not: its interval is narrower, as its noise is divided too.
 Merging, in which a step waits, and adding up and judging the plan, in a thread of rank 0, come once
-in a period: `in all` has their processor time too, as a share of rank 0's in 10,000 steps. Stated
-are the time of the processor and of the wall, after as many counted steps as a period has.
+in a period: `in all` has their processor time too, as a share of rank 0's. Stated are
+milliseconds of the wall, after as many counted steps as a period has.
 
     python -m benchmarks.runtime.monitor [--rounds 12] [--json] [--scale 0.1]
 """
@@ -82,8 +82,8 @@ def measure_rank(
         look = (time.process_time() - start) / LOOKS
     with oper.monitor(model, sample_every=1, period=None) as monitor:
         ends: dict[str, list[tuple[float, float]]] = {"merge": [], "report": []}
-        for end in ("report", "merge") * 3:
-            for batch in sides.fresh(batches, 0, STEPS):  # as many as a period counts
+        for end in ("report", "merge") * 2:
+            for batch in sides.fresh(batches, 0, PERIOD // SAMPLE_EVERY):
                 step(batch)
             dist.barrier()
             cpu, wall = time.process_time(), time.perf_counter()
@@ -136,13 +136,13 @@ def table(cells: list[dict[str, Any]]) -> Any:
     def share(found: list[float]) -> str:
         return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * value for value in found))
 
-    made = new_table("dim", "step", "counted step", "by parts", "in all", "merge", "and judge")
+    made = new_table("dim", "step", "counted step", "by parts", "in all", "merge; judge")
     for cell in cells:
         made.add_row(
             f"{cell['dim']}",
             f"{cell['wall_ms']:.1f} ms",
             *(share(cell[name]) for name in ("counted_share", "by_parts", "in_all")),
-            *("{:.0f}, {:.0f} ms".format(*cell[name]) for name in ("merge_ms", "report_ms")),
+            f"{cell['merge_ms'][1]:.0f}; {cell['report_ms'][1]:.0f} ms",
         )
     return made
 

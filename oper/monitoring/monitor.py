@@ -45,7 +45,7 @@ _log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 # Counting takes up to half of a step of tables alone on CPU ranks, and with merging and judging the
 # whole is to take less than a hundredth of it (benchmarks/runtime/monitor.py).
 SAMPLE_EVERY = 100
-PERIOD = 10_000
+PERIOD = 20_000
 
 
 class ScalarWriter(Protocol):
