@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oper.cost.workload import Workload as Workload
     from oper.diagnosis.doctor import doctor as doctor
     from oper.logs.row_reader import read as read
+    from oper.monitoring.monitor import monitor as monitor
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.settings import PlanSettings as PlanSettings
@@ -93,6 +94,7 @@ _HOME = {
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.measure_latency",
     "migrate": "oper.torchrec.migration",
+    "monitor": "oper.monitoring.monitor",
     "doctor": "oper.diagnosis.doctor",
     "profile": "oper.profiling.make_profile",
     "read": "oper.logs.row_reader",
@@ -135,6 +137,7 @@ __all__ = [
     "make_plan",
     "measure_latency",
     "migrate",
+    "monitor",
     "profile",
     "read",
     "record",

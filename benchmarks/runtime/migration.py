@@ -61,8 +61,8 @@ def make_plans(cell: Cell, scale: float, folder: Path) -> list[Path]:
             windows,
         )
     topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
-    how = ("--topology", topology, "--mode", "training", "--fetch", cell.fetch)
-    how += ("--batch-size", cell.world_size * cell.batch, "--extra-memory", EXTRA_MEMORY)
+    how: list[Any] = ["--topology", topology, "--mode", "training", "--fetch", cell.fetch]
+    how += ["--batch-size", cell.world_size * cell.batch, "--extra-memory", EXTRA_MEMORY]
     plans = [
         folder / f"{name}-{cell.world_size}-{windows.name}"
         for name in ("first", "again", "scratch")

@@ -34,6 +34,7 @@ VERBS = {
     "replan": "replan",
     "report": "report",
     "checkpoint": "checkpoint",
+    "top": "top",
     "simulate": "simulate",
     "synth": "synth",
 }

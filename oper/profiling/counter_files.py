@@ -161,6 +161,21 @@ def add_counters(counters: Counts | SparseCounts, total: Counts) -> None:
         np.add(total, counters, out=total, casting="unsafe")
 
 
+def sparse_counts(counters: Counts) -> SparseCounts:
+    """The counters that are not 0, in memory."""
+    rows = np.flatnonzero(counters)
+    counts = counters[rows]
+    large = counts > _MOST_SMALL
+    blocks = -(-len(counters) // BLOCK_ROWS)
+    return SparseCounts(
+        len(counters),
+        np.searchsorted(rows, BLOCK_ROWS * np.arange(blocks + 1)).astype(np.int64),
+        rows.astype(np.uint16),  # what is left of them is their place in the block
+        np.where(large, 0, counts).astype(np.uint8),
+        counts[large],
+    )
+
+
 def npy_sha256(array: Counts | Ints) -> str:
     """SHA-256 of the .npy file that `save_array` would write, without writing it."""
     digest = hashlib.sha256()

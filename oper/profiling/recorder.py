@@ -10,6 +10,7 @@ model may be sharded by TorchRec, by OPER, or not at all.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,13 @@ class Recorder:
 
     def __init__(self, model: Any) -> None:
         tables_of(model)  # It refuses models without tables, and tables of one name.
-        self._recordings = {path: _Recording(path, c) for path, c in collections_of(model)}
+        self._counted = {path: CollectionCounters(path, c) for path, c in collections_of(model)}
 
     def watch(self) -> ExitStack:
         """Count from now on; closing what is returned ends it."""
         stack = ExitStack()
-        for recording in self._recordings.values():
-            recording.watch(stack)
+        for counted in self._counted.values():
+            stack.enter_context(watched(counted.collection, counted.count))
         return stack
 
     def profile(self, samples: int | None = None) -> Profile:
@@ -48,8 +49,8 @@ class Recorder:
         Raises:
             OperError: nothing was counted, or the collections saw different numbers of samples.
         """
-        counted = [recording.counters for recording in self._recordings.values()]
-        seen = {path or "model": r.counters.samples for path, r in self._recordings.items()}
+        counted = [each.counters for each in self._counted.values()]
+        seen = {path or "model": each.counters.samples for path, each in self._counted.items()}
         if not any(seen.values()):
             raise OperError(
                 "the recorder counted nothing: run the model, as `model(batch)` or in a pipeline, "
@@ -94,40 +95,67 @@ def record(model: Any) -> Iterator[Recorder]:
         yield recorder
 
 
-class _Recording:
-    """What is counted of one collection."""
+@contextmanager
+def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
+    """While this is open, `count` is called with what a collection is given for each batch, before
+    the batch is read. Pipelines skip the forward of a sharded collection, and call its `input_dist`
+    themselves."""
 
-    def __init__(self, path: str, collection: Any) -> None:
-        self._where, self._collection = (
-            f"collection {path or type(collection).__name__}",
-            collection,
-        )
-        self.counters = RowCounters(tables_of_collection(collection))
-        self._batches = 0
+    def before(_: Any, arguments: Any, named: Any) -> None:
+        if not getattr(collection, "is_pipelined", False):
+            count((arguments, named))
 
-    def watch(self, stack: ExitStack) -> None:
-        """Count until the stack is closed. Pipelines skip the forward of a sharded collection, and
-        call its `input_dist` themselves."""
-        module = self._collection
+    with ExitStack() as stack:
+        stack.callback(collection.register_forward_pre_hook(before, with_kwargs=True).remove)
+        if hasattr(collection, "input_dist"):
+            stack.enter_context(_watched_input_dist(collection, count))
+        yield
 
-        def before(_: Any, arguments: Any, named: Any) -> None:
-            if not getattr(module, "is_pipelined", False):
-                self._count((arguments, named))
 
-        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        if not hasattr(module, "input_dist"):
-            return
-        input_dist: Callable[..., Any] = module.input_dist
+@contextmanager
+def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
+    """It is replaced while any watch it, who may begin and end in any order."""
+    counts = getattr(vars(collection).get("input_dist"), "counts", None)
+    if counts is None:
+        counts = []
+        input_dist: Callable[..., Any] = collection.input_dist
 
-        def watched(context: Any, *arguments: Any, **named: Any) -> Any:
-            if getattr(module, "is_pipelined", False):
-                self._count((arguments, named))
+        def watched_input_dist(context: Any, *arguments: Any, **named: Any) -> Any:
+            if getattr(collection, "is_pipelined", False):
+                for each in counts:
+                    each((arguments, named))
             return input_dist(context, *arguments, **named)
 
-        module.input_dist = watched
-        stack.callback(delattr, module, "input_dist")
+        watched_input_dist.counts = counts  # type: ignore[attr-defined]
+        collection.input_dist = watched_input_dist
+    counts.append(count)
+    try:
+        yield
+    finally:
+        counts.remove(count)
+        if not counts:
+            del collection.input_dist
 
-    def _count(self, given: Any) -> None:
+
+class CollectionCounters:
+    """What is counted of one collection of tables; `path` is its place in the model, for errors.
+
+    Ids that are no rows are errors, or read row 0 where `reads_row_0` says that they do so in the
+    model as well.
+    """
+
+    def __init__(self, path: str, collection: Any, reads_row_0: bool = False) -> None:
+        self.collection = collection
+        self.counters = RowCounters(tables_of_collection(collection))
+        self._where = f"collection {path or type(collection).__name__}"
+        self._reads_row_0 = reads_row_0
+        self._batches = 0
+
+    def count(self, given: Any) -> None:
+        """Count what the collection is given for a batch, in whatever it is.
+
+        Raises OperError where a feature is missing, or an id is none of a row and an error.
+        """
         location = Location(f"{self._where}, batch {self._batches}", 0, "sample")
         tensors = keyed_jagged_tensors(given)
         held = {key: tensor for tensor in tensors for key in list(tensor.keys())}
@@ -139,11 +167,20 @@ class _Recording:
                     raise OperError(f"{location.file}: has no feature {name!r}")
                 # A feature that several tables read is counted in each.
                 key = name if read.count(name) == 1 else f"{name}@{table.name}"
-                features[key] = jagged(held[name][name], name, location)
+                ids = jagged(held[name][name], name, location)
+                if self._reads_row_0:
+                    is_row = (ids.values >= 0) & (ids.values < table.rows)
+                    ids = replace(ids, values=np.where(is_row, ids.values, 0))
+                features[key] = ids
                 table_of[key] = number
         batch = Batch(samples_of(tensors, location.file), features, location)
         self.counters.add(batch, table_of)
         self._batches += 1
+
+    def take(self) -> RowCounters:
+        """What was counted so far, and start again from zero."""
+        counted, self.counters = self.counters, RowCounters(self.counters.tables)
+        return counted
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -38,11 +38,15 @@ from oper.checkpoint.describe import describe
 from oper.checkpoint.export import export
 from oper.checkpoint.reshard import reshard
 from oper.checkpoint.verify import verify
+from oper.cost.objective import Communication
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.logs import LogOptions, open_log, prepare
 from oper.logs.row_reader import RowReader
+from oper.monitoring.judge_plan import Judgement, Move
+from oper.monitoring.period_report import PeriodReport
+from oper.monitoring.traffic import Traffic
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.plan_parts import part_of, plans_of_memories
@@ -389,7 +393,17 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     }
 
 
+def _period(number: int) -> str:
+    """What a monitor of two ranks writes of a period."""
+    of_ranks, of_links = np.array([9.0, 8.5]), np.array([[0.0, 64.0], [72.5, 0.0]])
+    traffic = Traffic(of_ranks, of_links, Communication(136.5, 40.0, 8.0), 0.25)
+    judged = Judgement(2e-5, 1.5e-5, 1.4e-5, 1 / 3, 0.05, Move(3, 96.0, 1e-6, 2e-5, 1.5e-5))
+    figures = (1.8e9, 50, 50, 5, 60, 180, 12)
+    return PeriodReport(number, *figures, traffic, traffic, judged, "").line()
+
+
 _TEXT_FILES: dict[str, tuple[str, Read]] = {
+    "run.jsonl": (_period(0) + _period(1), lambda path: _quiet("top", path)),
     "tables.yaml": (
         "defaults: &d {dim: 8, dtype: fp32}\ntables:\n- {name: a, rows: 40, <<: *d}\n"
         "- name: b\n  rows: 9\n  ids: {kind: hash, missing: -1}\n  features: [x, y]\n",

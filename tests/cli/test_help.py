@@ -16,6 +16,7 @@ from oper.cli import VERBS, app
 from oper.cli.shared.default_subcommand import DEFAULT
 from tests.support.checkpoint.saved_folders import Part, write
 from tests.support.commands import fine, oper
+from tests.support.monitoring.reports import a_report
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -85,7 +86,7 @@ def make(plan):
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the log, the model and the checkpoint of the examples."""
+    """The working directory, with the log, the model, the checkpoint and the run of the examples."""
     random = np.random.default_rng(0)
     samples = 16_384  # of which the simulator needs some iterations
     columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}
@@ -93,6 +94,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     weight = torch.rand(3000, 4)
     write(tmp_path / "checkpoint", {"embedding_bags.C1.weight": (weight, [Part((0, 3000))])}, {})
+    (tmp_path / "run.jsonl").write_text(a_report().line())
     monkeypatch.chdir(tmp_path)
 
 

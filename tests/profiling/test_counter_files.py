@@ -28,6 +28,7 @@ from oper.profiling.counter_files import (
     counter_files,
     load_counters,
     save_counters,
+    sparse_counts,
 )
 from oper.profiling.profile import Profile, merge, window_name, write_windows
 from oper.tables.table import Table
@@ -80,6 +81,15 @@ def test_sparse_counters_read_as_dense_ones(
             np.testing.assert_array_equal(total, np.arange(len(made), dtype=np.uint64) + made)
     written = sum(path.stat().st_size for path in folder.iterdir())
     assert written <= made.nbytes + 128
+
+
+@given(made=counters())
+def test_sparse_counters_in_memory_are_those_of_the_files(made: Any) -> None:
+    sparse = sparse_counts(made)
+    sparse.check(Path("made up"))
+    assert sparse.dtype == made.dtype
+    np.testing.assert_array_equal(sparse.dense, made)
+    assert sparse.sum(np.uint64) == made.sum(dtype=np.uint64)
 
 
 def test_each_is_written_where_it_is_smaller(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ OTHERS = {
     "oper.files.storage": "what was written, to flush it",
     "oper.files.temporaries": "our own locks",
     "oper.files.json_file": "what it writes",
+    "oper.monitoring.json_lines": "lines that it appends",
     "oper.profiling.counter_arrays": "counters that it makes",
     "oper.profiling.counter_files": "counters that it writes",
     "oper.report.render_page": "a part of the package",

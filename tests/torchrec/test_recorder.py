@@ -58,6 +58,15 @@ def test_plans_are_made_from_it(tmp_path):
     assert oper.Plan.load(tmp_path / "plan").ranks == 2
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_several_recorders_may_end_in_any_order(worlds, first):
+    for rank, found in enumerate(worlds.run(2, cases.recorded_twice, first)):
+        batches = [batch(10 * rank + step) for step in range(cases.STEPS)]
+        one, other = found
+        assert_equal(one, oper.profile(batches[:2], Model("meta")))
+        assert_equal(other, oper.profile(batches, Model("meta")))
+
+
 class Twice(nn.Module):
     """Reads one collection twice for each sample, and another once."""
 

@@ -10,14 +10,14 @@ without.
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from oper.base.errors import OperError, first_line
+from oper.base.errors import OperError, first_line, one_line
 from oper.base.units import positive_seconds
 from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
 from oper.runtime.comm.failure_store import FailureStore
@@ -228,6 +228,29 @@ class Group:
             with contextlib.suppress(RuntimeError):
                 work: Any = dist.irecv(torch.empty(1), group=self._group, group_src=rank, tag=_TAG)
                 work.wait(timedelta(milliseconds=1))
+
+
+def own_gloo_group(ranks: Sequence[int], deadline_seconds: float, what: str) -> dist.ProcessGroup:
+    """A further gloo group of these ranks of the job, in their order, for `what` they all make: it
+    stands in no order with the collectives of others. OperError where not all come in time."""
+    try:
+        own = dist.new_group(
+            list(ranks),
+            # Our own deadline comes first, as it names who is missing.
+            timeout=timedelta(seconds=deadline_seconds + 60),
+            backend="gloo",
+            # Ranks that are not in the group have no part in making it.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            sort_ranks=False,
+        )
+    except RuntimeError as error:
+        raise OperError(
+            f"rank {list(ranks).index(dist.get_rank())} made its {what}, and not all other ranks "
+            f"of {len(ranks)} did so in time, or they made other process groups before it: make it "
+            f"on all ranks, and process groups on all in the same order ({one_line(error)})"
+        ) from error
+    assert own is not None
+    return own
 
 
 def _ended(work: Any, seconds: float) -> bool:

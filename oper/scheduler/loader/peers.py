@@ -9,14 +9,13 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 
-from oper.base.errors import OperError, one_line
-from oper.runtime.comm.group import Group
+from oper.base.errors import OperError
+from oper.runtime.comm.group import Group, own_gloo_group
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names
 
 _HEADER = struct.Struct("=Bqqqd16s600s")
@@ -87,7 +86,12 @@ class Peers:
             raise OperError("this process is no member of the process group that was given")
         if group is None or dist.get_world_size(group) == 1:
             return
-        self._group = _Interruptible(_own_group(group, deadline_seconds), deadline_seconds)
+        self._group = _Interruptible(
+            own_gloo_group(
+                dist.get_process_group_ranks(group), deadline_seconds, "DispatchingLoader"
+            ),
+            deadline_seconds,
+        )
         self.rank, self.ranks = self._group.rank, self._group.ranks
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
@@ -166,26 +170,3 @@ class Peers:
         except BaseException as error:
             self.failure = self.failure or error
             raise
-
-
-def _own_group(group: "dist.ProcessGroup", deadline_seconds: float) -> "dist.ProcessGroup":
-    """A gloo group of the ranks of a group, in their order."""
-    ranks = dist.get_process_group_ranks(group)
-    try:
-        own = dist.new_group(
-            ranks,
-            # Our own deadline comes first, as it names who is missing.
-            timeout=timedelta(seconds=deadline_seconds + 60),
-            backend="gloo",
-            # Ranks that are not in the group have no part in making it.
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-            sort_ranks=False,
-        )
-    except RuntimeError as error:
-        raise OperError(
-            f"rank {dist.get_rank(group)} made its DispatchingLoader, and not all other ranks of "
-            f"{len(ranks)} did so in time, or they made other process groups before it: make it on "
-            f"all ranks, and process groups on all in the same order ({one_line(error)})"
-        ) from error
-    assert own is not None
-    return own

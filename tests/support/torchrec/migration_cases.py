@@ -97,7 +97,8 @@ def moved_between_accumulated_steps(rank: int, group: dist.ProcessGroup) -> None
 def saved_and_loaded_on_the_way(rank: int, group: dist.ProcessGroup, folder: str) -> None:
     """State dicts are those of a model that stayed, in the midst of a migration too, and can be
     loaded there."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     model, optimizer = sharded(group, "adam")
     plain, plain_optimizer = sharded(group, "adam")
@@ -109,11 +110,11 @@ def saved_and_loaded_on_the_way(rank: int, group: dist.ProcessGroup, folder: str
         assert_same_bits(whole_model(model, group), whole_model(plain, group))
         step += 1
         if step == 2:
-            checkpoint.save(model.state_dict(), checkpoint_id=folder, process_group=group)
+            save(model.state_dict(), checkpoint_id=folder, process_group=group)
         if step == 4:
             for each in (model, plain):
                 state = each.state_dict()
-                checkpoint.load(state, checkpoint_id=folder, process_group=group)
+                load(state, checkpoint_id=folder, process_group=group)
     assert step > 4
     assert_same_bits(whole_model(model, group), whole_model(plain, group))
 

@@ -9,6 +9,7 @@ from torchrec.distributed.train_pipeline import train_pipelines
 
 import oper
 from oper.profiling.profile import Profile
+from oper.profiling.recorder import Recorder
 from tests.support.torchrec.models import Model, batch
 from tests.support.torchrec.ranks import all_optimizers, put_optimizer, sharded, stock, train_step
 
@@ -43,3 +44,28 @@ def recorded(rank: int, group: dist.ProcessGroup, how: str, pipeline: str | None
         train_step(model, optimizer, batches[0])  # no longer watched
         assert recorder.profile().samples == found.samples
     return found
+
+
+def recorded_twice(rank: int, group: dist.ProcessGroup, first: int) -> list[Profile]:
+    """What two recorders of a model counted in a pipeline, of which one, the `first` or the second
+    that began, ended after two steps; that one's first."""
+    model, _ = sharded(group)
+    batches = [batch(10 * rank + step) for step in range(STEPS)]
+    recorders = [Recorder(model), Recorder(model)]
+    watching = [recorder.watch() for recorder in recorders]
+    with torch.no_grad():
+        for number, inputs in enumerate(batches):
+            if number == 2:
+                watching[first].close()
+            # As pipelines do, which skip the forward of a collection.
+            for collection, ids in (
+                (model.module.bags, inputs.ids),
+                (model.module.weighted, inputs.weighted_ids),
+                (model.module.sequences, inputs.ids),
+            ):
+                collection.is_pipelined = True
+                collection.input_dist(collection.create_context(), ids)
+    watching[1 - first].close()
+    for collection in (model.module.bags, model.module.weighted, model.module.sequences):
+        assert "input_dist" not in vars(collection)
+    return [recorders[first].profile(), recorders[1 - first].profile()]

@@ -1,0 +1,131 @@
+"""What `oper top` shows: the verdict, what was predicted and counted, and the last periods."""
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oper.base.formatting import (
+    format_bytes,
+    format_digits,
+    format_duration,
+    format_number,
+    format_share,
+    plural,
+    printable,
+)
+from oper.cli.shared.console import new_table
+
+if TYPE_CHECKING:
+    from oper.monitoring.period_report import PeriodReport
+
+SHOWN_PERIODS = 6
+_MOST_RANKS = 8  # of more, those that serve most
+_MOST_LINKS = 5
+
+
+def view(run: str, reports: "list[PeriodReport]") -> Any:
+    """The newest of a run's reports, in order, and those before it in a line each."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not reports:
+        return Text(printable(f"{run}: no period has ended yet"))
+    newest = reports[-1]
+    ended = datetime.datetime.fromtimestamp(newest.ended).isoformat(" ", "seconds")
+    head = (
+        f"{run}: {plural(newest.last_iteration, 'iteration')}; period {newest.period:,} of "
+        f"{newest.iterations:,} ended {ended}, {newest.counted_iterations:,} counted row by row"
+    )
+    parts = [Text(printable(head)), Text(printable(_capital(newest.judged()))), Text()]
+    parts += [_totals(newest), Text(), _ranks(newest)]
+    links = _links(newest)
+    if links is not None:
+        parts += [Text(), links]
+    parts += [Text(), _periods(reports)]
+    return Group(*parts)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _totals(report: "PeriodReport") -> Any:
+    table = new_table("an iteration", "plan", "counted")
+    predicted, counted = report.predicted, report.counted
+    table.add_row("samples", f"{report.plan_batch_size:,}", format_digits(report.batch_size, 6))
+    table.add_row(
+        "lookups, min/max over ranks",
+        format_share(predicted.lookups_dob, 1),
+        format_share(counted.lookups_dob, 1),
+    )
+    table.add_row(
+        "accesses to rows with copies",
+        format_share(predicted.replica_share, 1),
+        format_share(counted.replica_share, 1),
+    )
+    moved = (predicted.communication_bytes, counted.communication_bytes)
+    for name, of in (
+        ("rows fetched from other ranks", "fetch"),
+        ("gradients sent to other ranks", "gradient"),
+        ("AllReduce of copies", "allreduce"),
+    ):
+        table.add_row(name, *(format_bytes(getattr(each, of)) for each in moved))
+    return table
+
+
+def _ranks(report: "PeriodReport") -> Any:
+    predicted, counted = report.predicted, report.counted
+    table = new_table("rank", "lookups: plan", "counted", "rows read from others: plan", "counted")
+    shown = list(range(len(counted.lookups)))
+    if len(shown) > _MOST_RANKS:
+        shown = np.argsort(-counted.lookups, kind="stable")[:_MOST_RANKS].tolist()
+    for rank in shown:
+        table.add_row(
+            f"{rank:,}",
+            format_number(float(predicted.lookups[rank])),
+            format_number(float(counted.lookups[rank])),
+            format_bytes(float(predicted.link_bytes[rank].sum())),
+            format_bytes(float(counted.link_bytes[rank].sum())),
+        )
+    if len(shown) < len(counted.lookups):
+        left_out = len(counted.lookups) - len(shown)
+        table.caption = f"and {plural(left_out, 'rank')} that serve less; --json has all"
+    return table
+
+
+def _links(report: "PeriodReport") -> Any | None:
+    """The links that carry most; None where there are none."""
+    counted = report.counted.link_bytes
+    ranks = len(counted)
+    busiest = np.argsort(-counted, axis=None, kind="stable")[:_MOST_LINKS].tolist()
+    busiest = [link for link in busiest if counted.flat[link] > 0]
+    if not busiest or ranks <= 2:
+        return None
+    table = new_table("busiest links, reader and source", "plan", "counted")
+    for link in busiest:
+        reader, source = divmod(link, ranks)
+        table.add_row(
+            f"{reader:,} from {source:,}",
+            format_bytes(float(report.predicted.link_bytes[reader, source])),
+            format_bytes(float(counted[reader, source])),
+        )
+    return table
+
+
+def _periods(reports: "list[PeriodReport]") -> Any:
+    table = new_table(
+        "period", "iterations", "running plan", "from scratch", "longer", "gain", "verdict"
+    )
+    for report in reports:
+        found = report.judgement
+        figures = ["-"] * 4
+        if found is not None:
+            figures = [
+                format_duration(found.now_seconds),
+                format_duration(found.fresh_seconds),
+                format_share(found.worse),
+                format_duration(found.gain_seconds),
+            ]
+        table.add_row(f"{report.period:,}", f"{report.iterations:,}", *figures, report.verdict)
+    return table

@@ -1,0 +1,361 @@
+"""Watching a live model: each rank counts what its tables are read, and a plan is judged by that.
+
+with oper.monitor(model, jsonl="run.jsonl") as monitor:
+    train(model)
+    profile = monitor.profile()  # on rank 0, of all ranks; None on the others
+
+One iteration of every `sample_every` is counted row by row (sampled_iterations.py), beside the
+lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py),
+where older periods come to weigh less (decayed_counts.py). There a thread adds them up, prices the
+running plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for
+it.
+"""
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from oper.base.defaults import WORSE
+from oper.base.errors import OperError, check_type, one_line
+from oper.base.units import finite_number, positive_seconds, whole_number
+from oper.monitoring.decayed_counts import DecayedCounts
+from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packed, unpacked
+from oper.monitoring.json_lines import JsonLines
+from oper.monitoring.judge_plan import judge, why_not_judged
+from oper.monitoring.period_report import PeriodReport
+from oper.monitoring.sampled_iterations import SampledIterations
+from oper.monitoring.traffic import TrafficCounts, counted_traffic, predicted_traffic
+from oper.plan.plan import Plan
+from oper.profiling.profile import Profile
+from oper.profiling.recorder import CollectionCounters, watched
+from oper.tables.table import fingerprint
+from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.sharding_plan import plan_of
+
+_log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
+
+# Counting takes up to half of a step of tables alone on CPU ranks, and with merging and judging the
+# whole is to take less than a hundredth of it (benchmarks/runtime/monitor.py).
+SAMPLE_EVERY = 100
+PERIOD = 20_000
+
+
+class ScalarWriter(Protocol):
+    """What is used of TensorBoard's SummaryWriter."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+class Monitor:
+    """Counts what a model reads until it is closed; made by `monitor`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        sample_every: int,
+        period: int | None,
+        jsonl: Path | str | None,
+        writer: ScalarWriter | None,
+        worse: float,
+        deadline_seconds: float,
+    ) -> None:
+        collections = sharded_collections(model)
+        engines = [collection.engine for collection in collections.values()]
+        self.plan = plan
+        self._sampled, self._period = SampledIterations(sample_every), period
+        self._worse, self._writer = worse, writer
+        self._collections = [
+            CollectionCounters(path, collection, reads_row_0=True)
+            for path, collection in collections.items()
+        ]
+        self._batches = [0] * len(self._collections)
+        self._began, self._counted_iterations = 0, 0  # the period; of the period
+        self._traffic = TrafficCounts(engines)
+        self._counts = DecayedCounts()
+        self._ranks = MonitoredRanks(engines[0].node.group, deadline_seconds)
+        first = self._ranks.rank == 0
+        self._lines: JsonLines | None = None
+        failure: OperError | None = None
+        if first and jsonl is not None:
+            try:
+                self._lines = JsonLines(jsonl)
+            except OperError as error:
+                failure = error
+        try:
+            self._check_agreement(failure)
+        except BaseException:
+            self._leave()
+            raise
+        # Counts are added up, and reports made and told, in a thread of its own.
+        self._teller = ThreadPoolExecutor(1, "oper-monitor") if first else None
+        self._told: Future[PeriodReport] | None = None
+        self._closed = False
+        self._watching = ExitStack()
+        for number, counters in enumerate(self._collections):
+            read = partial(self._read, number)
+            self._watching.enter_context(watched(counters.collection, read))
+
+    def profile(self) -> Profile | None:
+        """What all ranks counted, later periods weighing more: on rank 0 a profile of the plan's
+        tables, which all commands take; None on the others. To be called on all ranks.
+
+        Raises OperError where nothing was counted yet, or a rank is lost or late.
+        """
+        messages = self._gather()
+        return None if self._teller is None else self._teller.submit(self._total, messages).result()
+
+    def report(self) -> PeriodReport | None:
+        """End the period now, and say what is said of one: on rank 0, which judges the plan before
+        this returns; None on the others. To be called on all ranks.
+
+        Raises OperError where a rank is lost or late.
+        """
+        told = self._end_period(wait=True)
+        return None if told is None else told.result()
+
+    def close(self) -> None:
+        """Stop counting, and wait until what is being told is told. The running period is left
+        as it is; `report` ends it."""
+        self._closed = True
+        self._watching.close()
+        if self._teller is not None:
+            self._teller.shutdown()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        self._ranks.close()
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_agreement(self, failure: OperError | None) -> None:
+        """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
+        settings = [failure is not None, self._sampled.every, self._period or 0]
+        mine = np.array(settings, np.int64).tobytes()
+        all_ranks = [np.frombuffer(m, np.int64) for m in self._ranks.gather(mine, "monitor")]
+        if failure is not None:
+            raise failure
+        if all_ranks[0][0]:
+            raise OperError("monitor: rank 0 could not open its file; its error says why")
+        for rank, theirs in enumerate(all_ranks):
+            if theirs[1:].tolist() != all_ranks[0][1:].tolist():
+                raise OperError(
+                    f"monitor: sample_every and period are {_shown(theirs)} on rank {rank} and "
+                    f"{_shown(all_ranks[0])} on rank 0; give all ranks the same"
+                )
+
+    @property
+    def _iterations(self) -> int:
+        """How many iterations this rank has begun: batches of the first collection."""
+        return self._batches[0]
+
+    def _read(self, number: int, given: Any) -> None:
+        """A collection is about to read a batch."""
+        if number == 0 and self._iterations - self._began == self._period:
+            self._end_period_in_passing()
+        batch = self._batches[number]
+        self._batches[number] += 1
+        if batch in self._sampled:
+            self._collections[number].count(given)
+            self._counted_iterations += number == 0
+
+    def _gather(self) -> list[bytes]:
+        """Bring what the ranks counted to rank 0, in a message of each."""
+        if self._closed:
+            raise OperError("the monitor is closed; ask it before, inside its `with`")
+        counted = [each.take() for each in self._collections]
+        mine = packed(in_plans_tables(counted, self.plan.tables))
+        return self._ranks.gather_on_first(mine, "merge what a monitor counted")
+
+    def _end_period_in_passing(self) -> None:
+        """End a period in a step, which is not to fail because of that."""
+        try:
+            self._end_period(wait=False)
+        except OperError as error:
+            self._period = None
+            _log.error("no further periods: %s", error)
+
+    def _end_period(self, wait: bool) -> "Future[PeriodReport] | None":
+        """Bring all counts to rank 0 and have them told there. Unless it is to `wait`, a plan is
+        not judged while it still is for the period before."""
+        messages = self._gather()
+        traffic = self._ranks.gather(self._traffic.take(), "merge what a monitor counted")
+        iterations, self._began = self._iterations - self._began, self._iterations
+        counted_iterations, self._counted_iterations = self._counted_iterations, 0
+        if self._teller is None:
+            return None
+        found = PeriodReport(
+            period=-1,
+            ended=time.time(),
+            last_iteration=self._iterations,
+            iterations=iterations,
+            counted_iterations=counted_iterations,
+            samples=0,
+            accesses=0,
+            plan_batch_size=self.plan.workload.batch_size,
+            predicted=predicted_traffic(self.plan),
+            counted=counted_traffic(self.plan, traffic),
+            judgement=None,
+            why_not_judged="nothing was counted in this period",
+        )
+        judges = wait or self._told is None or self._told.done()
+        self._told = self._teller.submit(self._tell, found, messages, judges)
+        return self._told
+
+    # What follows is done in the teller's thread alone.
+
+    def _add(self, messages: list[bytes]) -> None:
+        """Add what the ranks counted to the running period."""
+        parts = [unpacked(message, self.plan.tables) for message in messages]
+        if any(part.samples for part in parts):
+            self._counts.add(parts)
+
+    def _total(self, messages: list[bytes]) -> Profile:
+        """All that was counted, with what the ranks counted last."""
+        self._add(messages)
+        total = self._counts.total()
+        if total is None:
+            raise OperError(
+                "the monitor counted nothing yet: of every "
+                f"{self._sampled.every} iterations one is counted (sample_every)"
+            )
+        return self._named(total)
+
+    def _tell(self, found: PeriodReport, messages: list[bytes], judges: bool) -> PeriodReport:
+        """End the period, judge the plan by it, and tell everyone. What fails here is logged: it is
+        not to end a job."""
+        try:
+            self._add(messages)
+            found = replace(found, period=self._counts.periods)
+            window = self._counts.end_period()
+            if window is not None:
+                accesses = int(window.accesses_of_tables.sum())
+                found = replace(found, samples=window.samples, accesses=accesses)
+                found = self._judged(found, window, judges)
+        except Exception as error:
+            _log.exception("the plan could not be judged")
+            found = replace(found, why_not_judged=f"it failed ({one_line(error)})")
+        _log.info("%s", found.sentence())
+        try:
+            if self._lines is not None:
+                self._lines.append(found)
+            if self._writer is not None:
+                for name, value in found.scalars().items():
+                    self._writer.add_scalar(name, value, found.last_iteration)
+        except Exception:
+            _log.exception("a report could not be written")
+        return found
+
+    def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:
+        """The report with a judgement, or why there is none."""
+        why_not = (
+            why_not_judged(window, self.plan.ranks)
+            if judges
+            else "the period before was still being judged"
+        )
+        total = self._counts.before
+        if why_not or total is None:
+            return replace(found, why_not_judged=why_not)
+        judgement = judge(self.plan, window, self._named(total), self._worse)
+        return replace(found, judgement=judgement, why_not_judged="")
+
+    def _named(self, total: Profile) -> Profile:
+        """A profile with where it is from."""
+        source = {
+            "monitored": {"sample_every": self._sampled.every, "periods": self._counts.periods}
+        }
+        return replace(total, source=source)
+
+
+def monitor(
+    model: nn.Module,
+    plan: Plan | Path | str | None = None,
+    *,
+    sample_every: int = SAMPLE_EVERY,
+    period: int | None = PERIOD,
+    jsonl: Path | str | None = None,
+    writer: ScalarWriter | None = None,
+    worse: float = WORSE,
+    deadline_seconds: float = 60.0,
+) -> Monitor:
+    """Count what a model reads while it trains or serves, and judge its plan by it. To be called on
+    all ranks alike; used with `with`, or closed by `close()`.
+
+    Args:
+        model: sharded by OPER, by `oper.shard` or DistributedModelParallel.
+        plan: that it was sharded by; needed only where the model does not know it.
+        sample_every: of so many iterations one is counted row by row, the same on all ranks.
+        period: iterations after which the ranks merge their counts, and rank 0 judges the plan and
+            tells; those of a period before weigh half as much. None: when `report()` is called.
+        jsonl: a file to which rank 0 appends a line of JSON for each period; for `oper top`.
+        writer: a SummaryWriter, or what has its `add_scalar`, that rank 0 gives figures to, in a
+            thread of the monitor's.
+        worse: the share by which the running plan may be worse than one from scratch before the
+            verdict is to replan.
+        deadline_seconds: how long a rank waits for the others to merge.
+
+    Raises:
+        OperError: the model was not sharded by OPER, or by another plan, or an argument is wrong.
+    """
+    check_type("monitor", "model", model, nn.Module)
+    if period is not None and whole_number(period, "period") < 1:
+        raise OperError(f"period {period}: at least 1 iteration was needed, or None")
+    return Monitor(
+        model,
+        _plan_of_model(model, plan),
+        sample_every,
+        period,
+        jsonl,
+        writer,
+        finite_number(worse, "worse"),
+        positive_seconds(deadline_seconds, "deadline_seconds"),
+    )
+
+
+def _shown(settings: Any) -> str:
+    """`sample_every` and `period`, as they were given."""
+    return f"{settings[1]:,} and {f'{settings[2]:,}' if settings[2] else None}"
+
+
+def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
+    """The plan that a model was sharded by. OperError where it is not known, or another one."""
+    engines = [collection.engine for collection in sharded_collections(model).values()]
+    if given is None:
+        given = getattr(getattr(model, "plan", None), "oper_plan", None)
+    if given is None and len(engines) == 1:
+        given = engines[0].plan
+    if given is None:
+        raise OperError(
+            "monitor: the plan of a model of several collections was not found; give the plan that "
+            "it was sharded by, oper.monitor(model, plan)"
+        )
+    plan = plan_of(given)
+    known = {table.name: table for table in plan.tables}
+    for engine in engines:
+        for table in engine.plan.tables:
+            mine = known.get(table.name)
+            if mine is None or fingerprint([mine]) != fingerprint([table]):
+                raise OperError(
+                    f"monitor: the model has table {table.name!r} by another plan than the one "
+                    "given; give the plan that it was sharded by, or none"
+                )
+        if (engine.plan.profile, engine.ranks) != (plan.profile, plan.ranks):
+            raise OperError(
+                "monitor: the model was sharded by another plan than the one given; give that one, "
+                "or none"
+            )
+    return plan

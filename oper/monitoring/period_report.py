@@ -1,0 +1,134 @@
+"""What a monitor says of a period: a line of text, a line of JSON, figures for a dashboard.
+
+In: what was predicted, counted and judged. Out: `PeriodReport`. `oper top` reads the JSON lines.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from oper.base.formatting import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_share,
+    plural,
+)
+from oper.monitoring.judge_plan import Judgement
+from oper.monitoring.traffic import Traffic
+from oper.plan.plan_file import to_json, typed
+
+SCHEMA = "oper.monitor"
+VERSION = 1
+_LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
+
+
+@dataclass(frozen=True)
+class PeriodReport:
+    """A period of a run.
+
+    period: its number, from 0. ended: when, in seconds since 1970. last_iteration: of the run so
+    far, how many iterations the ranks have begun. iterations: of this period, and how many of them
+    were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
+    samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
+    where there is one.
+    """
+
+    DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
+
+    period: int
+    ended: float
+    last_iteration: int
+    iterations: int
+    counted_iterations: int
+    samples: int
+    accesses: int
+    plan_batch_size: int
+    predicted: Traffic
+    counted: Traffic
+    judgement: Judgement | None
+    why_not_judged: str
+
+    @property
+    def batch_size(self) -> float:
+        """The samples of an iteration, of all ranks, as counted."""
+        return self.samples / max(self.counted_iterations, 1)
+
+    @property
+    def verdict(self) -> str:
+        """keep, replan, or not judged."""
+        return "not judged" if self.judgement is None else self.judgement.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of a line of the file of JSON lines."""
+        return {"schema": SCHEMA, "version": VERSION, **to_json(self)}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "PeriodReport":
+        """What `to_json` made, read back; ValueError where it is none."""
+        if content.get("schema") != SCHEMA or content.get("version") != VERSION:
+            raise ValueError(
+                f"schema {str(content.get('schema'))[:40]!r}, version "
+                f"{str(content.get('version'))[:40]!r}, and {SCHEMA!r}, version {VERSION}, were "
+                "needed"
+            )
+        try:
+            ranks = len(content["predicted"]["lookups"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        found = typed(content, PeriodReport, ranks)
+        if not 0 <= found.ended < _LAST_SECOND:
+            raise ValueError(f"ended: {found.ended} is no time")
+        return found
+
+    def line(self) -> str:
+        """The report as a line of JSON."""
+        return json.dumps(self.to_json(), allow_nan=False) + "\n"
+
+    def sentence(self) -> str:
+        """The report as a line of a log."""
+        predicted, counted = self.predicted, self.counted
+        said = [
+            f"{plural(self.iterations, 'iteration')}, {self.counted_iterations:,} counted",
+            f"lookups min/max {format_share(counted.lookups_dob, 1)} "
+            f"(plan {format_share(predicted.lookups_dob, 1)})",
+            f"{format_share(counted.replica_share, 1)} from copies "
+            f"(plan {format_share(predicted.replica_share, 1)})",
+            f"{format_bytes(counted.communication_bytes.total)} between ranks "
+            f"(plan {format_bytes(predicted.communication_bytes.total)})",
+        ]
+        return f"period {self.period}: {'; '.join([*said, self.judged()])}"
+
+    def judged(self) -> str:
+        """The verdict and its reason."""
+        found = self.judgement
+        if found is None:
+            return f"not judged: {self.why_not_judged}"
+        said = (
+            f"{found.verdict}: an iteration is priced {format_duration(found.now_seconds)}, with a "
+            f"plan from scratch {format_duration(found.fresh_seconds)} "
+            f"({format_share(found.worse)} longer, {format_percent(found.threshold)} tolerated)"
+        )
+        if found.move is None:
+            return said
+        after = found.move.pays_after_iterations
+        pays = "never pay" if after is None else f"pay after {plural(after, 'iteration')}"
+        return f"{said}; moves of {format_bytes(found.move.bytes)} {pays}"
+
+    def scalars(self) -> dict[str, float]:
+        """Figures for a dashboard, by name."""
+        found: dict[str, float] = {}
+        for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
+            found |= {
+                f"oper/lookups_min_over_max/{which}": traffic.lookups_dob,
+                f"oper/replica_share/{which}": traffic.replica_share,
+                f"oper/bytes_between_ranks/{which}": traffic.communication_bytes.total,
+            }
+        if self.judgement is not None:
+            found |= {
+                "oper/iteration_seconds/running_plan": self.judgement.now_seconds,
+                "oper/iteration_seconds/plan_from_scratch": self.judgement.fresh_seconds,
+                "oper/worse_than_from_scratch": self.judgement.worse,
+            }
+        return found

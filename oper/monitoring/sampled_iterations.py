@@ -1,0 +1,30 @@
+"""Which iterations are counted: one of every N, chosen at random, and alike on all ranks.
+
+Iterations are in blocks of N, and of block b the one is counted whose number follows from b by a
+seeded generator: ranks choose alike without talking, and what a script does every so many
+iterations is neither always counted nor never. A row that was counted c times was read about N·c
+times. The relative standard error of that is √((1 − 1/N) / c) where reads of a row are independent,
+and more where they come together in an iteration.
+"""
+
+import numpy as np
+
+from oper.base.errors import OperError
+from oper.base.units import whole_number
+
+
+class SampledIterations:
+    """One of every `every` iterations, numbered from 0."""
+
+    def __init__(self, every: int) -> None:
+        self.every = whole_number(every, "sample_every")
+        if self.every < 1:
+            raise OperError(f"sample_every {self.every}: at least 1, which counts all, was needed")
+        self._block, self._place = -1, 0
+
+    def __contains__(self, iteration: int) -> bool:
+        block, place = divmod(iteration, self.every)
+        if block != self._block:
+            chosen = np.random.default_rng(block).integers(self.every)
+            self._block, self._place = block, int(chosen)
+        return place == self._place

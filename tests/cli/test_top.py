@@ -1,0 +1,82 @@
+"""`oper top`: the newest state of a monitored job, and errors for what is none."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import fine, refused
+from tests.support.monitoring.reports import a_report
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    worse = (None, 0.01, 0.2)
+    lines = [a_report(period, 12, worse[period]).line() for period in range(3)]
+    (tmp_path / "run.jsonl").write_text("".join(lines))
+    return tmp_path / "run.jsonl"
+
+
+def test_the_newest_state_is_shown(run: Path) -> None:
+    said = fine("top", "run.jsonl", "--once")
+    assert said == fine("top", "run.jsonl")  # not a terminal
+    assert max(map(len, said.splitlines())) <= 100
+    assert "run.jsonl: 30,000 iterations; period 2" in said
+    assert "Replan: an iteration is priced 24 µs" in " ".join(said.split())
+    assert "and 4 ranks that serve less" in said
+    verdicts = [line.split()[-1] for line in said.splitlines()[-3:]]
+    assert verdicts == ["judged", "keep", "replan"]
+
+
+def test_json_is_the_newest_line(run: Path) -> None:
+    assert json.loads(fine("top", "run.jsonl", "--json")) == json.loads(
+        run.read_text().splitlines()[-1]
+    )
+
+
+@pytest.mark.usefixtures("run")
+def test_what_is_none_of_a_monitors_is_refused(tmp_path: Path) -> None:
+    refused("top none.jsonl", "none.jsonl: no such file")
+    (tmp_path / "empty.jsonl").touch()
+    refused("top empty.jsonl", "has no report yet", "monitor.report()")
+    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    refused("top other.jsonl", "other.jsonl, line 1: is not what a monitor writes")
+    (tmp_path / "broken.jsonl").write_text(a_report().line() + "{\n")
+    refused("top broken.jsonl", "broken.jsonl, line 2: is not what a monitor writes")
+    refused("top .", "cannot be opened")
+
+
+def test_on_a_terminal_it_follows_the_file_until_ctrl_c(run: Path) -> None:
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "oper", "top", str(run)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
+    with subprocess.Popen(
+        command, stdin=there, stdout=there, stderr=there, env=environment, start_new_session=True
+    ) as top:
+        os.close(there)
+        try:
+            shown = read_until(here, "30,000 iterations")
+            assert "40,000 iterations" not in shown
+            with run.open("a") as file:
+                file.write(a_report(3, 12).line())
+            read_until(here, "40,000 iterations")
+            top.send_signal(2)
+            assert top.wait(20) == 0
+        finally:
+            top.kill()
+            os.close(here)
+
+
+def read_until(terminal: int, words: str) -> str:
+    """What is shown until these words are."""
+    shown, end = "", time.monotonic() + 60
+    while words not in shown:
+        assert time.monotonic() < end, shown
+        shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown

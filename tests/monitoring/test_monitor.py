@@ -1,0 +1,207 @@
+"""`oper.monitor` on ranks: what it counts is what they read, and what it says follows from that."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import oper
+from oper.monitoring.json_lines import GrowingReports
+from oper.monitoring.sampled_iterations import SampledIterations
+from oper.plan.plan import Plan
+from oper.profiling.profile import Profile
+from tests.support.commands import fine
+from tests.support.monitoring import monitor_cases as cases
+from tests.support.planner.drifting import make_profile
+from tests.support.runtime import traffic_cases
+from tests.support.runtime.worlds import Worlds
+from tests.support.torchrec.models import SAMPLES, Model, batch
+
+STEPS = 12
+
+
+def of_batches(iterations: list[int], ranks: int) -> Profile:
+    """The profile of what ranks read in some iterations."""
+    seeds = [cases.seeds(rank, STEPS)[i] for rank in range(ranks) for i in iterations]
+    return oper.profile([batch(seed) for seed in seeds], Model("meta"))
+
+
+def assert_equal(found: Profile, expected: Profile) -> None:
+    """Two profiles have equal counts of each table, whatever the tables' order."""
+    assert found.samples == expected.samples
+    names = [table.name for table in expected.tables]
+    assert sorted(names) == sorted(table.name for table in found.tables)
+    assert found.bag_lengths is not None
+    assert expected.bag_lengths is not None
+    for number, table in enumerate(found.tables):
+        other = names.index(table.name)
+        np.testing.assert_array_equal(found.table_accesses(number), expected.table_accesses(other))
+        np.testing.assert_array_equal(
+            found.table_samples_with_row(number), expected.table_samples_with_row(other)
+        )
+        assert found.bag_lengths.summary(number) == expected.bag_lengths.summary(other)
+
+
+@pytest.mark.parametrize("pipeline", [None, "TrainPipelineSparseDist"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_profile_is_of_all_ranks_batches_that_were_chosen(
+    ranks: Worlds, every: int, pipeline: str | None
+) -> None:
+    found = ranks.run(2, cases.trained, STEPS, pipeline, sample_every=every)
+    chosen = [i for i in range(STEPS) if i in SampledIterations(every)]
+    profile, nothing = found[0][0], found[1][0]
+    assert nothing is None
+    assert profile.source == {"monitored": {"sample_every": every, "periods": 0}}
+    assert_equal(profile, of_batches(chosen, 2))
+
+
+def test_training_has_the_same_bits(ranks: Worlds) -> None:
+    with_it = ranks.run(2, cases.trained, STEPS, sample_every=2, period=3)
+    without = ranks.run(2, cases.trained, STEPS, monitored=False)
+    assert [outputs for _, outputs in with_it] == [outputs for _, outputs in without]
+
+
+def test_periods_end_in_steps(ranks: Worlds, tmp_path: Path) -> None:
+    ranks.run(2, cases.in_passing, tmp_path / "run.jsonl")
+    reports = GrowingReports(tmp_path / "run.jsonl").new(9)
+    sampled = SampledIterations(2)
+    for number, report in enumerate(reports):
+        iterations = range(5 * number, 5 * number + 5)
+        counted = sum(i in sampled for i in iterations)
+        assert (report.period, report.iterations, report.counted_iterations) == (number, 5, counted)
+        assert report.samples == 2 * SAMPLES * counted
+        assert report.last_iteration == 5 * number + 5
+        assert report.judgement is None  # so few accesses tell nothing
+        assert report.why_not_judged
+    assert len(reports) == 3
+    assert "16 iterations" not in fine("top", tmp_path / "run.jsonl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan for two tables by Zipf's law, as `cases.drifting` reads them."""
+    place = tmp_path_factory.mktemp("monitored")
+    tables = (oper.Table("a", 3000, 8), oper.Table("b", 1000, 8))
+    random = np.random.default_rng(7)
+    counts = [
+        np.bincount((random.zipf(1.3, 200_000) - 1) % t.rows, minlength=t.rows) for t in tables
+    ]
+    profile = make_profile(tables, [c.astype(np.uint32) for c in counts])
+    workload = oper.Workload("training", "raw", 512)
+    (place / "topology.yaml").write_text(traffic_cases.TOPOLOGY.replace("[0, 0, 0]", "[0, 0]"))
+    topology = oper.Topology.load(str(place / "topology.yaml"))
+    plan = oper.make_plan(profile, topology, workload, oper.PlanSettings(extra_memory=0.02))
+    plan.save(place / "plan")
+    return place / "plan"
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_drift_is_found_and_none_where_there_is_none(
+    ranks: Worlds, folder: Path, tmp_path: Path, changes: bool
+) -> None:
+    found = ranks.run(2, cases.drifting, folder, tmp_path / "run.jsonl", changes)
+    assert found[1][0] == []
+    reports, profile, (said, scalars) = found[0]
+    verdicts = [report.verdict for report in reports]
+    assert verdicts[:2] == ["not judged", "keep"]
+    assert reports[0].why_not_judged == "no period before it to make a plan from"
+    # A period after the rows changed, a plan can be made for them.
+    assert verdicts[3:] == ["replan" if changes else "keep"] * 2
+    last = reports[-1].judgement
+    assert last is not None
+    if changes:
+        assert last.move is not None
+        assert last.move.rows > 0
+        assert last.move.pays_after_iterations is not None
+        assert last.gain_seconds > 0.05 * last.fresh_seconds
+    else:
+        assert last.move is None
+        assert abs(last.worse) < 0.05
+
+    # It is a profile as all others: a plan is made again by it, and then fits.
+    profile.save(tmp_path / "profile")
+    again = tmp_path / "plan-new"
+    fine("replan", folder, tmp_path / "profile", "-o", again)
+    after = oper.drift(again, tmp_path / "profile").objective_seconds
+    before = oper.drift(folder, tmp_path / "profile").objective_seconds
+    assert after.now <= before.now
+    assert (after.now < 0.95 * before.now) == changes
+    fine("plan", tmp_path / "profile", "--topology", "cpu:2", "-o", tmp_path / "fresh")
+
+    # Everyone is told the same.
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [report.to_json() for report in reports]
+    assert said == [report.sentence() for report in reports]
+    assert scalars == [
+        (name, value, report.last_iteration)
+        for report in reports
+        for name, value in report.scalars().items()
+    ]
+
+
+NODES = {
+    "one node": traffic_cases.TOPOLOGY,
+    "two nodes": """
+name: two-slow-nodes
+node_of: [0, 0, 1, 1]
+bandwidth: {local: 4.0e+9, same_node: 1.0e+8, other_node: 5.0e+7}
+allreduce_bandwidth: 3.0e+9
+latency_seconds: 1.0e-9
+memory: shared
+""",
+}
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_counted_traffic_is_what_the_plan_predicts(
+    ranks: Worlds, tmp_path: Path, fetch: str, nodes: str
+) -> None:
+    """Between nodes distinct rows pass relays, on both sides of the comparison."""
+    log = traffic_cases.write_log(tmp_path)
+    (tmp_path / "topology.yaml").write_text(NODES[nodes])
+    number = 3 if nodes == "one node" else 4
+    measured = ("--batch-size", traffic_cases.BATCH, "--ranks", number)
+    profile, plan = tmp_path / "profile", tmp_path / "plan"
+    fine("profile", log, "-o", profile, "--tables", tmp_path / "tables.yaml", *measured)
+    workload = ("--batch-size", traffic_cases.BATCH, "--fetch", fetch, "--extra-memory", "1%")
+    fine("plan", profile, "-o", plan, "--topology", tmp_path / "topology.yaml", *workload)
+    report = ranks.run(number, cases.counted_log, log, plan)[0]
+    predicted, counted = report.predicted, report.counted
+    assert report.batch_size == traffic_cases.BATCH
+    assert Plan.load(plan).replica_accesses > 0
+    assert counted.replica_share == pytest.approx(predicted.replica_share, rel=1e-9)
+    np.testing.assert_allclose(counted.lookups, predicted.lookups, rtol=0.02)
+    passed = predicted.link_bytes > 0
+    assert passed.any()
+    assert not counted.link_bytes[~passed].any()
+    np.testing.assert_allclose(counted.link_bytes[passed], predicted.link_bytes[passed], rtol=0.05)
+    for kind in ("fetch", "gradient"):
+        assert getattr(counted.communication_bytes, kind) == pytest.approx(
+            getattr(predicted.communication_bytes, kind), rel=0.02
+        )
+
+
+def test_a_rank_that_does_not_come_does_not_end_a_job(ranks: Worlds) -> None:
+    said = ranks.run(2, cases.one_does_not_come)
+    assert "no further periods: rank 1 did not come" in said[0]
+    assert said[1] == ""
+
+
+def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) -> None:
+    found = ranks.run(2, cases.refused, folder)
+    expected = (
+        "Linear: has no collection that OPER sharded",
+        "monitor: model is a int",
+        "by another plan than the one given",
+        "sample_every 0: at least 1",
+        "period 0: at least 1 iteration",
+        "sample_every and period are 100 and 11 on rank 1 and 100 and 10 on rank 0",
+        ("cannot be written", "rank 0 could not open its file"),
+        ("the monitor counted nothing yet", ""),
+        "the monitor is closed",
+    )
+    for rank, errors in enumerate(found):
+        for words, error in zip(expected, errors, strict=True):
+            assert (words if isinstance(words, str) else words[rank]) in error
