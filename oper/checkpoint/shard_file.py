@@ -11,6 +11,7 @@ import math
 import os
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -25,6 +26,7 @@ SUFFIX = ".distcp"
 # are taken from it. Those that `oper.save` writes have half as many, or fewer.
 MOST_WHOLE_BYTES = 1 << 26
 _PASSED_ON_BYTES = 1 << 26
+_HASHED_APART_BYTES = 1 << 20  # what is less is hashed before another thread would begin
 FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
 _NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
@@ -36,19 +38,28 @@ class ShardFile:
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (closed by its own methods)
         self._digest = hashlib.sha256()
+        self._hasher = ThreadPoolExecutor(1)
         self.bytes = self._passed_on = 0
 
     def write(self, data: Any) -> int:
         """Add bytes at the end: `torch.save` writes into this file."""
-        self._file.write(data)
-        self._digest.update(data)
-        self.bytes += memoryview(data).nbytes
+        size = memoryview(data).nbytes
+        if size < _HASHED_APART_BYTES:
+            self._digest.update(data)
+            self._file.write(data)
+        else:  # Both take about as long, and neither holds Python's lock.
+            hashing = self._hasher.submit(self._digest.update, data)
+            try:
+                self._file.write(data)
+            finally:
+                hashing.result()  # which reads what is the caller's
+        self.bytes += size
         if self.bytes - self._passed_on >= _PASSED_ON_BYTES:
             # The disk begins to write, and what it has written leaves the page cache: a checkpoint
             # would push everything else out of it, and its pages be taken from the system anew.
             os.posix_fadvise(self._file.fileno(), 0, self.bytes, os.POSIX_FADV_DONTNEED)
             self._passed_on = self.bytes
-        return memoryview(data).nbytes
+        return size
 
     def flush(self) -> None:
         """Pass on what is buffered, as `torch.save` asks for after each shard."""
@@ -71,7 +82,8 @@ class ShardFile:
         return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
 
     def abandon(self) -> None:
-        """Close the file, which is to be removed."""
+        """Close the file, whether it is whole or to be removed."""
+        self._hasher.shutdown()
         self._file.close()
 
 
