@@ -2,7 +2,8 @@
 
     oper synth criteo-kaggle --scale 0.001 --samples 100000 -o log.parquet
     oper profile log.parquet --tables log.tables.yaml -o profile
-    torchrun --standalone --max-restarts 3 --nproc-per-node 2 examples/elastic.py log.parquet profile run
+    torchrun --standalone --max-restarts 3 --nproc-per-node 2 \\
+        examples/elastic.py log.parquet profile run
 
 Kill one of the processes that it names, and torchrun starts all ranks anew; stop it, and start it
 with another --nproc-per-node. Either way it takes the newest checkpoint in `run`, plans again for

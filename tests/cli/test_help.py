@@ -86,7 +86,7 @@ def make(plan):
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the log, the model, the checkpoint and the run of the examples."""
+    """The working directory, with the log, model, checkpoint and run that the examples name."""
     random = np.random.default_rng(0)
     samples = 16_384  # of which the simulator needs some iterations
     columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}

@@ -1,6 +1,6 @@
-"""Migration: rows and their optimizer state go from where they are to where a new plan has them,
-in steps between iterations, while the model trains or serves.
+"""Migration: rows go to where a new plan has them, by steps, while a model trains or serves.
 
-A step moves some rows: changed_rows.py says which differ, schedule.py which of them a step moves
-and into which slots, movable_rows.py how the address map follows, and row_migration.py moves them.
+In: a plan, and an engine's heap and placement. Out: rows that have moved, and the placement with
+their new places.
+Imports: base, cost, plan, runtime.comm, runtime.memory, runtime.allreduce.
 """
