@@ -39,7 +39,7 @@ from oper.cli.shared.console import new_table
 DEADLINE_SECONDS = 1200.0
 DRIFT = 0.3
 CELLS = (Cell(2, 16, 8192), Cell(2, 64, 8192, "rowwise_adagrad"), Cell(4, 64, 8192))
-BYTES_PER_STEP = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+BYTES_PER_STEP = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
 STEPS, ROUNDS = 12, 3
 
 

@@ -155,13 +155,16 @@ class AddressMap:
         flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *found])
         return flat
 
+    @property
+    def flat_tables(self) -> Ints:
+        """The tables whose addresses are looked up in an array."""
+        return np.flatnonzero(self._flat_first != _NO_FLAT)
+
     def follow(self, table: int, ids: torch.Tensor, addresses: torch.Tensor) -> None:
-        """Rows of a table have these addresses from now on, int64 [n] each: where they are looked
-        up in an array. All others follow from their codes (`follow_codes`)."""
-        first = int(self._flat_first[table])
-        if first != _NO_FLAT:
-            at = (first + ids).to(self._flat.device)
-            self._flat[at] = addresses.to(self._flat.device)
+        """Rows of one of the `flat_tables` have these addresses from now on, int64 [n] each. Those
+        of others follow from their codes (`follow_codes`)."""
+        at = (int(self._flat_first[table]) + ids).to(self._flat.device)
+        self._flat[at] = addresses.to(self._flat.device)
 
     def follow_codes(self, index: Ints, codes: NDArray[Any]) -> None:
         """The layout's codes at `index` are these from now on, [n] each. Where the map is in the

@@ -327,8 +327,8 @@ class EmbeddingEngine:
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
         self._relaid(layout, self.heap.slots, _coming_replicas(self, rows, schedule))
 
-    def rows_moved(self) -> None:
-        """Some have. Those with a copy on each node are known by their slots."""
+    def copies_moved(self) -> None:
+        """Some have that have a copy on each node, or had: they are known by their slots."""
         if self.gradients is not None:
             self.gradients.follow_copies(self._make_copies())
 

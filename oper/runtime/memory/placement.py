@@ -96,7 +96,7 @@ class Placement:
         """Follow rows that have moved, and whose codes in the layout, at `index`, are others now:
         [n] each. What was prepared before is out of date."""
         self.version += 1
-        for t in np.unique(tables):
+        for t in np.intersect1d(tables, self.map.flat_tables):
             ids = torch.from_numpy(rows[tables == t])
             self.map.follow(int(t), ids, self._compact.translate(int(t), ids))
         self.map.follow_codes(index, codes)

@@ -41,8 +41,8 @@ class Mover(Protocol):
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
         """They are about to, and are found by `layout` from now on."""
 
-    def rows_moved(self) -> None:
-        """Some have."""
+    def copies_moved(self) -> None:
+        """Some have that have copies on some ranks, or had."""
 
     def rows_have_moved(self, schedule: Schedule) -> None:
         """All have."""
@@ -123,7 +123,9 @@ class RowMigration:
                 for w, (slots, rows, state) in zip(widths, came, strict=True):
                     self._write(w, slots, rows, state)
             self._follow(self._movable, moving)
-            self._mover.rows_moved()
+            on_some = self.rows.sets.on_some
+            if on_some[self.rows.before[moving]].any() or on_some[self.rows.after[moving]].any():
+                self._mover.copies_moved()
             self.steps_made += 1
             more = self.steps_made < self.schedule.steps
             if not more:

@@ -142,11 +142,14 @@ def _starts(
 ) -> Ints:
     """Where the steps begin in the order, and its end."""
     ranks = rows.sets.holds.shape[1]
+    # Every row comes to some rank, unless it stays: about as many as a step can have at the most.
+    most = ranks * bytes_per_step // max(int(slot_bytes.min(initial=1)), 1) + 1
+    most = min(most, max(_MOST_CELLS // ranks, 1))
     starts, first = [0], 0
     while first < len(order):
         end, received = first, np.zeros(ranks, dtype=np.int64)
         while end < len(order):
-            part = order[end : end + max(_MOST_CELLS // ranks, 1)]
+            part = order[end : end + most]
             copied = rows.sets.holds[rows.after[part]] & ~stays[part, None]
             after_each = received + (copied * slot_bytes[rows.width[part]][:, None]).cumsum(axis=0)
             fits = int(np.count_nonzero(after_each.max(axis=1) <= bytes_per_step))
