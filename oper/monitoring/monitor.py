@@ -14,6 +14,7 @@ it.
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -121,6 +122,23 @@ class Monitor:
         """
         told = self._end_period(wait=True)
         return None if told is None else told.result()
+
+    def follow(self, plan: Plan | Path | str) -> None:
+        """Judge another plan from now on, to which the model's rows have migrated. To be called on
+        all ranks; the first waits until it has judged the period before.
+
+        Raises OperError where the plan is for other tables or ranks, or has them in another order.
+        """
+        found = plan_of(plan)
+        same = fingerprint(found.tables) == fingerprint(self.plan.tables)
+        if not same or found.ranks != self.plan.ranks:
+            raise OperError(
+                f"{found!r}: the monitor counts the tables of {self.plan!r}, and one for these "
+                "tables in their order was needed: close it, and make another"
+            )
+        if self._told is not None:
+            wait_for([self._told])
+        self.plan = found
 
     def close(self) -> None:
         """Stop counting, and wait until what is being told is told. The running period is left

@@ -304,7 +304,7 @@ class EmbeddingEngine:
         except OperError as error:
             problem = str(error)
         self.node.check_all(problem, "say whether rows can move")
-        made = RowMigration(self._guard, self._memory, self.placement, rows, schedule, self)
+        made = RowMigration(self._guard, self._memory, self.placement, rows, schedule, plan, self)
         check_memory(
             self.node, made.extra_bytes, "moving rows", self.device.free_memory(), _NO_ROOM_TO_MOVE
         )
@@ -325,23 +325,23 @@ class EmbeddingEngine:
         """They are about to, and are found by `layout` from now on."""
         self._begun = self._migration() if self._migration is not None else None
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
-        self._relaid(layout, self.heap.slots, _coming_replicas(self, rows, schedule))
+        self._relaid(layout, self.plan.profile, _coming_replicas(self, rows, schedule))
 
     def copies_moved(self) -> None:
         """Some have that have a copy on each node, or had: they are known by their slots."""
         if self.gradients is not None:
             self.gradients.follow_copies(self._make_copies())
 
-    def rows_have_moved(self, schedule: Schedule) -> None:
-        """All have."""
+    def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
+        """All have, to where this plan has them."""
         self._migration, self._begun, self._pool = None, None, schedule.pool
-        ends = self._pool.ends
-        self.heap.resize(ends)
-        self._relaid(replace(self.plan.layout, slots=ends), ends)
+        self.heap.resize(schedule.pool.ends)
+        self._relaid(replace(self.plan.layout, slots=self.heap.slots), plan.profile)
 
-    def _relaid(self, layout: Layout, slots: Ints, coming: Sequence[Ints] = ()) -> None:
-        """Follow a layout with the rows where they are, in arenas of `slots` [W, M]."""
-        self.placement.replace(layout)
+    def _relaid(self, layout: Layout, profile: str, coming: Sequence[Ints] = ()) -> None:
+        """Follow a layout, by a plan from this profile, with the rows where they are."""
+        self.placement.replace(layout, profile)
+        slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))
         if self._forwarding is not None:

@@ -21,17 +21,18 @@ from oper.base.units import whole_number
 from oper.plan.plan import Plan
 from oper.runtime.migration.row_migration import RowMigration
 from oper.torchrec.sharded_model import sharded_collections
-from oper.torchrec.sharding_plan import plan_of
+from oper.torchrec.sharding_plan import OperShardingPlan, plan_of
 
-BYTES_PER_STEP = 16 << 20
+BYTES_PER_STEP = 1 << 18
 
 
 class Migration:
     """Rows of a model on their way to where `plan` has them; made by `migrate`. All ranks take its
     steps together, in one order with the model's."""
 
-    def __init__(self, plan: Plan, parts: list[RowMigration]) -> None:
-        self.plan, self._parts = plan, parts
+    def __init__(self, model: nn.Module, plan: Plan, parts: list[RowMigration]) -> None:
+        self._model, self.plan, self._parts = model, plan, parts
+        self._tell_model()
 
     @property
     def steps(self) -> int:
@@ -75,8 +76,15 @@ class Migration:
         for part in self._parts:
             if not part.done:
                 part.step()
+                self._tell_model()
                 return not self.done
         return False
+
+    def _tell_model(self) -> None:
+        """DistributedModelParallel keeps the plan by which a model was sharded."""
+        of_model = getattr(self._model, "plan", None)
+        if self.done and isinstance(of_model, OperShardingPlan):
+            of_model.oper_plan = self.plan
 
     def finish(self) -> None:
         """Take all steps that are left."""
@@ -114,4 +122,4 @@ def migrate(
         raise OperError(f"bytes_per_step is {most}, and at least 1 was needed")
     wanted = plan_of(plan)
     collections: dict[str, Any] = sharded_collections(model)
-    return Migration(wanted, [c.engine.migrate(wanted, most) for c in collections.values()])
+    return Migration(model, wanted, [c.engine.migrate(wanted, most) for c in collections.values()])

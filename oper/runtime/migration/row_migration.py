@@ -23,6 +23,7 @@ import torch
 from oper.base.arrays import Ints, as_int64
 from oper.base.errors import OperError
 from oper.plan.layout import Layout
+from oper.plan.plan import Plan
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.memory.heap import Heap, TableMemory
@@ -44,8 +45,8 @@ class Mover(Protocol):
     def copies_moved(self) -> None:
         """Some have that have copies on some ranks, or had."""
 
-    def rows_have_moved(self, schedule: Schedule) -> None:
-        """All have."""
+    def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
+        """All have, to where this plan has them."""
 
 
 class RowMigration:
@@ -60,8 +61,10 @@ class RowMigration:
         placement: Placement,
         rows: ChangedRows,
         schedule: Schedule,
+        plan: Plan,
         mover: Mover,
     ) -> None:
+        self._plan = plan  # that they move to
         self.schedule, self.rows, self.steps_made = schedule, rows, 0
         self._guard, self._placement = guard, placement
         self._heap, self._node = memory.heap, memory.node
@@ -129,7 +132,7 @@ class RowMigration:
             self.steps_made += 1
             more = self.steps_made < self.schedule.steps
             if not more:
-                self._mover.rows_have_moved(self.schedule)
+                self._mover.rows_have_moved(self._plan, self.schedule)
             self._barrier(what)
         return more
 

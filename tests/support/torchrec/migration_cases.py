@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 import oper
@@ -17,8 +18,14 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
-from tests.support.torchrec.models import Model, batch
-from tests.support.torchrec.ranks import engines, sharded, train_step, whole_model
+from tests.support.torchrec.models import Model, batch, plan_tables
+from tests.support.torchrec.ranks import (
+    all_optimizers,
+    engines,
+    sharded,
+    train_step,
+    whole_model,
+)
 
 
 def plans(group: dist.ProcessGroup, number: int, copies: float = 0.3, **how: Any) -> list[Plan]:
@@ -197,3 +204,33 @@ def does_not_come(rank: int, group: dist.ProcessGroup) -> str:
     except OperError as error:
         return str(error)
     return "nothing"
+
+
+def watched_and_moved(rank: int, group: dist.ProcessGroup, folder: str) -> None:
+    """From what a monitor counted to a plan, to which rows migrate, and which it judges then; the
+    model knows by which plan it runs."""
+    tables, ranks = tables_of(Model("meta")), dist.get_world_size(group)
+    plan = plan_tables(tables, ranks)
+    model = oper.shard(Model("cpu"), plan, env=ShardingEnv.from_process_group(group))
+    optimizer = all_optimizers(model)
+    with oper.monitor(model, sample_every=1, period=None) as monitor:
+        for step in range(12):
+            train_step(model, optimizer, batch(31 * step + rank, 64))
+        monitor.report()
+        profile = monitor.profile()
+        if profile is not None:
+            oper.replan(plan, profile, 10**9).plan.save(folder)
+        dist.barrier(group)
+        expected = whole_model(model, group)
+        migration = oper.migrate(model, folder)
+        assert migration.rows > 0
+        migration.finish()
+        assert_same_bits(whole_model(model, group), expected)
+        monitor.follow(folder)
+        train_step(model, optimizer, batch(rank, 64))
+        report = monitor.report()
+        assert (report is not None) == (rank == 0)
+        with pytest.raises(OperError, match="one for these tables in their order was needed"):
+            monitor.follow(random_plan(1, tables[::-1], ranks))
+    with oper.monitor(model, period=None) as again:
+        assert again.plan.profile == oper.Plan.load(folder).profile
