@@ -143,7 +143,7 @@ def _starts(
     """Where the steps begin in the order, and its end."""
     ranks = rows.sets.holds.shape[1]
     # Every row comes to some rank, unless it stays: about as many as a step can have at the most.
-    most = ranks * bytes_per_step // max(int(slot_bytes.min(initial=1)), 1) + 1
+    most = ranks * bytes_per_step // int(slot_bytes.min()) + 1
     most = min(most, max(_MOST_CELLS // ranks, 1))
     starts, first = [0], 0
     while first < len(order):
