@@ -308,7 +308,10 @@ class EmbeddingEngine:
         check_memory(
             self.node, made.extra_bytes, "moving rows", self.device.free_memory(), _NO_ROOM_TO_MOVE
         )
-        self._migration = None if made.done else weakref.ref(made)
+        self._migration = weakref.ref(made)
+        if made.done:
+            self._migration = None
+            self.placement.planned_from(plan.profile)
         return made
 
     def rows_can_move(self) -> None:
@@ -325,7 +328,7 @@ class EmbeddingEngine:
         """They are about to, and are found by `layout` from now on."""
         self._begun = self._migration() if self._migration is not None else None
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
-        self._relaid(layout, self.plan.profile, _coming_replicas(self, rows, schedule))
+        self._relaid(layout, _coming_replicas(self, rows, schedule))
 
     def copies_moved(self) -> None:
         """Some have that have a copy on each node, or had: they are known by their slots."""
@@ -336,11 +339,12 @@ class EmbeddingEngine:
         """All have, to where this plan has them."""
         self._migration, self._begun, self._pool = None, None, schedule.pool
         self.heap.resize(schedule.pool.ends)
-        self._relaid(replace(self.plan.layout, slots=self.heap.slots), plan.profile)
+        self._relaid(replace(self.plan.layout, slots=self.heap.slots))
+        self.placement.planned_from(plan.profile)
 
-    def _relaid(self, layout: Layout, profile: str, coming: Sequence[Ints] = ()) -> None:
-        """Follow a layout, by a plan from this profile, with the rows where they are."""
-        self.placement.replace(layout, profile)
+    def _relaid(self, layout: Layout, coming: Sequence[Ints] = ()) -> None:
+        """Follow a layout with the rows where they are."""
+        self.placement.replace(layout)
         slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))

@@ -88,9 +88,13 @@ class Placement:
         """Where the rows are."""
         return self.plan.layout
 
-    def replace(self, layout: Layout, profile: str) -> None:
-        """The same rows at the same places, by another layout, of a plan from this profile."""
-        self._set(replace(self.plan, layout=layout, profile=profile))
+    def replace(self, layout: Layout) -> None:
+        """The same rows at the same places, by another layout."""
+        self._set(replace(self.plan, layout=layout))
+
+    def planned_from(self, profile: str) -> None:
+        """The rows are where a plan from this profile has them."""
+        self.plan = replace(self.plan, profile=profile)
 
     def moved(self, tables: Ints, rows: Ints, index: Ints, codes: np.ndarray) -> None:
         """Follow rows that have moved, and whose codes in the layout, at `index`, are others now:

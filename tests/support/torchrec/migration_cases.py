@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -161,8 +162,9 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
     assert not migration.step()
     assert repr(migration).endswith(f"{migration.steps} of {migration.steps} steps>")
     oper.migrate(model, good[2]).finish()
-    again = oper.migrate(model, good[2])
+    again = oper.migrate(model, replace(good[2], profile="another"))
     assert (again.rows, again.steps, again.done) == (0, 0, True)
+    assert {engine.plan.profile for engine in engines(model)} == {"another"}
     assert_same_bits(whole_model(model, group), whole_model(plain, group))
 
 
