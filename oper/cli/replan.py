@@ -24,6 +24,7 @@ _SHOWN = 5e-5  # shares below this are 0.00 %
 _EXAMPLES = """
 oper replan plan windows@3 -o plan-new --horizon 100000
 oper replan plan profile -o plan-for-8 --topology cpu:8
+oper replan plan windows@3 -o plan-few --max-move 1% --curve
 """
 
 
@@ -60,6 +61,16 @@ def replan(
         help="Bytes of copies, as a share of the tables' bytes. [default: as the plan was asked]",
         metavar="SHARE",
     ),
+    max_move: str | None = typer.Option(
+        None,
+        "--max-move",
+        help="Most bytes to move over links: 64MB, or 1% of the tables' bytes. [default: all that "
+        "pay]",
+        metavar="BYTES|SHARE",
+    ),
+    curve: bool = typer.Option(
+        False, "--curve", help="Print what other limits on the bytes would leave of the gain."
+    ),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
@@ -73,11 +84,26 @@ def replan(
     extra = None if extra_memory is None else parse_share(extra_memory, "--extra-memory")
     opened = Profile.load(profile, check=True)
     with steps("replan", 5) as step:
-        made = plan_again(plan, opened, horizon, step, topology=topology, extra_memory=extra)
+        made = plan_again(
+            plan,
+            opened,
+            horizon,
+            step,
+            topology=topology,
+            extra_memory=extra,
+            max_move=max_move,
+            curve=curve,
+        )
         step("writing")
         made.plan.save(output, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
-    emit(as_json, content, lambda: _print(made, str(plan), str(output), profile), written=True)
+
+    def show() -> None:
+        _print(made, str(plan), str(output), profile)
+        if curve:
+            _print_curve(new_console(), made)
+
+    emit(as_json, content, show, written=True)
 
 
 def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
@@ -224,20 +250,59 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     """What was gained with the plan `new`, and by how much moving; or that nothing moves."""
     before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
     within = f"pays off within {made.horizon:,} iterations (--horizon)"
+    most = made.max_move_bytes
+    limited = "" if most is None else f", and at most {format_bytes(most)} move (--max-move)"
     if made.carried_over is not None:
         return (
             f"{new}: under {profile} an iteration takes {after}, and {before} if rows of {old} "
-            f"moved only where they must; each further move {within}"
+            f"moved only where they must; each further move {within}{limited}"
         )
     if not made.moves.changed_rows:
         return (
-            f"{new}: nothing moves, as no move {within}; under {profile} an "
+            f"{new}: nothing moves, as no move {within}{limited}; under {profile} an "
             f"iteration of {old} takes {before}"
         )
     return (
         f"{new}: under {profile} an iteration takes {after} instead of "
         f"{before} with {old}, for moving {format_bytes(made.migration.link_bytes)} once; "
-        f"each move {within}"
+        f"each move {within}{limited}"
+    )
+
+
+def _print_curve(out: Any, made: "Replanned") -> None:
+    """What limits on the bytes leave, beside the plan from scratch as far as it can be reached."""
+    out.print()
+    if not made.curve:
+        out.print("No curve: nothing pays within the horizon")
+        return
+    links_first = made.plan.asked.balance == "link"
+    table = new_table(
+        "--max-move",
+        "bytes moved",
+        "slowest link" if links_first else "iteration",
+        "of the gain",
+        "new plan, cut",
+        "of the gain",
+    )
+    before, after = made.aimed.old, made.aimed.fresh
+
+    def of_gain(seconds: float) -> str:
+        return format_share((before - seconds) / (before - after), 1) if before > after else "-"
+
+    for point in made.curve:
+        cut = point.cut_aimed_seconds
+        table.add_row(
+            format_bytes(point.most_bytes),
+            format_bytes(point.moved_bytes),
+            format_duration(point.aimed_seconds),
+            of_gain(point.aimed_seconds),
+            "-" if cut is None else format_duration(cut),
+            "-" if cut is None else of_gain(cut),
+        )
+    out.print(table)
+    out.print(
+        "new plan, cut: as many bytes of the moves to the plan from scratch, of whose gain these "
+        "are shares"
     )
 
 

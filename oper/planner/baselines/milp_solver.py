@@ -119,7 +119,12 @@ def solve(
         status=status,
         holder_sets=None if best is None else found[best],
         cost=None if best is None else costs[best],
-        bound_seconds=min(outcome.bound_seconds for outcome in outcomes),
+        # Of a placement found by its tolerance a solver's bound may be a little above its cost.
+        bound_seconds=min(
+            *(outcome.bound_seconds for outcome in outcomes),
+            *(cost.objective_seconds for cost in costs),
+            np.inf,
+        ),
         seconds=time.monotonic() - began,
     )
 

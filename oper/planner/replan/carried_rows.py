@@ -151,9 +151,25 @@ class CarriedRows:
     def moving_seconds(self, counts: Ints) -> float:
         """What a rank takes for the copies over links that lead to `counts` [C, K], on average."""
         flows = self._flows(counts)
-        m = np.append(self.problem.classes.m, np.zeros(len(self.carried.layout.slots)))
         price = self.cost.seconds[flows.before, flows.after]
-        return float((flows.rows * m[flows.row_class]) @ price) / self.problem.ranks
+        return float((flows.rows * self._class_bytes[flows.row_class]) @ price) / self.problem.ranks
+
+    def link_bytes(self, counts: Ints) -> float:
+        """The bytes over links that lead to `counts` [C, K]."""
+        holds, ranks = self.locator.holder_sets.holds.astype(np.int64), self.problem.ranks
+        copies = (1 - holds[:, :ranks]) @ holds[:, :ranks].T
+        copies[self.carried.nowhere] = 0  # there is nothing to copy
+        return self._flows(counts).link_bytes(self._class_bytes, copies)
+
+    @property
+    def cost_of_moves(self) -> MigrationCost:
+        """Between the holder `sets`."""
+        return MigrationCost.of(self.sets, self.sets, self.topology)
+
+    @property
+    def _class_bytes(self) -> Floats:
+        """Bytes of a row of each class, those of dropped tables last, of which nothing moves."""
+        return np.append(self.problem.classes.m, np.zeros(len(self.carried.layout.slots)))
 
     def _flows(self, counts: Ints) -> Flows:
         return net_flows(self.by_holder_set, self._target(counts), self.cost)

@@ -39,7 +39,7 @@ from oper.planner.replan.replica_changes import choose_replicas
 from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
-from oper.topology.topology import Topology
+from oper.topology.pooled_links import PooledTopology
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class PricedCounts:
     counts: Ints
     cost: Cost
     swaps: int = 0
+
+
+Counts = tuple[PricedCounts, ...]  # of each memory
 
 
 class _Start(NamedTuple):
@@ -64,14 +67,18 @@ class _Start(NamedTuple):
 FEWEST_MOVES = 1.1
 
 
-def candidate_sets(topology: Topology, training: bool, free: FreeMoves | None) -> HolderSets | None:
-    """Holder sets that rows may newly get: those that planning uses."""
+def candidate_sets(problem: ClassProblem, free: FreeMoves | None, fresh: HolderSets) -> HolderSets:
+    """Holder sets that rows may newly get: those that planning uses, beside those of a plan from
+    scratch."""
+    topology = problem.topology
+    if isinstance(topology, PooledTopology):
+        return fresh
     if free is not None:
-        return free.placement.holder_sets
+        return fresh + free.placement.holder_sets
     if not topology.homogeneous or topology.ranks == 1:
-        return None
-    sets = everywhere_set(topology.ranks)
-    if not training and topology.nodes > 1:
+        return fresh
+    sets = fresh + everywhere_set(topology.ranks)
+    if not problem.workload.training and topology.nodes > 1:
         sets = sets + per_node_sets(topology, Charges.of(topology).read_seconds)
     return sets
 
@@ -81,7 +88,7 @@ def better_counts(
     sets: HolderSets,
     now: PricedCounts,
     migration_cost: MigrationCost,
-    horizon: int,
+    horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
     """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
@@ -113,7 +120,7 @@ def best_first(
     now: PricedCounts,
     tried: Sequence[tuple[float, PricedCounts]],
     migration_cost: MigrationCost,
-    horizon: int,
+    horizon: float,
 ) -> list[PricedCounts]:
     """Those of the `tried` counts that gain something in `horizon` iterations beyond the seconds of
     their copies over links, those that gain most first, where each gain counts so many times."""

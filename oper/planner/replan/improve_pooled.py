@@ -35,7 +35,7 @@ def better_pooled_counts(
     now: PricedCounts,
     fresh: Ints,
     migration_cost: MigrationCost,
-    horizon: int,
+    horizon: float,
 ) -> list[PricedCounts]:
     """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
     links, those that gain most first; `fresh` [C, K] are those of a plan from scratch."""

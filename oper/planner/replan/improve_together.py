@@ -16,6 +16,7 @@ from oper.planner.class_placement.heterogeneous import keep_budget
 from oper.planner.price_plan import price_counts
 from oper.planner.replan.improve_placement import (
     FEWEST_MOVES,
+    Counts,
     PricedCounts,
     moving_seconds,
     with_copies,
@@ -27,8 +28,6 @@ from oper.planner.row_placement.aim import aimed_of_all
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.swap_together import Swappable, swap_together
 
-Counts = tuple[PricedCounts, ...]  # of each memory
-
 
 class _Start(NamedTuple):
     """Rows of each memory to swap from, and what a move must gain, in times of its price."""
@@ -38,7 +37,7 @@ class _Start(NamedTuple):
     worth: float = 1.0  # of its gain, beside that of other starts
 
 
-def better_together(memories: Sequence[OldRows], horizon: int) -> list[Counts]:
+def better_together(memories: Sequence[OldRows], horizon: float) -> list[Counts]:
     """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
     links, those that gain most first."""
     now = tuple(each.now for each in memories)

@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.defaults import HORIZON
-from oper.base.errors import check_type
-from oper.base.units import whole_number
+from oper.base.errors import OperError, check_type
+from oper.base.units import parse_bytes, parse_share, whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
 from oper.plan.plan_parts import plans_of_memories
 from oper.planner.assemble_plan import assemble
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
 from oper.planner.reference_figures import later_profile, with_reference_figures
+from oper.planner.replan.limited_moves import MoveLimit
 from oper.planner.replan.replan_changed import Wanted, replan_changed
 from oper.planner.replan.replan_one_memory import (
     HeldOutReplan,
@@ -40,6 +41,8 @@ def replan(
     *,
     topology: Topology | Path | str | None = None,
     extra_memory: float | None = None,
+    max_move: int | str | None = None,
+    curve: bool = False,
 ) -> Replanned:
     """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
     iterations; `replanned.plan.save(folder)` writes the new plan, with the moves and the profile's
@@ -47,32 +50,36 @@ def replan(
 
     Tables of the profile may have more rows than in the plan, the new ones at the end, and be new,
     and others may be gone. `topology` and `extra_memory` are the plan's where they are not given;
-    rank r of another topology is rank r of the plan's.
+    rank r of another topology is rank r of the plan's. At most `max_move` bytes go over links: a
+    number, a size such as "64MB", or a share of the tables' bytes such as "1%". `replanned.curve`
+    has what other limits would leave, where `curve` asks for it.
 
     Plan and profile may be given by their folders, and a topology by its name or file; the new
     plan's record has the digest of an old one's folder. `report` is called with the name of each
     step as it begins.
 
     Raises OperError where a table of the plan and the profile changed otherwise, `horizon` is below
-    1, the ranks cannot hold the tables, or a plan with a tier is to have other tables, ranks or
-    limits.
+    1, the ranks cannot hold the tables, more than `max_move` has to move, or a plan with a tier is
+    to have other tables, ranks or limits.
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
     iterations = whole_number(horizon, "horizon")
     wanted = _wanted(old, topology, extra_memory)
+    limit = MoveLimit(_most_bytes(max_move, old, counts), curve)
     same_tables = fingerprint(old.tables) == fingerprint(counts.tables)
     if same_tables and wanted.is_of(old):
         plan_again = replan_with_tier if old.tier else replan_one_memory
-        made = plan_again(old, counts, iterations, digest, report)
+        made = plan_again(old, counts, iterations, limit, digest, report)
     else:
-        made = replan_changed(old, counts, wanted, iterations, digest, report)
+        made = replan_changed(old, counts, wanted, iterations, limit, digest, report)
         old = made.unmoved()
     report("data that no plan has seen")
     companions = (counts.save_vocabularies, made.moves.save)
     new = with_reference_figures(made.plan, counts, [each.problem for each in made.fresh_parts])
     return replace(
         made,
+        max_move_bytes=limit.most_bytes,
         plan=replace(new, companions=companions),
         held_out=_held_out(old, made, new, counts),
     )
@@ -91,6 +98,21 @@ def _wanted(
         asked = replace(asked, extra_memory=extra_memory, reserve=None)
     keeps_limits = ranks is old.topology and extra_memory is None
     return Wanted(ranks, asked, old.limits if keeps_limits else None)
+
+
+def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float | None:
+    """The bytes that a limit allows; a share is of the tables, with their optimizer's states."""
+    if given is None:
+        return None
+    check_type("replan", "max_move", given, int, str)
+    if not isinstance(given, str):
+        if given < 0:
+            raise OperError(f"max_move {given}: at least 0 bytes were needed")
+        return float(given)
+    if not given.rstrip().endswith("%"):
+        return float(parse_bytes(given, "--max-move"))
+    memory = sum(table.rows * table.memory_bytes(old.workload.mode) for table in profile.tables)
+    return parse_share(given, "--max-move") * memory
 
 
 def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:

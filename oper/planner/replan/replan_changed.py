@@ -12,11 +12,12 @@ bytes either: else the rows of that plan are taken.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, plural
 from oper.plan.memories import ReplanRecord
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
@@ -26,9 +27,15 @@ from oper.planner.make_plan import place_fetched
 from oper.planner.price_plan import price_counts
 from oper.planner.replan.carried_rows import CarriedRows, MovedLayout
 from oper.planner.replan.check_tables import TableChanges
-from oper.planner.replan.improve_placement import PricedCounts, better_counts, candidate_sets
+from oper.planner.replan.improve_placement import (
+    Counts,
+    PricedCounts,
+    better_counts,
+    candidate_sets,
+)
 from oper.planner.replan.improve_pooled import better_pooled_counts
-from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.replan.limited_moves import LimitedMoves, MemoryRows, MoveLimit
+from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.programme_with_moves import FreeMoves
 from oper.planner.replan.replan_one_memory import (
     AimedSeconds,
@@ -73,13 +80,14 @@ def replan_changed(
     profile: Profile,
     wanted: Wanted,
     horizon: int,
+    limit: MoveLimit,
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
     """`replan` (replan.py) for a profile, ranks and limits that need not be the old plan's.
 
     Raises OperError where a table's rows are no longer the plan's, the ranks cannot hold the
-    tables, the plan has a tier, or `horizon` is below 1.
+    tables, the plan has a tier, `horizon` is below 1, or more has to move than the limit allows.
     """
     check_horizon(horizon)
     if old.tier:
@@ -97,22 +105,24 @@ def replan_changed(
     report("the old plan's rows")
     pooled = isinstance(problem.topology, PooledTopology)
     free = FreeMoves.of(problem) if by_programme(problem) and not pooled else None
-    sets = fresh.row_placement.holder_sets
-    more = None if pooled else candidate_sets(problem.topology, problem.workload.training, free)
+    sets = candidate_sets(problem, free, fresh.row_placement.holder_sets)
     from_scratch = wanted.stated_in(assemble(fresh))
-    rows = CarriedRows.of(old, problem, sets if more is None else sets + more)
+    rows = CarriedRows.of(old, problem, sets)
     like_fresh = _priced(rows, rows.counts_of(from_scratch))
     start = rows.start()
     now = like_fresh if start is None else _priced(rows, start)
 
     report("moves that pay")
     must_move, fresh_migration = rows.moved(now.counts), rows.migration_to(from_scratch)
+    _check_limit(limit, must_move.migration)
     best, moved = now, must_move
-    for found in _tries(rows, now, like_fresh, horizon, free):
+    placement = _CarriedPlacement(rows, now, like_fresh, free)
+    limited = LimitedMoves(placement, horizon, limit)
+    for (found,) in limited.tries():
         there = rows.moved(found.counts)
         gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
         further = there.migration.seconds(topology) - must_move.migration.seconds(topology)
-        if gain * horizon > further:
+        if gain * horizon > further and limit.allows(there.migration.link_bytes):
             best, moved = found, there
             break
     no_better = best.cost.objective_seconds > like_fresh.cost.objective_seconds
@@ -145,7 +155,52 @@ def replan_changed(
         lambda: made(now, must_move),
         AimedSeconds(*(aimed_seconds(problem, cost) for cost in (now.cost, best.cost, fresh.cost))),
         carried_over=CarriedOver(changes, old.ranks, must_move.migration),
+        curve=limited.curve(),
     )
+
+
+@dataclass(frozen=True)
+class _CarriedPlacement:
+    """The `OldPlacement` of rows that were carried over."""
+
+    rows: CarriedRows
+    without_moves: PricedCounts
+    from_scratch: PricedCounts
+    free: FreeMoves | None
+
+    @property
+    def memories(self) -> Sequence[MemoryRows]:
+        rows = self.rows
+        return [MemoryRows(rows.problem, rows.sets, rows.cost_of_moves)]
+
+    @property
+    def now(self) -> Counts:
+        return (self.without_moves,)
+
+    @property
+    def like_fresh(self) -> Counts:
+        return (self.from_scratch,)
+
+    def better(self, horizon: float) -> Sequence[Counts]:
+        tries = _tries(self.rows, self.without_moves, self.from_scratch, horizon, self.free)
+        return [(found,) for found in tries]
+
+    def link_bytes(self, counts: Counts) -> float:
+        return self.rows.link_bytes(counts[0].counts)
+
+    def aimed(self, counts: Counts) -> float:
+        return aimed_seconds(self.rows.problem, counts[0].cost)
+
+
+def _check_limit(limit: MoveLimit, must_move: Migration) -> None:
+    """OperError where more has to move than may."""
+    if not limit.allows(must_move.link_bytes):
+        most = format_bytes(limit.most_bytes or 0.0)
+        raise OperError(
+            f"--max-move {most}: {format_bytes(must_move.link_bytes)} "
+            f"({plural(must_move.rows, 'row')}) must move, as their ranks are gone or cannot hold "
+            "them any more; allow that, or keep these ranks and their limits"
+        )
 
 
 def _priced(rows: CarriedRows, counts: Ints) -> PricedCounts:
@@ -156,13 +211,12 @@ def _tries(
     rows: CarriedRows,
     now: PricedCounts,
     like_fresh: PricedCounts,
-    horizon: int,
+    horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
     """Placements that gain something in `horizon` iterations beyond the seconds of what more they
     copy over links than `now`, those that gain most first."""
-    problem, sets = rows.problem, rows.sets
-    cost = MigrationCost.of(sets, sets, rows.topology)
+    problem, sets, cost = rows.problem, rows.sets, rows.cost_of_moves
     if isinstance(problem.topology, PooledTopology):
         tries = better_pooled_counts(problem, sets, now, like_fresh.counts, cost, horizon)
     else:

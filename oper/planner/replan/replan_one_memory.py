@@ -14,8 +14,9 @@ are decided in the package `migration`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -42,11 +43,18 @@ from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import TableChanges, check_tables
 from oper.planner.replan.improve_placement import (
+    Counts,
     PricedCounts,
     better_counts,
     candidate_sets,
 )
 from oper.planner.replan.improve_pooled import better_pooled_counts
+from oper.planner.replan.limited_moves import (
+    CurvePoint,
+    LimitedMoves,
+    MemoryRows,
+    MoveLimit,
+)
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import (
     Migration,
@@ -134,6 +142,8 @@ class Replanned(Summarised):
     aimed: AimedSeconds
     held_out: HeldOutReplan | None = None
     carried_over: CarriedOver | None = None
+    max_move_bytes: float | None = None  # over links
+    curve: tuple[CurvePoint, ...] = ()  # where it was asked for and something pays
 
     @property
     def new_seconds(self) -> float:
@@ -188,6 +198,8 @@ class Replanned(Summarised):
             "fresh": self.fresh_migration.to_json() | {"seconds": self.fresh_migration_seconds},
             "held_out": to_json(self.held_out),
             "carried_over": self.carried_over and self.carried_over.to_json(),
+            "max_move_bytes": self.max_move_bytes,
+            "curve": to_json(self.curve),
             "simple_plans": to_json(self.plan.simple_plans),
             "certified_gap": self.plan.certificate and self.plan.certificate.certified_gap,
             "listed_rows": self.plan.layout.listed,
@@ -212,14 +224,11 @@ class OldRows:
     free: FreeMoves | None
 
     @staticmethod
-    def of(
-        plan: Plan, problem: Problem, free: FreeMoves | None, sets: HolderSets | None = None
-    ) -> "OldRows":
+    def of(plan: Plan, problem: Problem, free: FreeMoves | None, fresh: Planned) -> "OldRows":
         """The rows of a plan, of one memory, by the counts of the problem's profile. They may newly
-        get those holder `sets`; where none are given, those that planning uses."""
+        get the holder sets that planning uses, and those of a plan from scratch."""
         topology = plan.topology
-        if sets is None:
-            sets = candidate_sets(problem.topology, plan.workload.training, free)
+        sets = candidate_sets(problem, free, fresh.row_placement.holder_sets)
         locator = RowLocator(plan, sets)
         finder = ClassFinder(problem.profile, problem.classes)
         counted = locator.count(finder)
@@ -235,15 +244,34 @@ class OldRows:
         plan = self.plan
         return np.array([table.memory_bytes(plan.workload.mode) for table in plan.tables])
 
-    def better_counts(self, horizon: int, fresh: Planned | None = None) -> list[PricedCounts]:
+    def better_counts(self, horizon: float, fresh: Planned | None = None) -> list[PricedCounts]:
         """What rows are worth moving to (improve_placement.py); those of pooled plans beside a
         `fresh` plan's (improve_pooled.py)."""
         sets, cost = self.locator.holder_sets, self.migration_cost
-        if fresh is not None:
-            there = RowLocator(assemble(fresh))
-            wanted = there.counts_in(sets, there.count(self.finder))
+        if fresh is not None and isinstance(self.problem.topology, PooledTopology):
+            wanted = self.counts_of(fresh)
             return better_pooled_counts(self.problem, sets, self.now, wanted, cost, horizon)
         return better_counts(self.problem, sets, self.now, cost, horizon, self.free)
+
+    def counts_of(self, fresh: Planned) -> Ints:
+        """The rows of a plan from scratch, whose holder sets are among the locator's, [C, K]."""
+        there = RowLocator(assemble(fresh))
+        return there.counts_in(self.locator.holder_sets, there.count(self.finder))
+
+    def like(self, fresh: Planned) -> PricedCounts:
+        """The rows of a plan from scratch, with what they cost."""
+        counts = self.counts_of(fresh)
+        return PricedCounts(counts, price_counts(self.problem, self.locator.holder_sets, counts))
+
+    @property
+    def memory_rows(self) -> MemoryRows:
+        return MemoryRows(self.problem, self.locator.holder_sets, self.migration_cost)
+
+    def link_bytes(self, counts: Ints) -> float:
+        """The bytes over links that lead to rows `counts` [C, K]."""
+        holds = self.locator.holder_sets.holds.astype(np.int64)
+        flows = net_flows(self.now.counts, counts, self.migration_cost)
+        return flows.link_bytes(self.problem.classes.m, (1 - holds) @ holds.T)
 
     @property
     def unmoved(self) -> Relocation:
@@ -318,10 +346,40 @@ class OldRows:
         )
 
 
+@dataclass(frozen=True)
+class _OneMemory:
+    """The `OldPlacement` of rows of one memory; pooled plans are made beside one from scratch."""
+
+    old: OldRows
+    fresh: Planned
+
+    @property
+    def memories(self) -> Sequence[MemoryRows]:
+        return [self.old.memory_rows]
+
+    @property
+    def now(self) -> Counts:
+        return (self.old.now,)
+
+    @cached_property
+    def like_fresh(self) -> Counts:
+        return (self.old.like(self.fresh),)
+
+    def better(self, horizon: float) -> Sequence[Counts]:
+        return [(found,) for found in self.old.better_counts(horizon, self.fresh)]
+
+    def link_bytes(self, counts: Counts) -> float:
+        return self.old.link_bytes(counts[0].counts)
+
+    def aimed(self, counts: Counts) -> float:
+        return aimed_seconds(self.old.problem, counts[0].cost)
+
+
 def replan_one_memory(
     plan: Plan,
     profile: Profile,
     horizon: int,
+    limit: MoveLimit,
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
@@ -337,34 +395,28 @@ def replan_one_memory(
     problem = problem_of(plan, profile)
     # Of a plan made from these very counts no row moves: planning has found what there is.
     same_counts = plan.profile == profile.digest
-    pooled = isinstance(problem.topology, PooledTopology)
-    seconds: dict[str, float] = {}
-
-    def from_scratch() -> Planned:
-        report("a plan from scratch")
-        since = time.perf_counter()
-        placed = place_alone(problem, Watch(lambda step: None))
-        seconds["fresh"] = time.perf_counter() - since
-        return placed
-
-    fresh = from_scratch() if pooled else None
-    if fresh is not None:  # where pooled tables would be now is known of that alone
-        old = OldRows.of(plan, problem, None, fresh.row_placement.holder_sets)
-    else:
-        free = FreeMoves.of(problem) if by_programme(problem) and not same_counts else None
-        old = OldRows.of(plan, problem, free)
+    report("a plan from scratch")
+    since = time.perf_counter()
+    fresh = place_alone(problem, Watch(lambda step: None))
+    seconds = {"fresh": time.perf_counter() - since}
 
     report("moves that pay")
+    # Where pooled tables would be now is known of the plan from scratch alone.
+    pooled = isinstance(problem.topology, PooledTopology)
+    free = FreeMoves.of(problem) if by_programme(problem) and not (pooled or same_counts) else None
+    old = OldRows.of(plan, problem, free, fresh)
+    limited = LimitedMoves(_OneMemory(old, fresh), horizon, limit)
     best, relocation = old.now, old.unmoved
-    for found in [] if same_counts else old.better_counts(horizon, fresh):
+    for (found,) in () if same_counts else limited.tries():
         wanted = old.relocated(found)
         gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, found.cost)
-        if gain * horizon > migration_of(wanted.moves, topology).seconds(topology):
+        migration = migration_of(wanted.moves, topology)
+        if gain * horizon > migration.seconds(topology) and limit.allows(migration.link_bytes):
             best, relocation = found, wanted
             break
-    seconds["replan"] = time.perf_counter() - began - seconds.get("fresh", 0.0)
-    fresh = from_scratch() if fresh is None else fresh
-    return old.replanned(best, relocation, fresh, horizon, old_digest, seconds)
+    seconds["replan"] = time.perf_counter() - began - seconds["fresh"]
+    made = old.replanned(best, relocation, fresh, horizon, old_digest, seconds)
+    return replace(made, curve=() if same_counts else limited.curve())
 
 
 def check_horizon(horizon: int) -> None:

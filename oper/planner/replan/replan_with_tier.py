@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ from oper.planner.place_together import place_memories
 from oper.planner.price_plan import problems_of_memories
 from oper.planner.problem.problem import Problem
 from oper.planner.replan.check_tables import check_tables
-from oper.planner.replan.improve_together import Counts, better_together
+from oper.planner.replan.improve_placement import Counts
+from oper.planner.replan.improve_together import better_together
+from oper.planner.replan.limited_moves import LimitedMoves, MemoryRows, MoveLimit
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.migration.relocate import Relocation
 from oper.planner.replan.programme_with_moves import FreeMoves
@@ -73,6 +76,7 @@ def replan_with_tier(
     plan: Plan,
     profile: Profile,
     horizon: int,
+    limit: MoveLimit,
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
@@ -88,14 +92,21 @@ def replan_with_tier(
     same_counts = plan.profile == profile.digest
     problems = problems_of_memories(plan, profile)
     free = [None] * len(problems) if same_counts else _free_moves(problems)
-    old = [
-        OldRows.of(part, problem, each)
-        for part, problem, each in zip(plans_of_memories(plan), problems, free, strict=True)
-    ]
+    report("a plan from scratch")
+    since = time.perf_counter()
+    fresh, certificate = place_memories(problems)
+    seconds = {"fresh": time.perf_counter() - since}
 
     report("moves that pay")
+    old = [
+        OldRows.of(part, problem, each, placed)
+        for part, problem, each, placed in zip(
+            plans_of_memories(plan), problems, free, fresh, strict=True
+        )
+    ]
     best = _Moves.none(old)
-    for found in [] if same_counts else better_together(old, horizon):
+    limited = LimitedMoves(_TwoMemories(old, fresh), horizon, limit)
+    for found in () if same_counts else limited.tries():
         wanted = [of.relocated(counts) for of, counts in zip(old, found, strict=True)]
         best = max(
             (
@@ -106,18 +117,15 @@ def replan_with_tier(
         )  # the first of equals, which moves least
         if best.any:
             break
-    since = time.perf_counter()
-
-    report("a plan from scratch")
-    fresh, certificate = place_memories(problems)
-    seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
+    seconds["replan"] = time.perf_counter() - began - seconds["fresh"]
     parts = tuple(
         of.replanned(counts, relocation, planned, horizon, old_digest, seconds)
         for of, counts, relocation, planned in zip(
             old, best.counts, best.relocations, fresh, strict=True
         )
     )
-    return _joined(plan, profile, parts, numbers, certificate, seconds)
+    made = _joined(plan, profile, parts, numbers, certificate, seconds)
+    return replace(made, curve=() if same_counts else limited.curve())
 
 
 def _free_moves(problems: list[Problem]) -> Sequence[FreeMoves | None]:
@@ -128,6 +136,36 @@ def _free_moves(problems: list[Problem]) -> Sequence[FreeMoves | None]:
     if any(by_programme(problem) for problem in problems):
         return FreeMoves.together(problems)
     return [None] * len(problems)
+
+
+@dataclass(frozen=True)
+class _TwoMemories:
+    """The `OldPlacement` of rows of both memories."""
+
+    old: Sequence[OldRows]
+    fresh: Sequence[Planned]
+
+    @property
+    def memories(self) -> Sequence[MemoryRows]:
+        return [each.memory_rows for each in self.old]
+
+    @property
+    def now(self) -> Counts:
+        return tuple(each.now for each in self.old)
+
+    @cached_property
+    def like_fresh(self) -> Counts:
+        return tuple(old.like(fresh) for old, fresh in zip(self.old, self.fresh, strict=True))
+
+    def better(self, horizon: float) -> Sequence[Counts]:
+        return better_together(self.old, horizon)
+
+    def link_bytes(self, counts: Counts) -> float:
+        return sum(old.link_bytes(of.counts) for old, of in zip(self.old, counts, strict=True))
+
+    def aimed(self, counts: Counts) -> float:
+        balance = self.old[0].problem.asked.balance
+        return aimed_of_all([each.cost for each in counts], balance)
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,10 @@ def test_with_relays_no_bound_is_above_the_optimum(seed: int) -> None:
     check(relayed_case(seed))
 
 
+def test_where_nothing_is_read_the_bound_is_not_above_nothing() -> None:
+    check(case(1600))
+
+
 @pytest.mark.slow
 def test_of_many_tiny_problems_no_bound_is_above_the_optimum() -> None:
     found = [check(case(seed)) for seed in range(QUICK, SEEDS)]

@@ -20,7 +20,8 @@ from oper.planner.replan.programme_with_moves import (
     WantedRows,
     counts_by_programme,
 )
-from tests.planner.replan.test_replan import drifted, random_links
+from tests.planner.replan.test_replan import random_links
+from tests.support.planner.drifting import drifted
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])

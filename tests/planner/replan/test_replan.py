@@ -36,6 +36,7 @@ from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import (
     assert_exact,
     cost_row_by_row,
+    drifted,
     make_profile,
     moved_by,
     planned,
@@ -49,22 +50,6 @@ pytestmark = pytest.mark.usefixtures("small_programmes")
 
 TOPOLOGIES = ("dgx-a100", "2x4-a100")
 MODES = ("training", "inference")
-
-
-def drifted(seed=0, rows=(9000, 400, 1), dims=(16, 16, 16), moved=0.1, windows=2):
-    """Profiles of Zipf tables, in each of which `moved` of the rows take other rows' counts."""
-    random = np.random.default_rng(seed)
-    tables = tuple(
-        Table(f"t{t}", n, dim=d) for t, (n, d) in enumerate(zip(rows, dims, strict=True))
-    )
-    counts = [random.permutation(zipf_counts(n, 20 * n, 1.05)) for n in rows]
-    profiles = []
-    for _ in range(windows):
-        profiles.append(make_profile(tables, counts))
-        for of_table in counts:
-            which = np.flatnonzero(random.random(len(of_table)) < moved)
-            of_table[which] = of_table[random.permutation(which)]
-    return profiles
 
 
 def plan_for(profile, topology="2x4-a100", mode="inference", extra=0.02, batch_size=512):

@@ -16,6 +16,7 @@ from oper.planner.place_together import place_memories
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.price_plan import problems_of_memories
 from oper.planner.replan.drift import drift
+from oper.planner.replan.limited_moves import MoveLimit
 from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_one_memory import replan_one_memory
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
@@ -90,7 +91,7 @@ def test_moves_that_pay_in_their_own_memory_alone_are_left_out():
     plan, _ = plan_with_tier(profiles[0], topology, workload, asked)
     _, host = plans_of_memories(plan)
     counts = profiles[1].select(list(plan.tier))
-    alone = replan_one_memory(host, counts, horizon, "", lambda _: None)
+    alone = replan_one_memory(host, counts, horizon, MoveLimit(), "", lambda _: None)
     assert len(alone.moves.entries)
     assert (alone.old_seconds - alone.new_seconds) * horizon > alone.migration_seconds
     found = replan(plan, profiles[1], horizon)

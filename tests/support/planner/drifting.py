@@ -65,6 +65,22 @@ def drifting(random: np.random.Generator, number: int) -> list[Profile]:
     return profiles
 
 
+def drifted(seed=0, rows=(9000, 400, 1), dims=(16, 16, 16), moved=0.1, windows=2):
+    """Profiles of Zipf tables, in each of which `moved` of the rows take other rows' counts."""
+    random = np.random.default_rng(seed)
+    tables = tuple(
+        Table(f"t{t}", n, dim=d) for t, (n, d) in enumerate(zip(rows, dims, strict=True))
+    )
+    counts = [random.permutation(zipf_counts(n, 20 * n, 1.05)) for n in rows]
+    profiles = []
+    for _ in range(windows):
+        profiles.append(make_profile(tables, counts))
+        for of_table in counts:
+            which = np.flatnonzero(random.random(len(of_table)) < moved)
+            of_table[which] = of_table[random.permutation(which)]
+    return profiles
+
+
 def random_topology(random: np.random.Generator) -> Topology:
     """Two to four ranks, homogeneous more often than not."""
     ranks = int(random.integers(2, 5))
@@ -175,7 +191,13 @@ def assert_exact(plan: Plan) -> None:
 def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     """What the plan's placement costs under a profile, priced with each row as a group; by what
     further samples are expected to read, or `as_counted`."""
-    slots, sources = slots_of(plan), sources_of(plan)
+    return cost_of_rows(plan, profile, slots_of(plan) >= 0, sources_of(plan), as_counted)
+
+
+def cost_of_rows(
+    plan: Plan, profile: Profile, holds: np.ndarray, sources: np.ndarray, as_counted: bool = False
+):
+    """The same of rows on other ranks, [rows, M]: which hold them, and which each reads from."""
     tables = np.repeat(np.arange(len(plan.tables)), [t.rows for t in plan.tables])
     accesses = profile.accesses.astype(np.int64)
     samples_with_row = np.concatenate(
@@ -196,6 +218,6 @@ def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
     f, of_node = classes.accesses[c].astype(float), classes.D_of_node[c]
     sums = Sums.of_rows(S, m, f, R, D, U, of_node)
-    sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
+    sets = HolderSets(sources[order].astype(np.uint16), holds[order])
     capacity = plan.cost.capacity_bytes.tolist()
     return evaluate(topology, plan.workload, sets, sums, capacity)

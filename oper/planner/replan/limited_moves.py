@@ -1,0 +1,215 @@
+"""What a limit on bytes leaves of the moves that pay.
+
+In: the rows of an older plan, what they are worth moving to, a horizon, bytes. Out: `Counts`, best
+first, and the points of a curve. In a shorter horizon every byte is dearer: horizons from the given
+one down to one in which nothing pays lead to placements for fewer and fewer bytes, each by the
+moves that gain most for theirs. Between two of these a part of every class's moves is made. Memory
+is in proportion, so that capacities hold, and T is convex in the rows, so that at least this part
+of the gain is there.
+
+The moves to a plan from scratch, CUT to the bytes, are tried too, a part of every class's and the
+hottest rows first: what a limit leaves is never worse than a new plan as far as the bytes go.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.cost.holder_sets import HolderSets
+from oper.planner.class_placement.heterogeneous import keep_budget
+from oper.planner.price_plan import price_counts
+from oper.planner.problem.problem import ClassProblem
+from oper.planner.replan.improve_placement import Counts, PricedCounts
+from oper.planner.replan.migration.flows import Flows, net_flows
+from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.row_placement.capacity_repair import keep_capacity
+
+_STEP = 4.0  # from one horizon to the next shorter one
+_HORIZONS = 16
+_HALVINGS = 10  # of the part of the moves that is made
+_POINTS = 7  # of a curve, each of half the bytes of the next
+
+
+class MoveLimit(NamedTuple):
+    """The most bytes over links that a replan may move, and whether its curve is wanted."""
+
+    most_bytes: float | None = None
+    curve: bool = False
+
+    def allows(self, link_bytes: float) -> bool:
+        """Whether so many may be moved."""
+        return self.most_bytes is None or link_bytes <= self.most_bytes
+
+
+class MemoryRows(NamedTuple):
+    """What the rows of one memory may do: the holder sets that they may have, and what it costs to
+    bring them from one to another."""
+
+    problem: ClassProblem
+    sets: HolderSets
+    cost: MigrationCost
+
+
+class OldPlacement(Protocol):
+    """The rows of an older plan, of one memory or of two."""
+
+    @property
+    def memories(self) -> Sequence[MemoryRows]: ...
+
+    @property
+    def now(self) -> Counts:
+        """With no moves but those that must be made."""
+
+    @property
+    def like_fresh(self) -> Counts:
+        """Where a plan from scratch has them."""
+
+    def better(self, horizon: float) -> Sequence[Counts]:
+        """What is worth moving to within so many iterations, best first."""
+
+    def link_bytes(self, counts: Counts) -> float:
+        """The bytes over links that lead there from the old plan."""
+
+    def aimed(self, counts: Counts) -> float:
+        """What plans make small, in seconds."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What a limit on bytes leaves, in seconds of what plans make small; None where the moves to a
+    plan from scratch, cut to it, are no plan that keeps the limits of memory."""
+
+    most_bytes: float
+    moved_bytes: float
+    aimed_seconds: float
+    cut_aimed_seconds: float | None
+
+
+class LimitedMoves:
+    """The placements between an older plan's and one to which all moves lead that pay."""
+
+    def __init__(self, old: OldPlacement, horizon: int, limit: MoveLimit) -> None:
+        self._old, self._horizon, self._limit = old, horizon, limit
+        self._parts_of: dict[float, list[Counts]] = {}  # by the bytes that they may take
+
+    def tries(self) -> Sequence[Counts]:
+        """What is worth moving to within the horizon and the limit, best first."""
+        if self._limit.most_bytes is None:
+            return self._old.better(self._horizon)
+        return self._within(self._limit.most_bytes)
+
+    @cached_property
+    def _found(self) -> list[Counts]:
+        """Placements by their bytes, each better than those of fewer."""
+        least = self._old.link_bytes(self._old.now)
+        found = [self._old.now]
+        for step in range(_HORIZONS):
+            tried = self._old.better(self._horizon / _STEP**step)
+            found.extend(tried[:1])
+            if not tried or self._old.link_bytes(tried[0]) <= least:
+                break
+        found.sort(key=lambda each: (self._old.link_bytes(each), self._old.aimed(each)))
+        kept: list[Counts] = []
+        for each in found:
+            if not kept or self._old.aimed(each) < self._old.aimed(kept[-1]):
+                kept.append(each)
+        return kept
+
+    def _within(self, most_bytes: float) -> list[Counts]:
+        """Placements better than the one without moves, for at most so many bytes, best first."""
+        least, aimed = self._old.link_bytes(self._old.now), self._old.aimed
+        fit = [each for each in self._found if self._old.link_bytes(each) <= most_bytes]
+        # Of few rows fewer may gain more, as the others are on the way to being even.
+        for halved in range(_POINTS):
+            limit = least + (most_bytes - least) / 2**halved
+            if limit not in self._parts_of:
+                self._parts_of[limit] = [*self._between(limit), *self._cut(limit)]
+            fit.extend(self._parts_of[limit])
+        return sorted((e for e in fit if aimed(e) < aimed(self._old.now)), key=aimed)
+
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """What limits leave, from a few of the bytes to all those of the moves that pay, where that
+        is asked for."""
+        if not self._limit.curve:
+            return ()
+        before = self._old.link_bytes(self._old.now)
+        pays = self._old.link_bytes(self._found[-1]) - before
+        return tuple(
+            self._point(before + pays / 2**halved) for halved in reversed(range(_POINTS)) if pays
+        )
+
+    def _point(self, most_bytes: float) -> CurvePoint:
+        best = next(iter(self._within(most_bytes)), self._old.now)
+        cut = [self._old.aimed(each) for each in self._cut(most_bytes)]
+        return CurvePoint(
+            most_bytes, self._old.link_bytes(best), self._old.aimed(best), min(cut, default=None)
+        )
+
+    def _between(self, most_bytes: float) -> list[Counts]:
+        """A part of the moves from the last placement that takes no more bytes to the next."""
+        for fewer, more in pairwise(self._found):
+            if self._old.link_bytes(fewer) <= most_bytes < self._old.link_bytes(more):
+                return list(self._parts(fewer, more, most_bytes))
+        return []
+
+    def _cut(self, most_bytes: float) -> list[Counts]:
+        """The moves to the plan from scratch, cut to so many bytes."""
+        return list(self._parts(self._old.now, self._old.like_fresh, most_bytes))
+
+    def _parts(self, before: Counts, after: Counts, most_bytes: float) -> Iterator[Counts]:
+        """The most of the moves from one placement to another, evenly and hottest rows first."""
+        if self._old.link_bytes(after) <= most_bytes:
+            yield after
+            return
+        for hottest_first in (False, True):
+            moves = [
+                _Moves(rows, old.counts, new.counts, hottest_first)
+                for rows, old, new in zip(self._old.memories, before, after, strict=True)
+            ]
+            best, few, many = None, 0.0, 1.0
+            for _ in range(_HALVINGS):
+                share = (few + many) / 2
+                made = tuple(each.part(share) for each in moves)
+                found = tuple(each for each in made if each is not None)
+                if len(found) == len(made) and self._old.link_bytes(found) <= most_bytes:
+                    best, few = found, share
+                else:
+                    many = share
+            if best is not None:
+                yield best
+
+
+class _Moves:
+    """The moves of one memory between two placements, in the order in which parts take them."""
+
+    def __init__(self, rows: MemoryRows, before: Ints, after: Ints, hottest_first: bool) -> None:
+        self._memory, self._before = rows, before
+        flows, classes = net_flows(before, after, rows.cost), rows.problem.classes
+        heat = (classes.traffic_bytes(rows.problem.workload) / classes.m)[flows.row_class]
+        # Of those between the same holders a part takes as many of the hotter as of the colder.
+        order = np.lexsort((-heat,) if hottest_first else (-heat, flows.after, flows.before))
+        self._flows = Flows(*(getattr(flows, f.name)[order] for f in fields(Flows)))
+        self._hottest_first = hottest_first
+
+    def part(self, share: float) -> PricedCounts | None:
+        """The rows after a share of the moves; None where a capacity is exceeded."""
+        problem, sets, _ = self._memory
+        rows = self._flows.rows
+        ends = np.cumsum(rows)
+        if self._hottest_first:
+            taken = np.clip(np.rint(share * rows.sum()) - (ends - rows), 0, rows)
+        else:
+            taken = np.diff(np.floor(share * ends), prepend=0)
+        taken = taken.astype(np.int64)
+        counts = self._before.copy()
+        np.subtract.at(counts, (self._flows.row_class, self._flows.before), taken)
+        np.add.at(counts, (self._flows.row_class, self._flows.after), taken)
+        keep_budget(counts, sets, problem.classes, problem.budget_bytes, problem.ranks)
+        if not keep_capacity(problem, sets, counts):
+            return None
+        return PricedCounts(counts, price_counts(problem, sets, counts))
