@@ -12,11 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from oper.base.defaults import HORIZON
 from oper.plan.plan import Plan
 from oper.planner.enough_accesses import ENOUGH_ACCESSES, is_too_small
 from oper.planner.replan.drift import drift
-from oper.planner.replan.replan import replan
+from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
 
 
@@ -33,6 +32,17 @@ class Move:
     now_seconds: float
     then_seconds: float
 
+    @staticmethod
+    def of(made: Replanned) -> "Move":
+        """The moves of a replan."""
+        return Move(
+            made.moves.changed_rows,
+            made.migration.link_bytes,
+            made.migration_seconds,
+            made.old_seconds,
+            made.new_seconds,
+        )
+
     @property
     def pays_after_iterations(self) -> int | None:
         """Iterations after which the moves have saved what they took; None: never."""
@@ -47,7 +57,7 @@ class Judgement:
     now_seconds: of the running plan. fresh_seconds: of a plan made from the counts before the
     period; worse: by what share of it the running plan is worse. flattered_seconds: of a plan made
     from the period's own counts, which no later data will be. threshold: of `worse`, above which
-    the verdict is to replan. move: what replanning would bring; None where the verdict is to keep.
+    the verdict is to replan. move: what replanning would bring, where that was looked at.
     """
 
     DERIVED: ClassVar = ("verdict", "gain_seconds")  # in JSON beside the fields
@@ -57,7 +67,7 @@ class Judgement:
     flattered_seconds: float
     worse: float
     threshold: float
-    move: Move | None
+    move: Move | None = None
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
@@ -84,28 +94,17 @@ def why_not_judged(window: Profile, ranks: int) -> str:
     return ""
 
 
-def judge(plan: Plan, window: Profile, total: Profile, threshold: float) -> Judgement:
-    """Judge a plan by a period's counts, preceded by those before it. `total` is what a new plan
-    would be made from. To be called where `why_not_judged` is ""."""
+def judge(plan: Plan, window: Profile, threshold: float) -> Judgement:
+    """Judge a plan by a period's counts, preceded by those before it. To be called where
+    `why_not_judged` is ""."""
     found = drift(plan, window, threshold)
     assert found.unseen is not None, "the counts before the period judge it"
-    unseen, move = found.unseen, None
-    if found.verdict == "replan":
-        made = replan(plan, total, HORIZON)
-        move = Move(
-            made.moves.changed_rows,
-            made.migration.link_bytes,
-            made.migration_seconds,
-            made.old_seconds,
-            made.new_seconds,
-        )
     return Judgement(
-        unseen.now_seconds,
-        unseen.fresh_seconds,
+        found.unseen.now_seconds,
+        found.unseen.fresh_seconds,
         found.objective_seconds.fresh,
-        unseen.worse,
+        found.unseen.worse,
         found.threshold,
-        move,
     )
 
 

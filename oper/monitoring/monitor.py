@@ -8,7 +8,7 @@ One iteration of every `sample_every` is counted row by row (sampled_iterations.
 lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py),
 where older periods come to weigh less (decayed_counts.py). There a thread adds them up, prices the
 running plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for
-it.
+it. What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
 """
 
 import logging
@@ -28,9 +28,10 @@ from oper.base.defaults import WORSE
 from oper.base.errors import OperError, check_type, one_line
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.monitoring.decayed_counts import DecayedCounts
+from oper.monitoring.followed_plans import POLICIES, FollowedPlans, Policy
 from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packed, unpacked
 from oper.monitoring.json_lines import JsonLines
-from oper.monitoring.judge_plan import judge, why_not_judged
+from oper.monitoring.judge_plan import Move, judge, why_not_judged
 from oper.monitoring.period_report import PeriodReport
 from oper.monitoring.sampled_iterations import SampledIterations
 from oper.monitoring.traffic import TrafficCounts, counted_traffic, predicted_traffic
@@ -68,10 +69,11 @@ class Monitor:
         writer: ScalarWriter | None,
         worse: float,
         deadline_seconds: float,
+        followed: FollowedPlans,
     ) -> None:
         collections = sharded_collections(model)
         engines = [collection.engine for collection in collections.values()]
-        self.plan = plan
+        self.plan, self._model, self._followed = plan, model, followed
         self._sampled, self._period = SampledIterations(sample_every), period
         self._worse, self._writer = worse, writer
         self._collections = [
@@ -123,6 +125,18 @@ class Monitor:
         told = self._end_period(wait=True)
         return None if told is None else told.result()
 
+    def step(self) -> bool:
+        """With `policy="migrate"`: begin to move rows to a new plan, or go on; whether rows are on
+        their way. To be called on all ranks between two iterations, as `Migration.step`; with other
+        policies it does nothing.
+
+        Raises OperError where a rank is lost or late, and while gradients are held back.
+        """
+        plan = self._followed.step(self._model, self._ranks, self._sampled.every)
+        if plan is not None:
+            self.follow(plan)
+        return self._followed.migration is not None
+
     def follow(self, plan: Plan | Path | str) -> None:
         """Judge another plan from now on, to which the model's rows have migrated. To be called on
         all ranks; the first waits until it has judged the period before.
@@ -162,7 +176,8 @@ class Monitor:
 
     def _check_agreement(self, failure: OperError | None) -> None:
         """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
-        settings = [failure is not None, self._sampled.every, self._period or 0]
+        policy = POLICIES.index(self._followed.policy)
+        settings = [failure is not None, self._sampled.every, self._period or 0, policy]
         mine = np.array(settings, np.int64).tobytes()
         all_ranks = [np.frombuffer(m, np.int64) for m in self._ranks.gather(mine, "monitor")]
         if failure is not None:
@@ -172,8 +187,8 @@ class Monitor:
         for rank, theirs in enumerate(all_ranks):
             if theirs[1:].tolist() != all_ranks[0][1:].tolist():
                 raise OperError(
-                    f"monitor: sample_every and period are {_shown(theirs)} on rank {rank} and "
-                    f"{_shown(all_ranks[0])} on rank 0; give all ranks the same"
+                    f"monitor: sample_every, period and policy are {_shown(theirs)} on rank {rank} "
+                    f"and {_shown(all_ranks[0])} on rank 0; give all ranks the same"
                 )
 
     @property
@@ -280,16 +295,23 @@ class Monitor:
 
     def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:
         """The report with a judgement, or why there is none."""
-        why_not = (
-            why_not_judged(window, self.plan.ranks)
-            if judges
-            else "the period before was still being judged"
-        )
+        why_not = why_not_judged(window, self.plan.ranks)
+        if not judges:
+            why_not = "the period before was still being judged"
+        elif self._followed.settles:
+            why_not = "rows move to a new plan"
         total = self._counts.before
         if why_not or total is None:
             return replace(found, why_not_judged=why_not)
-        judgement = judge(self.plan, window, self._named(total), self._worse)
-        return replace(found, judgement=judgement, why_not_judged="")
+        judgement = judge(self.plan, window, self._worse)
+        counts = self._named(total)
+        made, folder = self._followed.made(self.plan, counts, judgement.verdict, found.period)
+        return replace(
+            found,
+            judgement=replace(judgement, move=None if made is None else Move.of(made)),
+            why_not_judged="",
+            new_plan=folder,
+        )
 
     def _named(self, total: Profile) -> Profile:
         """A profile with where it is from."""
@@ -308,6 +330,8 @@ def monitor(
     jsonl: Path | str | None = None,
     writer: ScalarWriter | None = None,
     worse: float = WORSE,
+    policy: Policy = "report",
+    plans: Path | str | None = None,
     deadline_seconds: float = 60.0,
 ) -> Monitor:
     """Count what a model reads while it trains or serves, and judge its plan by it. To be called on
@@ -324,6 +348,10 @@ def monitor(
             thread of the monitor's.
         worse: the share by which the running plan may be worse than one from scratch before the
             verdict is to replan.
+        policy: what is done each period beside that. "propose" writes a plan of `oper.replan` to a
+            folder of `plans`, where moves pay; "migrate" has the model's rows move there too, in
+            `step()`, which the training loop calls after each iteration.
+        plans: a folder that all ranks read; rank 0 writes to it.
         deadline_seconds: how long a rank waits for the others to merge.
 
     Raises:
@@ -341,12 +369,14 @@ def monitor(
         writer,
         finite_number(worse, "worse"),
         positive_seconds(deadline_seconds, "deadline_seconds"),
+        FollowedPlans(policy, plans),
     )
 
 
 def _shown(settings: Any) -> str:
-    """`sample_every` and `period`, as they were given."""
-    return f"{settings[1]:,} and {f'{settings[2]:,}' if settings[2] else None}"
+    """`sample_every`, `period` and `policy`, as they were given."""
+    period = f"{settings[2]:,}" if settings[2] else None
+    return f"{settings[1]:,}, {period} and {POLICIES[settings[3]]}"
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:

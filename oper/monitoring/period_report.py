@@ -32,7 +32,7 @@ class PeriodReport:
     far, how many iterations the ranks have begun. iterations: of this period, and how many of them
     were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
     samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
-    where there is one.
+    where there is one. new_plan: the folder of the plan that was made; "" where none was.
     """
 
     DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
@@ -49,6 +49,7 @@ class PeriodReport:
     counted: Traffic
     judgement: Judgement | None
     why_not_judged: str
+    new_plan: str = ""
 
     @property
     def batch_size(self) -> float:
@@ -114,7 +115,8 @@ class PeriodReport:
             return said
         after = found.move.pays_after_iterations
         pays = "never pay" if after is None else f"pay after {plural(after, 'iteration')}"
-        return f"{said}; moves of {format_bytes(found.move.bytes)} {pays}"
+        plan = f", by {self.new_plan}" if self.new_plan else ""
+        return f"{said}; moves of {format_bytes(found.move.bytes)} {pays}{plan}"
 
     def scalars(self) -> dict[str, float]:
         """Figures for a dashboard, by name."""

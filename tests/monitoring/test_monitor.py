@@ -183,6 +183,43 @@ def test_counted_traffic_is_what_the_plan_predicts(
         )
 
 
+def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -> None:
+    """With every policy the outputs are the same bits; with "migrate" rows move while it trains."""
+    found = {
+        policy: ranks.run(2, cases.followed, folder, tmp_path / policy, policy)
+        for policy in ("report", "propose", "migrate")
+    }
+    stayed = Plan.load(folder).profile
+    for policy, of_ranks in found.items():
+        for n, (_, outputs, moving, digest) in enumerate(of_ranks):
+            assert outputs == found["report"][n][1]
+            assert (moving > 0) == (policy == "migrate")
+            assert (digest != stayed) == (policy == "migrate")
+    assert not (tmp_path / "report").exists()
+    for policy in ("propose", "migrate"):
+        reports = found[policy][0][0]
+        made = [report.new_plan for report in reports if report.new_plan]
+        assert made
+        written = {str(path) for path in (tmp_path / policy).iterdir()}
+        assert written == set(made)
+        last = Plan.load(made[-1])
+        assert policy == "propose" or last.profile == found[policy][0][3]
+        assert f", by {made[0]}" in reports[int(made[0][-1])].sentence()
+    proposed = found["propose"][0][0]
+    assert sum(bool(report.new_plan) for report in proposed[2:]) == 3  # as nobody follows
+    # Rows that are read now are where they are read.
+    balance = [report.counted.lookups_dob for report in found["migrate"][0][0]]
+    assert balance[2] < 0.6
+    assert balance[4] > 0.9
+
+
+def test_a_plan_that_is_gone_ends_no_job(ranks: Worlds, folder: Path, tmp_path: Path) -> None:
+    for said in ranks.run(2, cases.follows_nothing, folder, tmp_path / "plans"):
+        assert len(said) == 1
+        assert said[0].startswith("no migrations: ")
+        assert "period-" in said[0]
+
+
 def test_a_rank_that_does_not_come_does_not_end_a_job(ranks: Worlds) -> None:
     said = ranks.run(2, cases.one_does_not_come)
     assert "no further periods: rank 1 did not come" in said[0]
@@ -197,7 +234,10 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "by another plan than the one given",
         "sample_every 0: at least 1",
         "period 0: at least 1 iteration",
-        "sample_every and period are 100 and 11 on rank 1 and 100 and 10 on rank 0",
+        "period and policy are 100, 11 and report on rank 1 and 100, 10 and report on rank 0",
+        "policy 'move': report, propose, migrate was needed",
+        "policy 'propose' writes plans; say where",
+        "100, 20,000 and migrate on rank 1 and 100, 20,000 and propose on rank 0",
         ("cannot be written", "rank 0 could not open its file"),
         ("the monitor counted nothing yet", ""),
         "the monitor is closed",

@@ -1,6 +1,7 @@
 """Models that are monitored while they train: what their ranks return."""
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from oper.monitoring.period_report import PeriodReport
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.tables.table import tables_of
+from oper.torchrec.sharded_model import sharded_collections
 from tests.support.runtime.traffic_cases import BATCH
 from tests.support.torchrec.models import Model, batch, plan_tables
 from tests.support.torchrec.ranks import all_optimizers, put_optimizer, train_step
@@ -129,6 +131,56 @@ def drifting(
     return [r for r in reports if r is not None], profile, (said, scalars.given)
 
 
+def followed(
+    rank: int, group: dist.ProcessGroup, folder: Path, plans: Path, policy: str
+) -> tuple[list[PeriodReport], list[float], int, str]:
+    """The reports of a model that reads other rows from the third period on, the sums of its
+    outputs, how many of its iterations ended while rows were on their way, and the digest of the
+    plan that it has then."""
+    plan = Plan.load(folder)
+    model = one_collection(plan, group)
+    random = np.random.default_rng(rank)
+    reports, outputs, moving = [], [], 0
+    options: dict[str, Any] = {"period": None, "sample_every": 1, "policy": policy, "plans": plans}
+    with oper.monitor(model, **options) as monitor:
+        for period in range(5):
+            for _ in range(20):
+                read = model.module[0](_ids(random, plan, moved=period >= 2)).values()
+                read.square().sum().backward()
+                outputs.append(float(read.detach().double().sum()))
+                moving += monitor.step()
+            reports.append(monitor.report())
+        while monitor.step():  # to the plan of the last period
+            pass
+        followed = monitor.plan
+    engine = next(iter(sharded_collections(model).values())).engine
+    assert engine.plan.profile == followed.profile
+    return [r for r in reports if r is not None], outputs, moving, followed.profile
+
+
+def follows_nothing(rank: int, group: dist.ProcessGroup, folder: Path, plans: Path) -> list[str]:
+    """What is said where rows cannot move: the new plan is gone when the ranks are to read it."""
+    plan = Plan.load(folder)
+    model = one_collection(plan, group)
+    random, said = np.random.default_rng(rank), []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("oper.monitor").addHandler(handler)
+    options: dict[str, Any] = {"period": None, "sample_every": 1, "policy": "migrate"}
+    with oper.monitor(model, plans=plans, **options) as monitor:
+        for period in range(3):
+            for _ in range(20):
+                read = model.module[0](_ids(random, plan, moved=period >= 1)).values()
+                read.square().sum().backward()
+            monitor.report()
+            if rank == 0:
+                shutil.rmtree(plans, ignore_errors=True)
+            dist.barrier(group)
+            monitor.step()
+    logging.getLogger("oper.monitor").removeHandler(handler)
+    return said
+
+
 def _ids(random: np.random.Generator, plan: Plan, moved: bool) -> KeyedJaggedTensor:
     """A rank's 256 samples, of one id a table, by Zipf's law."""
     ids = [(random.zipf(1.3, 256) - 1) % table.rows for table in plan.tables]
@@ -182,6 +234,9 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, sample_every=0),
         lambda: oper.monitor(model, period=0),
         lambda: oper.monitor(model, period=10 + rank),
+        lambda: oper.monitor(model, policy="move", plans="plans"),  # type: ignore[arg-type]
+        lambda: oper.monitor(model, policy="propose"),
+        lambda: oper.monitor(model, policy="migrate" if rank else "propose", plans="plans"),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
         lambda: oper.monitor(model).profile(),
         lambda: closed(model).report(),

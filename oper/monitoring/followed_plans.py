@@ -1,0 +1,103 @@
+"""What a monitor does about a plan that no longer fits: nothing, a new plan, or its migration.
+
+In: the running plan and what was counted. Out: plans in a folder, and a model whose rows follow
+them. Whether moves pay is `oper.replan`'s to say, whatever the verdict on the plan is: few bytes
+that pay soon are worth moving long before a plan from scratch would be
+(benchmarks/README.md, "Ten windows").
+
+Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
+between iterations: once in so many calls they ask, in a message of a few bytes.
+"""
+
+import logging
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from torch import nn
+
+from oper.base.defaults import HORIZON
+from oper.base.errors import OperError
+from oper.monitoring.gather_counts import MonitoredRanks
+from oper.plan.plan import Plan
+from oper.planner.replan.replan import replan
+from oper.planner.replan.replan_one_memory import Replanned
+from oper.profiling.profile import Profile
+from oper.torchrec.migration import BYTES_PER_STEP, Migration, migrate
+
+_log = logging.getLogger("oper.monitor")
+
+Policy = Literal["report", "propose", "migrate"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+_NONE = -1  # no period's plan
+
+
+class FollowedPlans:
+    """The plans that a monitor makes, on one rank."""
+
+    def __init__(self, policy: Policy, folder: Path | str | None) -> None:
+        """OperError where the policy is none, or has no folder for its plans."""
+        if policy not in POLICIES:
+            raise OperError(f"policy {str(policy)[:40]!r}: {', '.join(POLICIES)} was needed")
+        if policy != "report" and folder is None:
+            raise OperError(
+                f"policy {policy!r} writes plans; say where, in a folder that all ranks read, "
+                "such as plans='plans'"
+            )
+        self.policy, self._folder = policy, None if folder is None else Path(folder)
+        self.migration: Migration | None = None
+        self._calls = 0
+        self._proposed = _NONE  # on rank 0: the period of a plan that the ranks do not know yet
+
+    @property
+    def settles(self) -> bool:
+        """Whether rows are on their way, or will be soon: the running plan is not to be judged."""
+        return self.migration is not None or (self.policy == "migrate" and self._proposed != _NONE)
+
+    def made(
+        self, plan: Plan, counts: Profile, verdict: str, period: int
+    ) -> tuple[Replanned | None, str]:
+        """A new plan for what was counted, where one is wanted, and its folder where moves pay: the
+        ranks come to know of it with the policy to migrate. In the thread of rank 0."""
+        if self.policy == "report" and verdict == "keep":
+            return None, ""
+        made = replan(plan, counts, HORIZON)
+        if self.policy == "report" or not made.moves.changed_rows:
+            return made, ""
+        made.plan.save(self.folder_of(period), overwrite=True)
+        self._proposed = period
+        return made, str(self.folder_of(period))
+
+    def folder_of(self, period: int) -> Path:
+        """Where the plan that is made in a period is written."""
+        assert self._folder is not None
+        return self._folder / f"period-{period}"
+
+    def step(self, model: nn.Module, ranks: MonitoredRanks, every: int) -> Plan | None:
+        """Ask for a plan in one of `every` calls, or move rows; the plan where all are in place
+        now. To be called on all ranks."""
+        if self.policy != "migrate":
+            return None
+        if self.migration is not None:
+            if self.migration.step():
+                return None
+            plan, self.migration = self.migration.plan, None
+            return plan
+        self._calls += 1
+        if self._calls % every:
+            return None
+        mine = np.int64(self._proposed).tobytes()
+        period = int(np.frombuffer(ranks.gather(mine, "tell of a new plan")[0], np.int64)[0])
+        if period == _NONE:
+            return None
+        self._proposed = _NONE
+        try:
+            self.migration = migrate(model, self.folder_of(period), bytes_per_step=BYTES_PER_STEP)
+        except OperError as error:
+            self.policy = "propose"
+            _log.error("no migrations: %s", error)
+        else:
+            if self.migration.done:
+                plan, self.migration = self.migration.plan, None
+                return plan
+        return None
