@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
+from oper.base import native
+from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.plan.layout import SLOT_BITS, SLOT_MASK, RankMap
 from oper.plan.plan import Plan
@@ -26,12 +27,23 @@ _CHUNK_ROWS = 1 << 20  # a few arrays of 8 MiB at a time
 
 @dataclass(frozen=True)
 class Chunk:
-    """The extent and the offset in it of rows first … first + n - 1 of a table, int64 [n]."""
+    """Where rows first … first + n - 1 of a table are: each one's extent and offset in it, as an
+    address has rank and slot, int64 [n]."""
 
     table: int
     first: int
-    extent: Ints
-    offset: Ints
+    address: Ints
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @cached_property
+    def extent(self) -> Ints:
+        return self.address >> SLOT_BITS
+
+    @cached_property
+    def offset(self) -> Ints:
+        return self.address & SLOT_MASK
 
 
 class RowClassifier(Protocol):
@@ -99,7 +111,7 @@ class RowLocator:
         for first in range(0, rows, _CHUNK_ROWS):
             ids = torch.arange(first, min(first + _CHUNK_ROWS, rows))
             found: Ints = self._map.translate(table, ids).numpy()
-            yield Chunk(table, first, found >> SLOT_BITS, found & SLOT_MASK)
+            yield Chunk(table, first, found)
 
     def slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
         """The slots of rows `index` [N] of a chunk on each rank, int64 [N, M]; -1: not there."""
@@ -127,8 +139,7 @@ class RowLocator:
         shape = (finder.classes, len(self.holder_sets) + self.ranks)
         counts = np.zeros(shape, dtype=np.int64)
         for chunk in self.chunks(table):
-            cell = finder.find(chunk) * np.int64(shape[1]) + self.count_column[chunk.extent]
-            counts += np.bincount(cell, minlength=counts.size).reshape(shape)
+            count_rows(chunk, self.count_column, finder.find(chunk), counts)
         return counts
 
     def count(self, finder: RowClassifier) -> Ints:
@@ -149,6 +160,14 @@ class RowLocator:
         for k, rows in enumerate(self.by_holder_set(counts).T):
             found[:, place[_key(self.holder_sets, k)]] += rows
         return found
+
+
+def count_rows(chunk: Chunk, column: Ints, row_class: NDArray[np.int32], counts: Ints) -> None:
+    """Add the rows of a chunk to `counts` [C, K], given each one's class, int32 [n], and the column
+    of each extent, int64 [P]."""
+    native.ops().count_rows(
+        as_int64(chunk.address), as_int64(column), as_tensor(row_class), as_int64(counts)
+    )
 
 
 def _key(sets: HolderSets, g: int) -> tuple[bytes, bytes]:

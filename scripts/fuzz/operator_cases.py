@@ -344,11 +344,19 @@ def _descriptor() -> int:
     return descriptor
 
 
+def _placed_rows() -> tuple[torch.Tensor, ...]:
+    """Addresses of rows by extent, each extent's column, each row's class, and counts."""
+    address = _i64(*((extent << 40) + n for n, extent in enumerate((0, 2, 1, 1))))
+    return address, _i64(0, 1, 1), _i32(0, 2, 1, 0), _i64(3, 0, 1, 1, 0, 2).view(3, 2)
+
+
 CASES: dict[str, Callable[[], list[Argument]]] = {
     "count": _count,
     "distinct": lambda: _list(*_columns(), 2, 10, 3),
     "histogram": lambda: _list(_counters(50), _counters(20), _i64(0, 20, 50), _i64(0, -1)),
     "find_classes": lambda: _list(_counters(50), _counters(50), _i64(0, 20, 50), *_entries()),
+    "count_rows": lambda: _list(*_placed_rows()),
+    "leaving_rows": lambda: _list(*_placed_rows()),
     "cut_partitions": lambda: _list(_i64(3, 0, 400), _i64(64, 16, 16), _i64(90, 5, 0), 300, 100),
     "give_leftovers": lambda: _list(
         _i64(1, 0, 5), _doubles(3, 4), _doubles(3), _i64(*range(12)).view(3, 4), _doubles(4)

@@ -76,9 +76,9 @@ class ClassFinder:
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
         """The class of each row of a chunk, int32 [n]."""
-        rows = slice(chunk.first, chunk.first + len(chunk.extent))
+        rows = slice(chunk.first, chunk.first + len(chunk))
         first_row = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
-        first_row[chunk.table + 1 :] = len(chunk.extent)
+        first_row[chunk.table + 1 :] = len(chunk)
         return self._entries.find(
             self._profile.table_accesses(chunk.table)[rows],
             self._profile.table_samples_with_row(chunk.table)[rows],

@@ -66,7 +66,7 @@ class _Finder:
         if chunk.table < self._carried.new_tables:
             return self._finder.find(chunk)
         width = int(self._carried.layout.width_of_table[chunk.table])
-        return np.full(len(chunk.extent), self._known + width, dtype=np.int32)
+        return np.full(len(chunk), self._known + width, dtype=np.int32)
 
 
 @dataclass(frozen=True)

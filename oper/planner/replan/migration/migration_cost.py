@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
-from oper.plan.row_locator import RowLocator
+from oper.plan.row_locator import RowLocator, count_rows
 from oper.topology.topology import Topology
 
 
@@ -114,10 +114,11 @@ def compare_placements(
     shape = (len(old.holder_sets), len(after))
     arrives = (~old.holder_sets.holds).astype(int) @ after.holds.T.astype(int) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
+    column_before = old.holder_set_of.astype(np.int32)
     for table in range(len(memory_bytes)):
+        rows = np.zeros(shape, dtype=np.int64)
         for then, now in zip(old.chunks(table), new.chunks(table), strict=True):
-            cell = old.holder_set_of[then.extent] * shape[1] + new.holder_set_of[now.extent]
-            rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
-            moved_rows += int(rows[arrives].sum())
-            moved_bytes += rows * float(memory_bytes[table])
+            count_rows(now, new.holder_set_of, column_before[then.extent], rows)
+        moved_rows += int(rows[arrives].sum())
+        moved_bytes += rows * float(memory_bytes[table])
     return MovedRows(moved_rows, moved_bytes)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
+from oper.base import native
+from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.row_locator import Chunk, RowClassifier, RowLocator
 from oper.planner.replan.migration.flows import Flows
 from oper.planner.replan.migration.new_arenas import Flags, NewArenas
@@ -96,19 +97,21 @@ class _LeavingRows:
         striped = np.clip(self._left[:, :ranks] - counted[:, :ranks], 0, None)
         self._left[:, :ranks] -= striped
         self._left[:, columns:] = striped
+        self._column = locator.count_column
 
-    def take(self, row_class: NDArray[np.int32], counted: Ints) -> Flags:
-        """Whether each of the next rows leaves, given its class and counted column, [N]: the first
-        ones of each do."""
-        left = self._left.reshape(-1)
-        cell = row_class * np.int64(self._left.shape[1]) + counted
-        wanted = np.flatnonzero(left[cell])
-        wanted = wanted[np.argsort(cell[wanted], kind="stable")]
-        cells, first, size = np.unique(cell[wanted], return_index=True, return_counts=True)
-        number = np.arange(len(wanted)) - np.repeat(first, size)
-        taken = np.zeros(len(cell), dtype=bool)
-        taken[wanted[number < np.repeat(left[cells], size)]] = True
-        left[cells] -= np.minimum(size, left[cells])
+    def take(self, chunk: Chunk, row_class: NDArray[np.int32]) -> Ints:
+        """The numbers of those of the next rows that leave: the first ones of each class and
+        column."""
+        taken: Ints = (
+            native.ops()
+            .leaving_rows(
+                as_int64(chunk.address),
+                as_int64(self._column),
+                as_tensor(row_class),
+                as_int64(self._left),
+            )
+            .numpy()
+        )
         return taken
 
 
@@ -123,17 +126,17 @@ def _find(
     """The rows of a chunk that change; its table begins at row `first_row`."""
     w = int(locator.layout.width_of_table[chunk.table])
     row_class = finder.find(chunk)
-    counted = locator.count_column[chunk.extent]
-    column = locator.holder_set_of[chunk.extent]
-    leaves = leaving.take(row_class, counted)
-    changes = leaves.copy()
-    if arenas.replicas_move[w]:
-        changes |= column >= locator.ranks
-    if arenas.displaces(w, locator.layout.slots[w]):
+    leaving_rows = leaving.take(chunk, row_class)
+    changing = [leaving_rows]
+    if arenas.replicas_move[w] or arenas.displaces(w, locator.layout.slots[w]):
+        column = locator.holder_set_of[chunk.extent]
+        if arenas.replicas_move[w]:
+            changing.append(np.flatnonzero(column >= locator.ranks))
         single = np.flatnonzero(column < locator.ranks)
         slot = locator.owner_slots(chunk, single)
-        changes[single] |= arenas.taken(w, column[single], slot)
-    index = np.flatnonzero(changes)
+        changing.append(single[arenas.taken(w, column[single], slot)])
+    index = np.unique(np.concatenate(changing))
+    counted = locator.count_column[chunk.extent[index]]
     return _FoundRows(
         row=first_row + chunk.first + index,
         width=np.full(len(index), w),
@@ -141,6 +144,6 @@ def _find(
         place=chunk.extent[index],
         offset=chunk.offset[index],
         old_slots=locator.slots(chunk, index),
-        leaves=leaves[index],
-        striped=counted[index] >= len(locator.holder_sets),
+        leaves=np.isin(index, leaving_rows, assume_unique=True),
+        striped=counted >= len(locator.holder_sets),
     )
