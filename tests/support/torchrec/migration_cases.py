@@ -149,6 +149,8 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
         oper.migrate(model, good[1], bytes_per_step=0)
     with pytest.raises(OperError, match="no collection that OPER sharded"):
         oper.migrate(Model("cpu"), good[1])
+    with pytest.raises(OperError, match="not-there: no such folder"):  # on one rank alone
+        oper.migrate(model, "not-there" if rank == 1 else good[1])
     migration = oper.migrate(model, good[1], bytes_per_step=2000)
     with pytest.raises(OperError, match="on their way to a plan already"):
         oper.migrate(model, good[2])
@@ -161,10 +163,46 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
     migration.finish()
     assert not migration.step()
     assert repr(migration).endswith(f"{migration.steps} of {migration.steps} steps>")
-    oper.migrate(model, good[2]).finish()
+    oper.migrate(model, good[2], bytes_per_step=1 << 70).finish()
     again = oper.migrate(model, replace(good[2], profile="another"))
     assert (again.rows, again.steps, again.done) == (0, 0, True)
     assert {engine.plan.profile for engine in engines(model)} == {"another"}
+    assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def lost_on_the_way(rank: int, group: dist.ProcessGroup) -> None:
+    """A migration whose object is gone is taken up again, by asking for the same plan."""
+    model, _ = sharded(group, "adam")
+    expected, every = whole_model(model, group), plans(group, 3)
+    lost = oper.migrate(model, every[1], bytes_per_step=500)
+    steps, moved = lost.steps, 2
+    for _ in range(moved):
+        lost.step()
+    del lost
+    with pytest.raises(OperError, match="which is given again for the same plan"):
+        oper.migrate(model, every[2])
+    again = oper.migrate(model, every[1], bytes_per_step=500)
+    assert 0 < again.steps - again.steps_made == steps - moved
+    again.finish()
+    assert_same_bits(whole_model(model, group), expected)
+    assert oper.migrate(model, every[1]).rows == 0
+    oper.migrate(model, every[2]).finish()
+    assert_same_bits(whole_model(model, group), expected)
+
+
+def moved_as_it_infers(rank: int, group: dist.ProcessGroup) -> None:
+    """Rows that began to move in inference mode move on in training."""
+    model, optimizer = sharded(group, "adam")
+    plain, plain_optimizer = sharded(group, "adam")
+    with torch.inference_mode():
+        migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000)
+        migration.step()
+    while True:
+        for each, of_it in ((model, optimizer), (plain, plain_optimizer)):
+            train_step(each, of_it, batch(migration.steps_made + rank))
+        if not migration.step():
+            break
+    assert migration.steps > 2
     assert_same_bits(whole_model(model, group), whole_model(plain, group))
 
 
