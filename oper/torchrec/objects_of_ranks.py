@@ -25,13 +25,33 @@ def of_first_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T
             box[0] = make()
         except Exception as error:  # Whatever it is, the others must not wait for more.
             named = isinstance(error, OperError)
-            failure, box[1] = error, str(error) if named else f"rank 0 failed: {error!r}"
+            failure, box[1] = error, _said(error) if named else f"rank 0 failed: {_said(error)}"
     dist.broadcast_object_list(box, group=group, group_src=0)
     if failure is not None:
         raise failure
     if box[1] is not None:
         raise OperError(box[1])
     return box[0]
+
+
+def of_each_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
+    """What each rank makes by itself, before all go on together. Where it fails on one, the others
+    raise an OperError that says the same."""
+    failure, said = None, ""
+    try:
+        made = make()
+    except Exception as error:  # Whatever it is, the others must not wait for more.
+        failure, said = error, _said(error)
+    for rank, theirs in enumerate(gathered(said, group)):
+        if failure is not None:
+            raise failure
+        if theirs:
+            raise OperError(f"rank {rank} failed: {theirs}")
+    return made
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, OperError) else repr(error)
 
 
 def is_first(group: dist.ProcessGroup | None) -> bool:

@@ -106,6 +106,10 @@ def test_checkpoints_of_other_tables_are_refused(worlds, tmp_path):
     worlds.run(2, cases.refused, tmp_path / "made")
 
 
+def test_what_one_rank_gives_wrongly_is_told_to_all(worlds, tmp_path):
+    worlds.run(2, cases.mistaken_alone, tmp_path / "made")
+
+
 def removed(folder: Path) -> None:
     (folder / "__1_0.distcp").unlink()
 
