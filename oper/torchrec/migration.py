@@ -81,10 +81,12 @@ class Migration:
         return False
 
     def _tell_model(self) -> None:
-        """DistributedModelParallel keeps the plan by which a model was sharded."""
-        of_model = getattr(self._model, "plan", None)
+        """DistributedModelParallel keeps the plan by which a model was sharded. It gets one of its
+        own: by the one that it was given there may be others."""
+        model: Any = self._model
+        of_model = getattr(model, "plan", None)
         if self.done and isinstance(of_model, OperShardingPlan):
-            of_model.oper_plan = self.plan
+            model._plan = OperShardingPlan(of_model.plan, self.plan)
 
     def finish(self) -> None:
         """Take all steps that are left."""

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
@@ -204,6 +205,25 @@ def moved_as_it_infers(rank: int, group: dist.ProcessGroup) -> None:
             break
     assert migration.steps > 2
     assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def two_models_of_a_plan(rank: int, group: dist.ProcessGroup) -> None:
+    """Where one of two models migrates that were sharded by one plan of TorchRec's, the plan and
+    the other model stay."""
+    first, second = plans(group, 2)
+    shared = oper.torchrec_plan(first, Model("meta"))
+    sharders = [oper.OperEmbeddingBagCollectionSharder(), oper.OperEmbeddingCollectionSharder()]
+    env = ShardingEnv.from_process_group(group)
+    moved, stayed = (
+        DistributedModelParallel(Model("cpu"), env=env, plan=shared, sharders=sharders)
+        for _ in range(2)
+    )
+    other = replace(second, profile="another")
+    oper.migrate(moved, other).finish()
+    assert shared.oper_plan is first
+    for model, plan in ((moved, other), (stayed, first)):
+        with oper.monitor(model, period=None) as monitor:
+            assert monitor.plan is plan
 
 
 def there_and_back(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]:
