@@ -35,7 +35,13 @@ from oper.checkpoint.torch_index import torch_metadata
 from oper.files import manifest, temporaries
 from oper.files.overwrite_rules import is_wholly
 from oper.torchrec.module_tables import first_names
-from oper.torchrec.objects_of_ranks import gathered, is_first, of_each_rank, of_first_rank
+from oper.torchrec.objects_of_ranks import (
+    gathered,
+    is_first,
+    lost_as_error,
+    of_each_rank,
+    of_first_rank,
+)
 from oper.torchrec.save_checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -251,7 +257,7 @@ def _read_rest(
     if not rest:
         return
     try:
-        with alone_without_warning():
+        with alone_without_warning(), lost_as_error():
             load_state(
                 rest,
                 storage_reader=_CheckedReader(folder, index),

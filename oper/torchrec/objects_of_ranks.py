@@ -3,12 +3,13 @@
 `group` is None where there is one rank alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 
 _T = TypeVar("_T")
 
@@ -26,7 +27,8 @@ def of_first_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T
         except Exception as error:  # Whatever it is, the others must not wait for more.
             named = isinstance(error, OperError)
             failure, box[1] = error, _said(error) if named else f"rank 0 failed: {_said(error)}"
-    dist.broadcast_object_list(box, group=group, group_src=0)
+    with lost_as_error():
+        dist.broadcast_object_list(box, group=group, group_src=0)
     if failure is not None:
         raise failure
     if box[1] is not None:
@@ -54,6 +56,18 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, OperError) else repr(error)
 
 
+@contextmanager
+def lost_as_error() -> Iterator[None]:
+    """Inside, what torch says of a connection where a rank is lost is an OperError. Nothing but
+    torch is to be called inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OperError(
+            f"the ranks lost each other: {one_line(error)}; see the last output of the others"
+        ) from error
+
+
 def is_first(group: dist.ProcessGroup | None) -> bool:
     """Whether this rank is the one that makes what is one for all."""
     return group is None or dist.get_rank(group) == 0
@@ -64,7 +78,8 @@ def gathered(value: _T, group: dist.ProcessGroup | None) -> list[_T]:
     if group is None:
         return [value]
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
+    with lost_as_error():
+        dist.all_gather_object(found, value, group=group)
     return found
 
 

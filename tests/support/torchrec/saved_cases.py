@@ -27,6 +27,8 @@ from oper.base.errors import OperError
 from oper.checkpoint.shard_file import ShardFile
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import tables_of
+from oper.torchrec import load_checkpoint as loading
+from oper.torchrec import save_checkpoint as saving
 from oper.torchrec import streamed_table
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
@@ -357,3 +359,21 @@ def lost_while_saving(rank: int, group: dist.ProcessGroup, folder: Path) -> None
         if rank == 1:
             patch.setattr(ShardFile, "write", write)
         oper.save(model, folder, step=2, overwrite=True)
+
+
+def lost_unheard(rank: int, group: dist.ProcessGroup, folder: Path, saves: bool) -> None:
+    """A rank is killed as it comes to save or to load."""
+    model = small_model(group, {"a": (40, 8)}, "adagrad")
+    oper.save(model, folder, step=1)
+
+    def lose(*_: Any) -> None:
+        lose_this_process(signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(saving, "parts_of", lose)
+            patch.setattr(loading, "parts_of", lose)
+        if saves:
+            oper.save(model, folder, step=2, overwrite=True)
+        else:
+            oper.load(model, folder)
