@@ -199,6 +199,7 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "period 0: at least 1 iteration",
         "sample_every and period are 100 and 11 on rank 1 and 100 and 10 on rank 0",
         ("cannot be written", "rank 0 could not open its file"),
+        "monitor: jsonl is a int",
         ("the monitor counted nothing yet", ""),
         "the monitor is closed",
     )

@@ -183,6 +183,7 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, period=0),
         lambda: oper.monitor(model, period=10 + rank),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
+        lambda: oper.monitor(model, jsonl=3),  # type: ignore[arg-type]
         lambda: oper.monitor(model).profile(),
         lambda: closed(model).report(),
     ]

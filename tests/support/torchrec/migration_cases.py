@@ -219,7 +219,12 @@ def two_models_of_a_plan(rank: int, group: dist.ProcessGroup) -> None:
         for _ in range(2)
     )
     other = replace(second, profile="another")
-    oper.migrate(moved, other).finish()
+    migration = oper.migrate(moved, other, bytes_per_step=2000)
+    while not migration.done:
+        migration.step()
+        if len({engine.plan.profile for engine in engines(moved)}) > 1:  # one collection is there
+            with pytest.raises(OperError, match="its rows are on their way to another"):
+                oper.monitor(moved)
     assert shared.oper_plan is first
     for model, plan in ((moved, other), (stayed, first)):
         with oper.monitor(model, period=None) as monitor:
