@@ -12,6 +12,7 @@ it. What is done about a plan that no longer fits is the policy's to say (follow
 """
 
 import logging
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -358,6 +359,7 @@ def monitor(
         OperError: the model was not sharded by OPER, or by another plan, or an argument is wrong.
     """
     check_type("monitor", "model", model, nn.Module)
+    check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
     if period is not None and whole_number(period, "period") < 1:
         raise OperError(f"period {period}: at least 1 iteration was needed, or None")
     return Monitor(
@@ -403,7 +405,7 @@ def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
                 )
         if (engine.plan.profile, engine.ranks) != (plan.profile, plan.ranks):
             raise OperError(
-                "monitor: the model was sharded by another plan than the one given; give that one, "
-                "or none"
+                "monitor: the model was sharded by another plan than the one given, or its rows "
+                "are on their way to another; give that one, or none, once they are there"
             )
     return plan

@@ -289,12 +289,17 @@ class EmbeddingEngine:
         ranks.
 
         `plan` has the engine's tables by name, and maybe others. No rank copies more than
-        `bytes_per_step` in a step, but for a single row. Raises OperError, on all ranks, where the
-        rows cannot go there while the engine runs, and where others are still on their way.
+        `bytes_per_step` in a step, but for a single row. Where rows are on their way to this plan
+        already, it is what moves them, with its own steps: whoever had it may have lost it. Raises
+        OperError, on all ranks, where the rows cannot go there while the engine runs, and where
+        they are still on their way to another plan.
         """
         self._guard.check()
-        asked = runtime_plan.plan_digest(plan) + bytes_per_step.to_bytes(8, "little")
+        digest = runtime_plan.plan_digest(plan)
+        asked = digest + str(bytes_per_step).encode()
         self.node.agree(asked, "the plan to migrate to and its bytes per step")
+        if self._begun is not None and runtime_plan.plan_digest(self._begun.plan) == digest:
+            return self._begun
         problem = ""
         try:
             self._check_migration(plan)
@@ -357,8 +362,8 @@ class EmbeddingEngine:
         mine = self.plan
         if self._migration is not None and self._migration() is not None:
             raise OperError(
-                "rows are on their way to a plan already: take the steps of that migration, and "
-                "begin another once it is done"
+                "rows are on their way to a plan already: take the steps of that migration, which "
+                "is given again for the same plan, and begin another once it is done"
             )
         if self.training_step.in_graphs:
             raise OperError(

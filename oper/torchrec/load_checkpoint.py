@@ -35,12 +35,19 @@ from oper.checkpoint.torch_index import torch_metadata
 from oper.files import manifest, temporaries
 from oper.files.overwrite_rules import is_wholly
 from oper.torchrec.module_tables import first_names
-from oper.torchrec.objects_of_ranks import gathered, is_first, of_first_rank
+from oper.torchrec.objects_of_ranks import (
+    gathered,
+    is_first,
+    lost_as_error,
+    of_each_rank,
+    of_first_rank,
+)
 from oper.torchrec.save_checkpoint import (
     MODEL,
     OPTIMIZER,
     alone_without_warning,
     is_stateful,
+    parts_of,
     streaming,
     whole_state,
 )
@@ -81,11 +88,12 @@ def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | Non
     whole_model: Any = model
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
+    parts = of_each_rank(lambda: parts_of("load", folder, state), group)
     found = of_first_rank(lambda: _verified(Path(folder)), group)
-    index, marker = read_index(found), Marker.read(found)
+    index, marker = of_each_rank(lambda: (read_index(found), Marker.read(found)), group)
     given = dict(state or {})
     with streaming(model):
-        content = whole_state(model, given)
+        content = whole_state(model, parts)
         flat, paths = flatten_state_dict(content)
         for name, value in given.items():
             if is_stateful(value):
@@ -96,7 +104,7 @@ def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | Non
         rest = {name: value for name, value in flat.items() if name not in tables}
         new_steps = _steps_of_new_tables(rest, index)
         rest = {name: value for name, value in rest.items() if name not in new_steps}
-        grown = _check(found, present, rest, index)
+        grown = of_each_rank(lambda: _check(found, present, rest, index), group)
         _read_rest(found, rest, index, group)
         _read_tables(found, present, index, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
@@ -249,7 +257,7 @@ def _read_rest(
     if not rest:
         return
     try:
-        with alone_without_warning():
+        with alone_without_warning(), lost_as_error():
             load_state(
                 rest,
                 storage_reader=_CheckedReader(folder, index),

@@ -81,10 +81,12 @@ class Migration:
         return False
 
     def _tell_model(self) -> None:
-        """DistributedModelParallel keeps the plan by which a model was sharded."""
-        of_model = getattr(self._model, "plan", None)
+        """DistributedModelParallel keeps the plan by which a model was sharded. It gets one of its
+        own: by the one that it was given there may be others."""
+        model: Any = self._model
+        of_model = getattr(model, "plan", None)
         if self.done and isinstance(of_model, OperShardingPlan):
-            of_model.oper_plan = self.plan
+            model._plan = OperShardingPlan(of_model.plan, self.plan)
 
     def finish(self) -> None:
         """Take all steps that are left."""
@@ -105,7 +107,8 @@ def migrate(
     loop takes. To be called on all ranks, with the same plan.
 
     Rows whose ranks are the same in both plans stay. The new plan is best one of `oper replan`,
-    which lets most of them stay, but any for the model's tables and ranks will do.
+    which lets most of them stay, but any for the model's tables and ranks will do. A plan that
+    rows are on their way to already gives what moves them again.
 
     Args:
         bytes_per_step: the most bytes of rows and optimizer state that a rank copies in a step,
@@ -114,12 +117,17 @@ def migrate(
     Raises:
         OperError: on all ranks, where the plan is for other tables, ranks, mode or fetches, where
             tables are in the hosts' memory or read by NVSHMEM, where memory does not suffice, and
-            where another migration is not done. Nothing has changed then.
+            where a migration to another plan is not done. Nothing has changed then.
     """
     check_type("migrate", "model", model, nn.Module)
-    most = whole_number(bytes_per_step, "bytes_per_step")
-    if most < 1:
-        raise OperError(f"bytes_per_step is {most}, and at least 1 was needed")
-    wanted = plan_of(plan)
     collections: dict[str, Any] = sharded_collections(model)
+    problem = ""
+    try:
+        most = whole_number(bytes_per_step, "bytes_per_step")
+        if most < 1:
+            raise OperError(f"bytes_per_step is {most}, and at least 1 was needed")
+        wanted = plan_of(plan)
+    except OperError as error:  # as of a folder that one rank alone does not see
+        problem = str(error)
+    next(iter(collections.values())).engine.node.check_all(problem, "read the plan to migrate to")
     return Migration(model, wanted, [c.engine.migrate(wanted, most) for c in collections.values()])

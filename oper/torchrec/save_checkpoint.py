@@ -7,6 +7,7 @@ the folder takes its own when it is whole, and one that it replaces stays whole 
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +35,7 @@ from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
 from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.memory.runtime_plan import plan_digest
-from oper.torchrec.objects_of_ranks import gathered, of_first_rank, ranks_of
+from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.streamed_table import StreamedTable
 
@@ -59,11 +60,17 @@ def save(
     folder. Raises OperError, on all ranks, where the folder is taken or cannot be written.
     """
     check_type("save", "model", model, nn.Module)
-    check_type("save", "step", step, int, type(None))
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
+
+    def given() -> dict[str, Any]:
+        check_type("save", "step", step, int, type(None))
+        return parts_of("save", folder, state)
+
+    parts = of_each_rank(given, group)
+    _check_alike(group, folder=str(folder), step=step, overwrite=overwrite)
     with streaming(model):
-        content = whole_state(model, state)
+        content = whole_state(model, parts)
         with _folder_of_all(Path(folder), group, overwrite) as made:
             writer = _StreamingWriter(made)
             try:
@@ -99,22 +106,40 @@ def streaming(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def whole_state(model: Any, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a checkpoint has: the state dicts of the model and of its tables' optimizers, and what
-    else is to be in it."""
-    others = dict(state or {})
-    if taken := {MODEL, OPTIMIZER} & others.keys():
-        raise OperError(
-            f"state: {min(taken)!r} is the model's own name in a checkpoint; choose another one"
-        )
-    parts = {
-        name: part.state_dict() if is_stateful(part) else part for name, part in others.items()
-    }
+def _check_alike(group: dist.ProcessGroup | None, **given: Any) -> None:
+    """OperError on all ranks where they were given other things: those of rank 0 would be taken,
+    and a folder that the others name would not be there."""
+    for name in given:
+        mine, *others = gathered(given[name], group)
+        for rank, theirs in enumerate(others, 1):
+            if theirs != mine:
+                raise OperError(
+                    f"save: {name} is {mine!r} on rank 0 and {theirs!r} on rank {rank}; give all "
+                    "ranks the same"
+                )
+
+
+def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint has: the state dicts of the model and of its tables' optimizers, and the
+    `parts` that else are to be in it."""
     return {
         MODEL: model.state_dict(),
         OPTIMIZER: model.fused_optimizer.state_dict(),
         **parts,
     }
+
+
+def parts_of(function: str, folder: Any, state: Any) -> dict[str, Any]:
+    """The state dicts of what a script gives beside its model; OperError where that is none, or the
+    folder."""
+    check_type(function, "folder", folder, str, os.PathLike)
+    check_type(function, "state", state, Mapping, type(None))
+    others = dict(state or {})
+    if taken := {MODEL, OPTIMIZER} & others.keys():
+        raise OperError(
+            f"state: {min(taken)!r} is the model's own name in a checkpoint; choose another one"
+        )
+    return {name: part.state_dict() if is_stateful(part) else part for name, part in others.items()}
 
 
 @contextmanager

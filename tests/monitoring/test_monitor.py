@@ -239,6 +239,7 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "policy 'propose' writes plans; say where",
         "100, 20,000 and migrate on rank 1 and 100, 20,000 and propose on rank 0",
         ("cannot be written", "rank 0 could not open its file"),
+        "monitor: jsonl is a int",
         ("the monitor counted nothing yet", ""),
         "the monitor is closed",
     )

@@ -30,6 +30,18 @@ def test_mistakes_are_refused_and_change_nothing(worlds):
     worlds.run(3, migration_cases.mistaken)
 
 
+def test_a_migration_that_a_script_has_lost_is_taken_up_again(worlds):
+    worlds.run(3, migration_cases.lost_on_the_way)
+
+
+def test_rows_move_in_inference_mode_and_out_of_it(worlds):
+    worlds.run(2, migration_cases.moved_as_it_infers)
+
+
+def test_a_plan_that_two_models_share_stays_as_it_is(worlds):
+    worlds.run(2, migration_cases.two_models_of_a_plan)
+
+
 def test_slots_that_rows_leave_are_used_again(worlds):
     for sizes, planned in worlds.run(3, migration_cases.there_and_back):
         assert max(sizes) < 1.3 * planned, sizes  # of some fifty rows each

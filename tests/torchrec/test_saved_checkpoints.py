@@ -94,6 +94,12 @@ def test_where_a_rank_dies_in_a_save_the_others_name_it(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_a_rank_dies_before_others_hear_of_it_they_say_so(tmp_path, saves):
+    found = mortal_ranks.run(2, cases.lost_unheard, tmp_path / "made", saves)
+    assert "the ranks lost each other" in str(found[0])
+
+
 def test_nothing_is_replaced_unasked_and_the_newest_is_loaded(worlds, tmp_path):
     worlds.run(2, cases.replaced, tmp_path / "made")
 
@@ -104,6 +110,10 @@ def test_tables_that_grew_keep_the_initial_values_of_their_new_rows(worlds, tmp_
 
 def test_checkpoints_of_other_tables_are_refused(worlds, tmp_path):
     worlds.run(2, cases.refused, tmp_path / "made")
+
+
+def test_what_one_rank_gives_wrongly_is_told_to_all(worlds, tmp_path):
+    worlds.run(2, cases.mistaken_alone, tmp_path / "made")
 
 
 def removed(folder: Path) -> None:

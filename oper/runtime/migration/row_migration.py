@@ -64,7 +64,7 @@ class RowMigration:
         plan: Plan,
         mover: Mover,
     ) -> None:
-        self._plan = plan  # that they move to
+        self.plan = plan  # that they move to
         self.schedule, self.rows, self.steps_made = schedule, rows, 0
         self._guard, self._placement = guard, placement
         self._heap, self._node = memory.heap, memory.node
@@ -101,6 +101,9 @@ class RowMigration:
         """Whether all rows have moved."""
         return self.steps_made == self.schedule.steps
 
+    @torch.inference_mode(
+        mode=False
+    )  # what it makes is written to later, and outside of such modes
     def step(self) -> bool:
         """Move the rows of the next step; whether there is another. OperError on all ranks where
         one of them does not come, or has gradients that are held back."""
@@ -132,7 +135,7 @@ class RowMigration:
             self.steps_made += 1
             more = self.steps_made < self.schedule.steps
             if not more:
-                self._mover.rows_have_moved(self._plan, self.schedule)
+                self._mover.rows_have_moved(self.plan, self.schedule)
             self._barrier(what)
         return more
 

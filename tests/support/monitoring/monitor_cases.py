@@ -238,6 +238,7 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, policy="propose"),
         lambda: oper.monitor(model, policy="migrate" if rank else "propose", plans="plans"),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
+        lambda: oper.monitor(model, jsonl=3),  # type: ignore[arg-type]
         lambda: oper.monitor(model).profile(),
         lambda: closed(model).report(),
     ]

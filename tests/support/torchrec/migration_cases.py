@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
@@ -149,6 +150,8 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
         oper.migrate(model, good[1], bytes_per_step=0)
     with pytest.raises(OperError, match="no collection that OPER sharded"):
         oper.migrate(Model("cpu"), good[1])
+    with pytest.raises(OperError, match="not-there: no such folder"):  # on one rank alone
+        oper.migrate(model, "not-there" if rank == 1 else good[1])
     migration = oper.migrate(model, good[1], bytes_per_step=2000)
     with pytest.raises(OperError, match="on their way to a plan already"):
         oper.migrate(model, good[2])
@@ -161,11 +164,71 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
     migration.finish()
     assert not migration.step()
     assert repr(migration).endswith(f"{migration.steps} of {migration.steps} steps>")
-    oper.migrate(model, good[2]).finish()
+    oper.migrate(model, good[2], bytes_per_step=1 << 70).finish()
     again = oper.migrate(model, replace(good[2], profile="another"))
     assert (again.rows, again.steps, again.done) == (0, 0, True)
     assert {engine.plan.profile for engine in engines(model)} == {"another"}
     assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def lost_on_the_way(rank: int, group: dist.ProcessGroup) -> None:
+    """A migration whose object is gone is taken up again, by asking for the same plan."""
+    model, _ = sharded(group, "adam")
+    expected, every = whole_model(model, group), plans(group, 3)
+    lost = oper.migrate(model, every[1], bytes_per_step=500)
+    steps, moved = lost.steps, 2
+    for _ in range(moved):
+        lost.step()
+    del lost
+    with pytest.raises(OperError, match="which is given again for the same plan"):
+        oper.migrate(model, every[2])
+    again = oper.migrate(model, every[1], bytes_per_step=500)
+    assert 0 < again.steps - again.steps_made == steps - moved
+    again.finish()
+    assert_same_bits(whole_model(model, group), expected)
+    assert oper.migrate(model, every[1]).rows == 0
+    oper.migrate(model, every[2]).finish()
+    assert_same_bits(whole_model(model, group), expected)
+
+
+def moved_as_it_infers(rank: int, group: dist.ProcessGroup) -> None:
+    """Rows that began to move in inference mode move on in training."""
+    model, optimizer = sharded(group, "adam")
+    plain, plain_optimizer = sharded(group, "adam")
+    with torch.inference_mode():
+        migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000)
+        migration.step()
+    while True:
+        for each, of_it in ((model, optimizer), (plain, plain_optimizer)):
+            train_step(each, of_it, batch(migration.steps_made + rank))
+        if not migration.step():
+            break
+    assert migration.steps > 2
+    assert_same_bits(whole_model(model, group), whole_model(plain, group))
+
+
+def two_models_of_a_plan(rank: int, group: dist.ProcessGroup) -> None:
+    """Where one of two models migrates that were sharded by one plan of TorchRec's, the plan and
+    the other model stay."""
+    first, second = plans(group, 2)
+    shared = oper.torchrec_plan(first, Model("meta"))
+    sharders = [oper.OperEmbeddingBagCollectionSharder(), oper.OperEmbeddingCollectionSharder()]
+    env = ShardingEnv.from_process_group(group)
+    moved, stayed = (
+        DistributedModelParallel(Model("cpu"), env=env, plan=shared, sharders=sharders)
+        for _ in range(2)
+    )
+    other = replace(second, profile="another")
+    migration = oper.migrate(moved, other, bytes_per_step=2000)
+    while not migration.done:
+        migration.step()
+        if len({engine.plan.profile for engine in engines(moved)}) > 1:  # one collection is there
+            with pytest.raises(OperError, match="its rows are on their way to another"):
+                oper.monitor(moved)
+    assert shared.oper_plan is first
+    for model, plan in ((moved, other), (stayed, first)):
+        with oper.monitor(model, period=None) as monitor:
+            assert monitor.plan is plan
 
 
 def there_and_back(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]:

@@ -27,6 +27,8 @@ from oper.base.errors import OperError
 from oper.checkpoint.shard_file import ShardFile
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import tables_of
+from oper.torchrec import load_checkpoint as loading
+from oper.torchrec import save_checkpoint as saving
 from oper.torchrec import streamed_table
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
@@ -304,6 +306,32 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
         oper.save(model, folder, state={"model": {}}, overwrite=True)
 
 
+def mistaken_alone(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
+    """What one rank alone gives wrongly is told to all, and the model trains on."""
+    model = small_model(group, {"a": (40, 8)}, "adagrad")
+    alone: dict[str, dict[str, Any]] = {
+        "step is 0 on rank 0 and 1 on rank 1; give all ranks the same": {"step": rank},
+        "step is a str": {"step": "1" if rank == 1 else 1},
+        "state is a int": {"state": 1 if rank == 1 else {}},
+        "'model' is the model's own name": {"state": {"model": {}} if rank == 1 else {}},
+    }
+    for message, given in alone.items():
+        with pytest.raises(OperError, match=message):
+            oper.save(model, folder, **given)
+    with pytest.raises(OperError, match="folder is a NoneType"):
+        oper.save(model, None if rank == 1 else folder)  # type: ignore[arg-type]
+    with pytest.raises(OperError, match=r"folder is '.*made0' on rank 0 and '.*made1' on rank 1"):
+        oper.save(model, f"{folder}{rank}")
+    assert not list(folder.parent.glob("*made*"))
+    oper.save(model, folder, step=1)
+    with pytest.raises(OperError, match=r"has no 'loader\.epoch'"):
+        oper.load(model, folder, state={"loader": {"epoch": 0}} if rank == 1 else None)
+    with pytest.raises(OperError, match="state is a int"):
+        oper.load(model, folder, state=1 if rank == 1 else None)  # type: ignore[arg-type]
+    small_step(model, 5, ("a",))
+    whole(model.state_dict(), group)
+
+
 def damaged(rank: int, group: dist.ProcessGroup, folder: Path, message: str) -> None:
     """All ranks refuse a damaged checkpoint, for the same reason, and can train on."""
     model = small_model(group, {"a": (40, 8)}, "adagrad")
@@ -331,3 +359,21 @@ def lost_while_saving(rank: int, group: dist.ProcessGroup, folder: Path) -> None
         if rank == 1:
             patch.setattr(ShardFile, "write", write)
         oper.save(model, folder, step=2, overwrite=True)
+
+
+def lost_unheard(rank: int, group: dist.ProcessGroup, folder: Path, saves: bool) -> None:
+    """A rank is killed as it comes to save or to load."""
+    model = small_model(group, {"a": (40, 8)}, "adagrad")
+    oper.save(model, folder, step=1)
+
+    def lose(*_: Any) -> None:
+        lose_this_process(signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(saving, "parts_of", lose)
+            patch.setattr(loading, "parts_of", lose)
+        if saves:
+            oper.save(model, folder, step=2, overwrite=True)
+        else:
+            oper.load(model, folder)
