@@ -17,7 +17,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packe
 from oper.monitoring.json_lines import JsonLines
 from oper.monitoring.judge_plan import Move, judge, why_not_judged
 from oper.monitoring.period_report import PeriodReport
-from oper.monitoring.sampled_iterations import SampledIterations
+from oper.monitoring.sampled_iterations import MOST_ITERATIONS, SampledIterations
 from oper.monitoring.traffic import TrafficCounts, counted_traffic, predicted_traffic
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
@@ -49,6 +49,7 @@ _log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 # whole is to take less than a hundredth of it (benchmarks/runtime/monitor.py).
 SAMPLE_EVERY = 100
 PERIOD = 20_000
+_DEADLINE_SECONDS = 60.0
 
 
 class ScalarWriter(Protocol):
@@ -57,26 +58,34 @@ class ScalarWriter(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What a monitor was given, checked; on rank 0 with the file that it appends to."""
+
+    plan: Plan
+    sampled: SampledIterations
+    period: int | None
+    lines: JsonLines | None
+    writer: ScalarWriter | None
+    worse: float
+    followed: FollowedPlans
+    deadline_seconds: float
+
+    @property
+    def alike(self) -> list[int]:
+        """What all ranks are to have alike."""
+        return [self.sampled.every, self.period or 0, POLICIES.index(self.followed.policy)]
+
+
 class Monitor:
     """Counts what a model reads until it is closed; made by `monitor`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        sample_every: int,
-        period: int | None,
-        jsonl: Path | str | None,
-        writer: ScalarWriter | None,
-        worse: float,
-        deadline_seconds: float,
-        followed: FollowedPlans,
-    ) -> None:
+    def __init__(self, model: nn.Module, given: _Settings, ranks: MonitoredRanks) -> None:
         collections = sharded_collections(model)
         engines = [collection.engine for collection in collections.values()]
-        self.plan, self._model, self._followed = plan, model, followed
-        self._sampled, self._period = SampledIterations(sample_every), period
-        self._worse, self._writer = worse, writer
+        self.plan, self._model, self._followed = given.plan, model, given.followed
+        self._sampled, self._period = given.sampled, given.period
+        self._worse, self._writer = given.worse, given.writer
         self._collections = [
             CollectionCounters(path, collection, reads_row_0=True)
             for path, collection in collections.items()
@@ -85,20 +94,8 @@ class Monitor:
         self._began, self._counted_iterations = 0, 0  # the period; of the period
         self._traffic = TrafficCounts(engines)
         self._counts = DecayedCounts()
-        self._ranks = MonitoredRanks(engines[0].node.group, deadline_seconds)
-        first = self._ranks.rank == 0
-        self._lines: JsonLines | None = None
-        failure: OperError | None = None
-        if first and jsonl is not None:
-            try:
-                self._lines = JsonLines(jsonl)
-            except OperError as error:
-                failure = error
-        try:
-            self._check_agreement(failure)
-        except BaseException:
-            self._leave()
-            raise
+        self._ranks, self._lines = ranks, given.lines
+        first = ranks.rank == 0
         # Counts are added up, and reports made and told, in a thread of its own.
         self._teller = ThreadPoolExecutor(1, "oper-monitor") if first else None
         self._told: Future[PeriodReport] | None = None
@@ -174,23 +171,6 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _check_agreement(self, failure: OperError | None) -> None:
-        """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
-        policy = POLICIES.index(self._followed.policy)
-        settings = [failure is not None, self._sampled.every, self._period or 0, policy]
-        mine = np.array(settings, np.int64).tobytes()
-        all_ranks = [np.frombuffer(m, np.int64) for m in self._ranks.gather(mine, "monitor")]
-        if failure is not None:
-            raise failure
-        if all_ranks[0][0]:
-            raise OperError("monitor: rank 0 could not open its file; its error says why")
-        for rank, theirs in enumerate(all_ranks):
-            if theirs[1:].tolist() != all_ranks[0][1:].tolist():
-                raise OperError(
-                    f"monitor: sample_every, period and policy are {_shown(theirs)} on rank {rank} "
-                    f"and {_shown(all_ranks[0])} on rank 0; give all ranks the same"
-                )
 
     @property
     def _iterations(self) -> int:
@@ -333,7 +313,7 @@ def monitor(
     worse: float = WORSE,
     policy: Policy = "report",
     plans: Path | str | None = None,
-    deadline_seconds: float = 60.0,
+    deadline_seconds: float = _DEADLINE_SECONDS,
 ) -> Monitor:
     """Count what a model reads while it trains or serves, and judge its plan by it. To be called on
     all ranks alike; used with `with`, or closed by `close()`.
@@ -359,26 +339,69 @@ def monitor(
         OperError: the model was not sharded by OPER, or by another plan, or an argument is wrong.
     """
     check_type("monitor", "model", model, nn.Module)
-    check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
-    if period is not None and whole_number(period, "period") < 1:
-        raise OperError(f"period {period}: at least 1 iteration was needed, or None")
-    return Monitor(
-        model,
-        _plan_of_model(model, plan),
-        sample_every,
-        period,
-        jsonl,
-        writer,
-        finite_number(worse, "worse"),
-        positive_seconds(deadline_seconds, "deadline_seconds"),
-        FollowedPlans(policy, plans),
-    )
+    engine = next(iter(sharded_collections(model).values())).engine
+    first = engine.node.group is None or engine.node.group.rank == 0
+
+    def given() -> _Settings:
+        check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
+        if period is not None and not 1 <= whole_number(period, "period") <= MOST_ITERATIONS:
+            raise OperError(
+                f"period {period}: 1 to {MOST_ITERATIONS:,} iterations were needed, or None"
+            )
+        if writer is not None and not hasattr(writer, "add_scalar"):
+            raise OperError(f"writer {str(writer)[:40]!r}: has no add_scalar, as SummaryWriter has")
+        return _Settings(
+            _plan_of_model(model, plan),
+            SampledIterations(sample_every),
+            period,
+            JsonLines(jsonl) if first and jsonl is not None else None,
+            writer,
+            finite_number(worse, "worse"),
+            FollowedPlans(policy, plans),
+            positive_seconds(deadline_seconds, "deadline_seconds"),
+        )
+
+    settings, failure = None, None
+    try:
+        settings = given()
+    except OperError as error:
+        failure = error
+    deadline = _DEADLINE_SECONDS if settings is None else settings.deadline_seconds
+    ranks = MonitoredRanks(engine.node.group, deadline)
+    try:
+        _check_agreement(ranks, settings, failure)
+        assert settings is not None
+        return Monitor(model, settings, ranks)
+    except BaseException:
+        ranks.close()
+        if settings is not None and settings.lines is not None:
+            settings.lines.close()
+        raise
 
 
-def _shown(settings: Any) -> str:
+def _check_agreement(
+    ranks: MonitoredRanks, settings: _Settings | None, failure: OperError | None
+) -> None:
+    """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
+    mine = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
+    messages = ranks.gather(np.array(mine, np.int64).tobytes(), "begin a monitor")
+    if failure is not None:
+        raise failure
+    all_ranks = [np.frombuffer(message, np.int64).tolist() for message in messages]
+    for rank, (begins, *theirs) in enumerate(all_ranks):
+        if not begins:
+            raise OperError(f"monitor: rank {rank} cannot begin; its own error says why")
+        if theirs != all_ranks[0][1:] and all_ranks[0][0]:
+            raise OperError(
+                f"monitor: sample_every, period and policy are {_shown(theirs)} on rank {rank} "
+                f"and {_shown(all_ranks[0][1:])} on rank 0; give all ranks the same"
+            )
+
+
+def _shown(settings: list[int]) -> str:
     """`sample_every`, `period` and `policy`, as they were given."""
-    period = f"{settings[2]:,}" if settings[2] else None
-    return f"{settings[1]:,}, {period} and {POLICIES[settings[3]]}"
+    every, period, policy = settings
+    return f"{every:,}, {f'{period:,}' if period else None} and {POLICIES[policy]}"
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:

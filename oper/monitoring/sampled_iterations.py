@@ -12,14 +12,18 @@ import numpy as np
 from oper.base.errors import OperError
 from oper.base.units import whole_number
 
+MOST_ITERATIONS = 1 << 40  # of a block or a period: messages have them in 8 bytes
+
 
 class SampledIterations:
     """One of every `every` iterations, numbered from 0."""
 
     def __init__(self, every: int) -> None:
         self.every = whole_number(every, "sample_every")
-        if self.every < 1:
-            raise OperError(f"sample_every {self.every}: at least 1, which counts all, was needed")
+        if not 1 <= self.every <= MOST_ITERATIONS:
+            raise OperError(
+                f"sample_every {self.every}: 1, which counts all, to {MOST_ITERATIONS:,} was needed"
+            )
         self._block, self._place = -1, 0
 
     def __contains__(self, iteration: int) -> bool:

@@ -239,6 +239,10 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, policy="migrate" if rank else "propose", plans="plans"),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
         lambda: oper.monitor(model, jsonl=3),  # type: ignore[arg-type]
+        lambda: oper.monitor(model, period=0 if rank else 5),
+        lambda: oper.monitor(model, deadline_seconds=-1 if rank else 5),
+        lambda: oper.monitor(model, writer=3),  # type: ignore[arg-type]
+        lambda: oper.monitor(model, sample_every=1 << 63),
         lambda: oper.monitor(model).profile(),
         lambda: closed(model).report(),
     ]
