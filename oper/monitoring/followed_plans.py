@@ -23,7 +23,7 @@ from oper.plan.plan import Plan
 from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
-from oper.torchrec.migration import BYTES_PER_STEP, Migration, migrate
+from oper.torchrec.migration import Migration, migrate
 
 _log = logging.getLogger("oper.monitor")
 
@@ -92,7 +92,7 @@ class FollowedPlans:
             return None
         self._proposed = _NONE
         try:
-            self.migration = migrate(model, self.folder_of(period), bytes_per_step=BYTES_PER_STEP)
+            self.migration = migrate(model, self.folder_of(period))
         except OperError as error:
             self.policy = "propose"
             _log.error("no migrations: %s", error)
