@@ -333,7 +333,8 @@ class EmbeddingEngine:
         """They are about to, and are found by `layout` from now on."""
         self._begun = self._migration() if self._migration is not None else None
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
-        self._relaid(layout, _coming_replicas(self, rows, schedule))
+        self.placement.replace(layout)
+        self._follow_layout(_coming_replicas(self, rows, schedule))
 
     def copies_moved(self) -> None:
         """Some have that have a copy on each node, or had: they are known by their slots."""
@@ -344,12 +345,12 @@ class EmbeddingEngine:
         """All have, to where this plan has them."""
         self._migration, self._begun, self._pool = None, None, schedule.pool
         self.heap.resize(schedule.pool.ends)
-        self._relaid(replace(self.plan.layout, slots=self.heap.slots))
+        self.placement.resized(self.heap.slots)
+        self._follow_layout()
         self.placement.planned_from(plan.profile)
 
-    def _relaid(self, layout: Layout, coming: Sequence[Ints] = ()) -> None:
-        """Follow a layout with the rows where they are."""
-        self.placement.replace(layout)
+    def _follow_layout(self, coming: Sequence[Ints] = ()) -> None:
+        """Follow the placement's layout, with the rows where they are."""
         slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))

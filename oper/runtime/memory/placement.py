@@ -92,6 +92,10 @@ class Placement:
         """The same rows at the same places, by another layout."""
         self._set(replace(self.plan, layout=layout))
 
+    def resized(self, slots: Ints) -> None:
+        """Arenas have so many slots, [W, M]; rows are where they are, and found as before."""
+        self.plan = replace(self.plan, layout=replace(self.layout, slots=slots))
+
     def planned_from(self, profile: str) -> None:
         """The rows are where a plan from this profile has them."""
         self.plan = replace(self.plan, profile=profile)

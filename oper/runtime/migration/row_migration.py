@@ -71,7 +71,9 @@ class RowMigration:
         self._signals, self._all_to_all = memory.signals, memory.all_to_all
         self._mover = mover
         self._source = _nearest(rows.sets.holds, Proxies(self._node).nodes)
-        self._movable: MovableRows | None = None  # before the first step
+        # Made now, as it takes longer than a step may.
+        most = int(schedule.most_slots.max(initial=1))
+        self._movable = MovableRows(placement.layout, rows, most) if schedule.steps else None
 
     @property
     def bytes(self) -> Ints:
@@ -117,8 +119,9 @@ class RowMigration:
             self._placement.reading.closed(self._signals.deadline_seconds),
         ):
             self._barrier(what)
-            if self._movable is None:
-                self._movable = self._begin()
+            assert self._movable is not None, "there are steps"
+            if not self.steps_made:
+                self._mover.rows_begin_to_move(self._movable.layout, self.rows, self.schedule)
             first, end = self.schedule.starts[self.steps_made : self.steps_made + 2]
             moving = self.schedule.order[first:end]
             widths = np.unique(self.rows.width[moving]).tolist()
@@ -138,12 +141,6 @@ class RowMigration:
                 self._mover.rows_have_moved(self.plan, self.schedule)
             self._barrier(what)
         return more
-
-    def _begin(self) -> MovableRows:
-        most = int(self.schedule.most_slots.max(initial=1))
-        made = MovableRows(self._placement.layout, self.rows, most)
-        self._mover.rows_begin_to_move(made.layout, self.rows, self.schedule)
-        return made
 
     def _barrier(self, what: str) -> None:
         self._heap.device.synchronize()
