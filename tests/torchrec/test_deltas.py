@@ -12,6 +12,7 @@ from torchrec.modules.embedding_configs import DataType
 from oper.checkpoint.chain import open_chain
 from oper.checkpoint.describe import describe
 from oper.checkpoint.reshard import reshard
+from oper.checkpoint.shard_file import read_shard_rows
 from oper.checkpoint.verify import verify
 from oper.scheduler.cache_settings import CacheSettings
 from tests.support.checkpoint.same_checkpoints import assert_same
@@ -153,11 +154,13 @@ def cut(run: Path) -> None:
 
 
 def turned(run: Path) -> None:
-    """A bit of a row, in the file's longest part."""
-    file = run / "1" / "__1_0.distcp"
+    """A bit of a table's rows."""
+    tensor = describe(run / "1").tables[0].weight
+    shard = tensor.shards[-1]
+    values = read_shard_rows(run / "1", tensor, shard, 0, shard.sizes[0])
+    file = run / "1" / shard.extent.file
     content = bytearray(file.read_bytes())
-    parts = [part for _, part in describe(run / "1").index.extents() if part.file == file.name]
-    content[content.index(b"data/0", max(parts, key=lambda part: part.bytes).start) + 90] ^= 1
+    content[content.index(values.numpy().tobytes(), shard.extent.start)] ^= 1
     file.write_bytes(content)
 
 
