@@ -3,8 +3,7 @@
 The step of training_step.py, OPER's side alone, on 2 CPU ranks of one thread each. Blocks of STEPS
 steps are run in pairs, in random order: with rows marked, and without. A cost is the mean of the
 differences within pairs, over the time without, of the processor time of both ranks, with its 95 %
-interval (Student's t). `by parts` is the processor time of the calls that mark, as a share of that
-of a step: its noise is theirs alone, and what they displace from the caches is not in it.
+interval (Student's t).
 
     python -m benchmarks.runtime.marking [--rounds 30] [--json] [--scale 0.1]
 """
@@ -13,7 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,9 +30,9 @@ DEADLINE_SECONDS = 1800.0
 
 def measure_rank(
     rank: int, cell: Cell, plan: Path, log: Path, scale: float, rounds: int
-) -> tuple[dict[str, list[tuple[float, float]]], float, float]:
-    """Processor and wall seconds a step of each block, with rows marked and without; the processor
-    seconds and rows of the calls that mark, in a step of both ranks."""
+) -> tuple[dict[str, list[tuple[float, float]]], float]:
+    """Processor and wall seconds a step of each block, with rows marked and without; the rows that
+    a step of both ranks updates."""
     from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
@@ -65,19 +63,9 @@ def measure_rank(
     for _ in range(rounds):
         for name in random.permutation(list(turns)).tolist():
             seconds[name].append(block(turns[name]))
-    touched = engine.heap.touched
-    mark, calls = touched.mark_group, []
-
-    def timed(width: int, slots: torch.Tensor, before: torch.Tensor, group: int) -> None:
-        begin = time.thread_time()
-        mark(width, slots, before, group)
-        calls.append((time.thread_time() - begin, int(before[group : group + 2].diff())))
-
-    with patch.object(touched, "mark_group", timed):
-        block(True)
-    found = torch.tensor(calls, dtype=torch.float64).sum(0) / STEPS
-    dist.all_reduce(found)
-    return seconds, float(found[0]), float(found[1])
+    rows = torch.tensor(engine.counters.to_dict()["updated_rows"] / engine.steps)
+    dist.all_reduce(rows)
+    return seconds, float(rows)
 
 
 def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, Any]:
@@ -85,14 +73,13 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
     plan, _ = make_plan(cell, scale, folder)
     given = (cell, plan, make_log(scale), scale, rounds)
     each = ranks.run(measure_rank, cell.world_size, *given, deadline_seconds=DEADLINE_SECONDS)
-    found, calls, rows = each[0]
+    found, rows = each[0]
     without = np.array(found["without"])
     return {
         **cell.describe(),
         "step_ms": 1e3 * float(np.median(without[:, 1])),
         "marked_rows": rows,
         "processor": paired(found, "marked").tolist(),
-        "by_parts": calls / float(np.median(without[:, 0])),
         "seconds": found,
     }
 
@@ -103,11 +90,10 @@ def table(cells: list[dict[str, Any]]) -> Any:
     def share(found: list[float]) -> str:
         return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * value for value in found))
 
-    made = new_table("dim", "optimizer", "step", "rows marked", "by parts", "blocks")
+    made = new_table("dim", "optimizer", "step", "rows marked", "of processor time")
     for cell in cells:
         rows, step = f"{cell['marked_rows']:,.0f}", f"{cell['step_ms']:.1f} ms"
-        costs = (f"{cell['by_parts']:.2%}", share(cell["processor"]))
-        made.add_row(str(cell["dim"]), cell["optimizer"], step, rows, *costs)
+        made.add_row(str(cell["dim"]), cell["optimizer"], step, rows, share(cell["processor"]))
     return made
 
 

@@ -1,6 +1,7 @@
 """Touched rows: which rows got other values since a moment, as far as one rank knows.
 
-Rows are marked by their slots in this rank's arenas, where an optimizer finds them: a byte a slot.
+Rows are marked by their slots in this rank's arenas, by the kernels that update them: a byte a
+slot.
 Those that were written by their ids, and marked rows that leave their slots as rows migrate, are
 set aside by table and id. A row is touched if any rank has it marked or set aside
 (runtime/table_io.py puts that together). Before `begin` nothing is kept, and nothing costs time.
@@ -18,7 +19,7 @@ class TouchedRows:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._marks: list[torch.Tensor] | None = None  # by width, bool [slots + 1]
+        self._marks: list[torch.Tensor] | None = None  # by width, bool [slots]
         self._aside: dict[int, list[Ints]] = {}
         self._compacted: dict[int, int] = {}  # how many ids were left when all were last compared
 
@@ -30,8 +31,7 @@ class TouchedRows:
     def begin(self, slots: Ints) -> None:
         """From now on, with none touched so far; `slots` [W] are those of this rank's arenas."""
         place = self._device.torch_device
-        # The last byte is for what is no row of a batch.
-        self._marks = [torch.zeros(int(n) + 1, dtype=torch.bool, device=place) for n in slots]
+        self._marks = [torch.zeros(int(n), dtype=torch.bool, device=place) for n in slots]
         self._aside, self._compacted = {}, {}
 
     def end(self) -> None:
@@ -43,23 +43,13 @@ class TouchedRows:
         if self._marks is None:
             return
         for w, (marks, size) in enumerate(zip(self._marks, slots.tolist(), strict=True)):
-            kept = min(len(marks) - 1, size)
-            self._marks[w] = marks.new_zeros(size + 1)
+            kept = min(len(marks), size)
+            self._marks[w] = marks.new_zeros(size)
             self._marks[w][:kept] = marks[:kept]
 
-    def mark_group(self, width: int, slots: torch.Tensor, before: torch.Tensor, group: int) -> None:
-        """Mark a group of a batch's rows, slots[before[group] : before[group + 1]], which the host
-        does not know of a device's."""
-        if self._marks is None:
-            return
-        marks = self._marks[width]
-        if self._device.kind == "cpu":
-            first, end = before[group : group + 2].tolist()
-            marks.index_fill_(0, slots[first:end], True)
-            return
-        number = torch.arange(len(slots), device=slots.device)
-        inside = (number >= before[group]) & (number < before[group + 1])
-        marks.index_fill_(0, torch.where(inside, slots, len(marks) - 1), True)
+    def marks(self, width: int) -> torch.Tensor | None:
+        """What kernels mark the rows of a width in, bool [slots]; None before `begin`."""
+        return None if self._marks is None else self._marks[width]
 
     def mark(self, width: int, slots: Ints) -> None:
         """Mark rows by their slots."""

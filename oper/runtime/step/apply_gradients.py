@@ -340,9 +340,8 @@ class Gradients:
             self.optimizer_steps,
             updated,
             self._device,
+            self._heap.touched.marks(bucket.width),
         )
-        for part, group in zip(parts, groups, strict=True):
-            self._heap.touched.mark_group(bucket.width, part.slots, part.groups[0], group)
         self._counters.add_later(updated, _updated_rows)
 
     def _update_by_runs(self, b: int, batch: PreparedBatch, grad: torch.Tensor) -> None:
@@ -375,8 +374,8 @@ class Gradients:
             updated,
             self._device.stream,
             self._means,
+            self._heap.touched.marks(bucket.width),
         )
-        self._heap.touched.mark_group(bucket.width, rows.slots, rows.before, self._own_group(b))
         self._counters.add_later(updated, _updated_rows)
 
     def _count(self, rows: SortedRows) -> None:
