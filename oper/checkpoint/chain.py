@@ -20,7 +20,7 @@ from oper.checkpoint.saved_index import SavedIndex, SavedTensor
 from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.saved_tables import tables_of
 
-_OLDER = "or take an older checkpoint, which is whole"
+_OLDER = "an older checkpoint, which is whole"
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,16 @@ class Chain:
             found = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
             if saved is not None and old:
                 found[:old] = read_rows(base.folder, saved, first, old)
-        known = torch.arange(rows) < old
+        lacking = torch.ones(rows - old, dtype=torch.bool)
         for delta, touched in zip(self.links[1:], self._touched(name), strict=True):
             if touched is not None:
-                known[touched.put(delta.index.tensors[name], first, found)] = True
-        if not known.all():
+                at = touched.put(delta.index.tensors[name], first, found)
+                lacking[at[at >= old] - old] = False
+        if lacking.any():
             raise OperError(
                 f"{self.folder}: {name!r}: neither it nor what it is upon has row "
-                f"{first + int((~known).nonzero()[0]):,}; the delta was changed: go on {_OLDER}"
+                f"{first + old + int(lacking.nonzero()[0]):,}; the delta was changed: go on from "
+                f"{_OLDER}"
             )
         return found
 
@@ -149,14 +151,15 @@ def open_chain(checkpoint: Path | str) -> Chain:
         if not (folder / FORMAT.marker).exists():
             raise OperError(
                 f"{upper}: is a delta upon {delta.upon}, and {folder} holds no checkpoint; put "
-                f"that back beside it, {_OLDER}"
+                f"that back beside it, or take {_OLDER}"
             )
         link = describe(folder)
         found = "" if link.marker is None else link.marker.digest
         if found != delta.sha256:
             raise OperError(
                 f"{upper}: is a delta upon the {delta.upon} of SHA-256 {delta.sha256[:12]}…, and "
-                f"{folder} is another checkpoint now, of {found[:12]}…; put that one back, {_OLDER}"
+                f"{folder} is another checkpoint now, of {found[:12]}…; put that one back, or "
+                f"take {_OLDER}"
             )
         links.append(link)
     return Chain(tuple(reversed(links)))

@@ -28,7 +28,7 @@ class DeltaRows:
 
     def __init__(self, folder: Path, ids: SavedTensor, rows: int) -> None:
         self._folder, self._ids, self._rows = folder, ids, rows
-        self._ends: list[int] | None = None  # the last row of each shard
+        self._bounds: tuple[list[int], list[int]] | None = None
 
     def put(self, tensor: SavedTensor, first: int, values: torch.Tensor) -> torch.Tensor:
         """Give rows [first, first + n) of a tensor of the table, [n, …], the values that the delta
@@ -41,36 +41,37 @@ class DeltaRows:
             raise self._unsound(f"{tensor.name!r} is {tensor.shape} in {tensor.dtype}")
         at = ids - first
         if len(ids):
-            values[at] = read_rows(self._folder, tensor, begin, len(ids))
+            values.index_copy_(0, at, read_rows(self._folder, tensor, begin, len(ids)))
         return at
 
     def _within(self, first: int, end: int) -> tuple[torch.Tensor, int]:
         """The touched rows of [first, end), and how many come before them."""
-        ends, shards = self._shard_ends(), self._ids.shards
+        firsts, lasts = self._shard_bounds()
+        shards = range(bisect_left(lasts, first), bisect_left(firsts, end))
         found, begin = [torch.zeros(0, dtype=torch.int64)], -1
-        for number in range(bisect_left(ends, first), len(shards)):
+        for number in shards:
             ids = self._shard(number)
             low, high = torch.searchsorted(ids, torch.tensor([first, end])).tolist()
             if begin < 0:
-                begin = shards[number].offsets[0] + low
+                begin = self._ids.shards[number].offsets[0] + low
             found.append(ids[low:high])
-            if high < len(ids):
-                break
         return torch.cat(found), max(begin, 0)
 
-    def _shard_ends(self) -> list[int]:
-        if self._ends is None:
-            last, ends = -1, []
+    def _shard_bounds(self) -> tuple[list[int], list[int]]:
+        """The first and the last row of each shard."""
+        if self._bounds is None:
+            last, firsts, lasts = -1, [], []
             for number in range(len(self._ids.shards)):
                 ids = self._shard(number)
                 if int(ids[0]) <= last or bool((ids.diff() <= 0).any()):
                     raise self._unsound("its rows do not ascend")
+                firsts.append(int(ids[0]))
                 last = int(ids[-1])
-                ends.append(last)
+                lasts.append(last)
             if last >= self._rows:
                 raise self._unsound(f"it has row {last:,} of {self._rows:,}")
-            self._ends = ends
-        return self._ends
+            self._bounds = firsts, lasts
+        return self._bounds
 
     def _shard(self, number: int) -> torch.Tensor:
         shard = self._ids.shards[number]

@@ -16,6 +16,8 @@ from oper.runtime.table_io import ListedRows, RowRange
 from oper.runtime.tables.optimizers import State
 from oper.torchrec.streamed_table import Streamed, TableRows, pieces_of_ranks
 
+_ROWS_TOGETHER = 1 << 21  # of a rank, of which all know their marks at a time: 16 bytes each
+
 
 @dataclass(frozen=True)
 class TouchedBlock:
@@ -37,11 +39,19 @@ class TouchedBlock:
         firsts: list[int] = []
         bits: list[torch.Tensor] = []
         counts: list[int] = []
-        for pieces in pieces_of_ranks(engine, table, blocks):
-            touched = engine.touched_rows([RowRange(table, *piece) for piece in pieces])
-            firsts.append(pieces[engine.rank][0])
-            bits.append(torch.from_numpy(np.packbits(touched.numpy())))
-            counts.append(int(touched.sum()))
+        pieces = pieces_of_ranks(engine, table, blocks)
+        together = max(_ROWS_TOGETHER // max(rows for _, rows in pieces[0]), 1)
+        for begin in range(0, len(pieces), together):
+            some = pieces[begin : begin + together]
+            asked = [
+                RowRange(table, of_rank[0][0], sum(rows for _, rows in of_rank))
+                for of_rank in zip(*some, strict=True)
+            ]
+            mine = [piece[engine.rank] for piece in some]
+            touched = engine.touched_rows(asked).split([rows for _, rows in mine])
+            firsts += [first for first, _ in mine]
+            bits += [torch.from_numpy(np.packbits(part.numpy())) for part in touched]
+            counts += [int(part.sum()) for part in touched]
         return cls(firsts, bits, counts)
 
     def among(self, rows: Sequence[int], rank: int) -> "TouchedBlock":

@@ -28,8 +28,8 @@ def rows_after(step: int) -> torch.Tensor:
 def save_on(
     rank: int, ranks: int, store: str, folder: Path, exchange: bool, first_save: Any
 ) -> None:
-    """Save without end; tells `first_save` the step that was loaded, before the first save. Without
-    `exchange` the file system cannot exchange names."""
+    """Save without end; tells `first_save` the step that was loaded, before the first delta.
+    Without `exchange` the file system cannot exchange names."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     unsharded = Model()
@@ -48,9 +48,8 @@ def save_on(
             assert bool((held["dense.weight"] == step).all()), step
         else:
             model.load_state_dict(unsharded.all_values(0))
-        first_save.send(step)
-        if step == 0 and not (folder / "0").exists():
             oper.save(model, folder / "0", step=0, deltas=True)
+        first_save.send(step)
         while True:
             step += 1
             weight = model.state_dict()[KEY]
