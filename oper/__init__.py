@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from oper.torchrec.migration import migrate as migrate
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
     from oper.torchrec.save_checkpoint import save as save
+    from oper.torchrec.save_delta import save_delta as save_delta
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
@@ -101,6 +102,7 @@ _HOME = {
     "record": "oper.profiling.recorder",
     "replan": "oper.planner.replan.replan",
     "save": "oper.torchrec.save_checkpoint",
+    "save_delta": "oper.torchrec.save_delta",
     "shard": "oper.torchrec.sharded_model",
     "simulate": "oper.scheduler.simulator",
     "torchrec_plan": "oper.torchrec.sharding_plan",
@@ -143,6 +145,7 @@ __all__ = [
     "record",
     "replan",
     "save",
+    "save_delta",
     "shard",
     "simulate",
     "torchrec_plan",

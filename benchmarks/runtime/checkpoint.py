@@ -79,7 +79,7 @@ def measure(
     rank: int, rows: int, rounds: int, folder: Path
 ) -> dict[tuple[str, str], tuple[list[float], int]]:
     """Seconds of every round and the most memory, of each thing that is done and each side."""
-    model = _model(rows)
+    model = make_model(rows)
     group = dist.group.WORLD
     share = TABLES * rows * (4 * DIM + 4) // dist.get_world_size()
     data = os.urandom(WRITE_BYTES)
@@ -159,7 +159,8 @@ def _anonymous_bytes() -> int:
     return 1024 * int(kilobytes)
 
 
-def _model(rows: int) -> Any:
+def make_model(rows: int) -> Any:
+    """The tables, sharded over all ranks, with initial values."""
     configs = [
         EmbeddingBagConfig(rows, DIM, name=f"t{n}", feature_names=[f"f{n}"]) for n in range(TABLES)
     ]

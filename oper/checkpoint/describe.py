@@ -1,10 +1,14 @@
-"""`oper checkpoint inspect`: what a checkpoint holds, from its index and marker alone."""
+"""`oper checkpoint inspect`: what a checkpoint holds, from its index and marker alone.
+
+A delta is described by what it has itself: the rows that were touched.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oper.checkpoint.marker import FORMAT, Marker, newest
+from oper.checkpoint.delta_rows import TOUCHED
+from oper.checkpoint.marker import FORMAT, Delta, Marker, newest
 from oper.checkpoint.saved_index import INDEX, SavedIndex, SavedTensor, read_index
 from oper.checkpoint.saved_tables import SavedTable, tables_of
 
@@ -26,7 +30,20 @@ class Description:
     def others(self) -> list[SavedTensor]:
         """The tensors that belong to no table."""
         of_tables = {tensor.name for table in self.tables for tensor in table.tensors.values()}
+        if self.delta is not None:
+            of_tables |= {f"{TOUCHED}.{table}" for table in self.delta.tables}
         return [tensor for name, tensor in self.index.tensors.items() if name not in of_tables]
+
+    @property
+    def delta(self) -> Delta | None:
+        """What it is upon, of one that has touched rows alone."""
+        return None if self.marker is None else self.marker.delta
+
+    def rows_of(self, table: SavedTable) -> int:
+        """The rows of a table, of which a delta has only some."""
+        if self.delta is None or table.name not in self.delta.tables:
+            return table.weight.shape[0]
+        return int(self.delta.tables[table.name]["rows"])
 
     @property
     def files(self) -> int:
@@ -46,12 +63,14 @@ class Description:
             "step": marker and marker.step,
             "plan": marker and marker.plan,
             "ranks": marker and marker.ranks,
+            "upon": self.delta and self.delta.upon,
             "files": self.files,
             "bytes": self.bytes,
             "tables": [
                 {
                     "name": table.name,
-                    "rows": table.weight.shape[0],
+                    "rows": self.rows_of(table),
+                    **({} if self.delta is None else {"touched_rows": table.weight.shape[0]}),
                     "dim": table.weight.shape[1],
                     **{name: _described(tensor) for name, tensor in table.tensors.items()},
                 }

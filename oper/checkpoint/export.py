@@ -2,7 +2,7 @@
 
 safetensors: tensors `weight`, [rows, dim], and each state of the optimizer by its name. Parquet: a
 row for each row of the table, with its number `row`, `weight` as a list of dim values, and the
-states. Rows are written in pieces.
+states. Rows are written in pieces. Of a delta the table is put together with what it is upon.
 """
 
 import json
@@ -13,8 +13,7 @@ from typing import Any, cast
 import torch
 
 from oper.base.errors import OperError
-from oper.checkpoint.describe import Description, describe
-from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.chain import Chain, as_chain
 from oper.checkpoint.saved_tables import SavedTable, pieces, table_of
 from oper.files.storage import atomic_file
 
@@ -35,7 +34,7 @@ SAFETENSORS, PARQUET = ".safetensors", ".parquet"
 
 
 def export(
-    checkpoint: Description | Path | str,
+    checkpoint: Chain | Path | str,
     table: str,
     output: Path | str,
     overwrite: bool = False,
@@ -50,18 +49,17 @@ def export(
     write = writers.get(Path(output).suffix)
     if write is None:
         raise OperError(f"{output}: a file that ends in {' or '.join(writers)} was needed")
-    if not isinstance(checkpoint, Description):
-        checkpoint = describe(checkpoint)
-    found = table_of(checkpoint.index, table)
+    chain = as_chain(checkpoint)
+    found = table_of(chain.index, table)
     for name, tensor in found.tensors.items():
         if tensor.dtype not in _SAFETENSORS_NAMES:
             raise OperError(f"table {table!r}: {name} has dtype {tensor.dtype}, which is not known")
     with atomic_file(output, overwrite) as made:
-        write(checkpoint.folder, found, made, advance)
+        write(chain, found, made, advance)
     return found
 
 
-def _write_safetensors(folder: Path, table: SavedTable, path: Path, advance: Advance) -> None:
+def _write_safetensors(chain: Chain, table: SavedTable, path: Path, advance: Advance) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in table.tensors.items():
@@ -77,12 +75,12 @@ def _write_safetensors(folder: Path, table: SavedTable, path: Path, advance: Adv
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in table.tensors.values():
             for first, rows in pieces(tensor.row_bytes, 0, tensor.shape[0]):
-                values = read_rows(folder, tensor, first, rows).contiguous()
+                values = chain.read_rows(tensor.name, first, rows).contiguous()
                 file.write(cast(Any, values.view(torch.uint8).numpy()))
                 advance(values.nbytes)
 
 
-def _write_parquet(folder: Path, table: SavedTable, path: Path, advance: Advance) -> None:
+def _write_parquet(chain: Chain, table: SavedTable, path: Path, advance: Advance) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -92,7 +90,7 @@ def _write_parquet(folder: Path, table: SavedTable, path: Path, advance: Advance
         for first, rows in pieces(row_bytes, 0, table.weight.shape[0]):
             columns = {"row": pa.array(range(first, first + rows), pa.int64())}
             for name, tensor in table.tensors.items():
-                values = read_rows(folder, tensor, first, rows)
+                values = chain.read_rows(tensor.name, first, rows)
                 if values.dtype == torch.bfloat16:  # which Parquet has not
                     values = values.float()
                 flat = pa.array(values.reshape(-1).numpy())

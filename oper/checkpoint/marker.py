@@ -1,8 +1,8 @@
 """The marker of a checkpoint, `checkpoint.json`: what it is of, and the SHA-256 of every file.
 
-`oper.save` and `oper checkpoint reshard` write it last, into a folder that then takes its name at
-once; so a folder with a marker was whole when it was written. torch.distributed.checkpoint does
-not look at it. A checkpoint that torch alone wrote has none.
+`oper.save`, `oper.save_delta` and `oper checkpoint reshard` write it last, into a folder that then
+takes its name at once; so a folder with a marker was whole when it was written.
+torch.distributed.checkpoint does not look at it. A checkpoint that torch alone wrote has none.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,19 +17,71 @@ FORMAT = Format("checkpoint.json", "oper-checkpoint", 1, "save it again by oper.
 
 
 @dataclass(frozen=True)
+class Delta:
+    """What makes a checkpoint a delta: it has the rows alone that were touched since another one,
+    which lies beside it as `upon` and whose marker has the digest `sha256`.
+
+    `tables` are all of the model's tables, by name: how many `rows` each has, and the names of its
+    `tensors`, which are its weight and the states of its optimizer.
+    """
+
+    upon: str
+    sha256: str
+    tables: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, content: Any) -> "Delta | None":
+        """From a marker's content; None where that is none."""
+        if not isinstance(content, dict):
+            return None
+        given: list[Any] = [content.get(name) for name in ("upon", "sha256", "tables")]
+        upon, sha256, tables = given
+        good = (
+            type(upon) is str
+            and upon not in ("", ".", "..")
+            and not {"/", "\0"} & set(upon)
+            and type(sha256) is str
+            and isinstance(tables, dict)
+            and all(_is_table(table) for table in tables.values())
+        )
+        return cls(upon, sha256, tables) if good else None
+
+
+def _is_table(content: Any) -> bool:
+    if not isinstance(content, dict):
+        return False
+    rows, tensors = content.get("rows"), content.get("tensors")
+    names = isinstance(tensors, list) and all(type(name) is str for name in tensors)
+    return type(rows) is int and rows >= 0 and names
+
+
+@dataclass(frozen=True)
 class Marker:
     """What the marker says. `step` is what the saver gave; `plan` the digest of the plan by which
-    the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each."""
+    the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each; `delta`
+    what it is upon, of one that has touched rows alone."""
 
     step: int | None
     plan: str | None
     ranks: int
     files: dict[str, dict[str, Any]]
+    delta: Delta | None = None
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        content = {"schema": FORMAT.schema, "version": FORMAT.version, **asdict(self)}
+        if self.delta is None:
+            del content["delta"]
+        return content
+
+    @property
+    def digest(self) -> str:
+        """The digest of it, which depends on every byte of the checkpoint."""
+        return manifest.content_digest(self._content)
 
     def write(self, folder: Path) -> None:
         """Write it into a folder, after all its other files."""
-        content = {"schema": FORMAT.schema, "version": FORMAT.version, **asdict(self)}
-        manifest.write_manifest(folder, FORMAT, content)
+        manifest.write_manifest(folder, FORMAT, self._content)
 
     @classmethod
     def read(cls, folder: Path) -> "Marker":
@@ -37,16 +89,19 @@ class Marker:
         content = manifest.open_folder(folder, FORMAT)
         step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
         files = manifest.checked_files(folder, content.get("files"))
+        delta = Delta.of(content.get("delta"))
         good = (
             (step is None or type(step) is int)
             and (plan is None or type(plan) is str)
             and all(type(file["bytes"]) is int for file in files.values())
+            and ("delta" in content) == (delta is not None)
         )
         if not good or type(ranks) is not int:
             raise OperError(
-                f"{folder / FORMAT.marker}: its step, plan, ranks or files are none; {FORMAT.again}"
+                f"{folder / FORMAT.marker}: its step, plan, ranks, files or delta are none; "
+                f"{FORMAT.again}"
             )
-        return cls(step, plan, ranks, files)
+        return cls(step, plan, ranks, files, delta)
 
 
 def newest(folder: Path | str) -> Path:
@@ -61,13 +116,18 @@ def newest(folder: Path | str) -> Path:
     if not folder.is_dir():
         raise OperError(f"{folder}: no such folder; a checkpoint of oper.save was needed")
     found = []
-    for marker in folder.glob(f"*/{FORMAT.marker}"):
-        # Hidden names are of saves that go on or were killed.
-        if not marker.parent.name.startswith("."):
-            step = Marker.read(marker.parent).step
-            found.append((-1 if step is None else step, marker.stat().st_mtime_ns, marker.parent))
+    for path in paths_of_checkpoints(folder):
+        step = Marker.read(path).step
+        written = (path / FORMAT.marker).stat().st_mtime_ns
+        found.append((-1 if step is None else step, written, path))
     if not found:
         what = "torch.distributed.checkpoint wrote it: load it by that, into the state dict of the "
         what = what + "model" if (folder / ".metadata").exists() else "is it the right folder?"
         raise OperError(f"{folder}: holds no {FORMAT.marker}, and no folder that does; {what}")
     return max(found)[2]
+
+
+def paths_of_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder; hidden names are of saves that go on or were killed."""
+    found = sorted(marker.parent for marker in folder.glob(f"*/{FORMAT.marker}"))
+    return [path for path in found if not path.name.startswith(".")]

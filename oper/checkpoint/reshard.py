@@ -2,7 +2,8 @@
 
 Loading needs none of this: ranks read the rows that they need of any checkpoint. It is for readers
 that want a file for each rank, and gives a checkpoint of torch's a marker, so that it can be
-verified. Rows are copied in pieces, and what is no table as it is.
+verified. It puts a delta and what it is upon together. Rows are copied in pieces, and what is no
+table as it is.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.errors import OperError
-from oper.checkpoint.describe import Description, describe
+from oper.checkpoint.chain import Chain, as_chain, check_replaceable
 from oper.checkpoint.marker import FORMAT, Marker
 from oper.checkpoint.row_blocks import row_blocks
 from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, SavedTensor, Shard
-from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.saved_tables import pieces
 from oper.checkpoint.shard_file import SUFFIX, ShardFile, check_records, open_part
 from oper.checkpoint.torch_index import write_torch_index
@@ -26,23 +26,23 @@ Advance = Callable[[float], None]
 
 
 def reshard(
-    checkpoint: Description | Path | str,
+    checkpoint: Chain | Path | str,
     output: Path | str,
     ranks: int,
     overwrite: bool = False,
     advance: Advance = lambda amount: None,
 ) -> Path:
     """Write a checkpoint, or the newest of a folder of some, as `ranks` ranks would have, to the
-    folder `output`, and return that. `advance` is told of bytes of values that were copied.
+    folder `output`, and return that. A delta becomes a whole checkpoint. `advance` is told of bytes
+    of values that were copied.
 
     OperError where the checkpoint is damaged, or `output` may not be replaced or written.
     """
     if ranks < 1:
         raise OperError(f"ranks {ranks}: at least one was needed")
-    if not isinstance(checkpoint, Description):
-        checkpoint = describe(checkpoint)
-    index, marker = checkpoint.index, checkpoint.marker
-    of_tables = {tensor.name for table in checkpoint.tables for tensor in table.tensors.values()}
+    chain = as_chain(checkpoint)
+    check_replaceable(output)
+    index, marker = chain.index, chain.marker
     shards: dict[str, list[Shard]] = {name: [] for name in index.tensors}
     objects: dict[str, Extent] = {}
     files = {}
@@ -52,18 +52,18 @@ def reshard(
             file = ShardFile(made / name)
             try:
                 for tensor in index.tensors.values():
-                    if tensor.name in of_tables:
+                    if tensor.name in chain.table_of_tensor:
                         block = row_blocks(tensor.shape[0], ranks)[rank]
-                        written = _write_rows(checkpoint.folder, tensor, block, file, name, advance)
+                        written = _write_rows(chain, tensor, block, file, name, advance)
                         shards[tensor.name] += written
                     elif rank == 0:
                         for shard in tensor.shards:
-                            place = _copied(checkpoint.folder, shard.extent, file, name)
+                            place = _copied(chain.folder, shard.extent, file, name)
                             shards[tensor.name].append(replace(shard, extent=place))
                         advance(tensor.bytes)
                 if rank == 0:
                     for key, extent in index.objects.items():
-                        objects[key] = _copied(checkpoint.folder, extent, file, name)
+                        objects[key] = _copied(chain.folder, extent, file, name)
                 files[name] = file.close()
             finally:
                 file.abandon()
@@ -76,7 +76,7 @@ def reshard(
 
 
 def _write_rows(
-    folder: Path,
+    chain: Chain,
     tensor: SavedTensor,
     block: tuple[int, int],
     file: ShardFile,
@@ -86,7 +86,7 @@ def _write_rows(
     """Add a rank's rows of a tensor to its file."""
     written = []
     for first, rows in pieces(tensor.row_bytes, *block):
-        place = file.add(read_rows(folder, tensor, first, rows))
+        place = file.add(chain.read_rows(tensor.name, first, rows))
         offsets = (first, *(0 for _ in tensor.shape[1:]))
         written.append(Shard(offsets, (rows, *tensor.shape[1:]), Extent(name, *place)))
         advance(rows * tensor.row_bytes)

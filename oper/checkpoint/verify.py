@@ -3,6 +3,7 @@
 With a marker, which `oper.save` writes, every byte is compared: sizes and SHA-256. Without one, as
 of checkpoints that torch.distributed.checkpoint wrote alone, there is nothing to compare sizes
 with; that every part lies inside its file, and the CRC-32 of every tensor and object, are checked.
+Of a delta everything that it is upon is read as well.
 """
 
 import hashlib
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
-from oper.checkpoint.describe import Description, describe
+from oper.checkpoint.chain import Chain, as_chain
+from oper.checkpoint.describe import Description
 from oper.checkpoint.saved_index import Extent
 from oper.checkpoint.shard_file import FILE, check_records
 from oper.files.input_files import open_file
@@ -49,24 +51,34 @@ class Verified:
         }
 
 
-def bytes_to_verify(checkpoint: Description) -> int:
+def bytes_to_verify(chain: Chain) -> int:
     """The bytes that `verify` reads."""
+    return sum(map(_bytes_of, chain.links))
+
+
+def _bytes_of(checkpoint: Description) -> int:
     if checkpoint.marker is not None:
         return sum(file["bytes"] for file in checkpoint.marker.files.values())
     return sum(extent.bytes for _, extent in checkpoint.index.extents())
 
 
-def verify(
-    checkpoint: Description | Path | str, advance: Advance = lambda amount: None
-) -> Verified:
+def verify(checkpoint: Chain | Path | str, advance: Advance = lambda amount: None) -> Verified:
     """Read a checkpoint, or the newest of a folder of some, to its end and say what is wrong.
 
-    `advance` is told of bytes that were read. OperError where there is no checkpoint, or its index
-    or its marker is damaged.
+    `advance` is told of bytes that were read. OperError where there is no checkpoint, its index or
+    its marker is damaged, or what it is upon is missing or another one.
     """
-    if not isinstance(checkpoint, Description):
-        checkpoint = describe(checkpoint)
-    folder, marker, problems = checkpoint.folder, checkpoint.marker, []
+    chain = as_chain(checkpoint)
+    problems = [problem for link in chain.links for problem in _problems(link, advance)]
+    checked = _BY_RECORDS if chain.marker is None else _BY_DIGESTS
+    # A file that is missing lacks all its parts: it is named once.
+    return Verified(chain.folder, checked, bytes_to_verify(chain), list(dict.fromkeys(problems)))
+
+
+def _problems(checkpoint: Description, advance: Advance) -> list[str]:
+    """What is wrong with the files of one folder."""
+    problems: list[str] = []
+    folder, marker = checkpoint.folder, checkpoint.marker
     for name, extent in checkpoint.index.extents():
         if problem := _outside(folder, name, extent):
             problems.append(problem)
@@ -81,9 +93,7 @@ def verify(
             except OperError as error:
                 problems.append(str(error))
             advance(extent.bytes)
-    checked = _BY_RECORDS if marker is None else _BY_DIGESTS
-    # A file that is missing lacks all its parts: it is named once.
-    return Verified(folder, checked, bytes_to_verify(checkpoint), list(dict.fromkeys(problems)))
+    return problems
 
 
 def _outside(folder: Path, name: str, extent: Extent) -> str | None:

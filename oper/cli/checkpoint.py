@@ -64,12 +64,13 @@ def inspect(checkpoint: Path = _CHECKPOINT, verbose: bool = VERBOSE, as_json: bo
 def verify(checkpoint: Path = _CHECKPOINT, as_json: bool = JSON) -> None:
     """Read a checkpoint to its end and compare it with its checksums.
 
-    The exit status is 1 if a file is missing, truncated or changed.
+    Of a delta, what it is upon is read too. The exit status is 1 if a file is missing, truncated or
+    changed.
     """
     from oper.checkpoint import verify as verifying
-    from oper.checkpoint.describe import describe
+    from oper.checkpoint.chain import open_chain
 
-    opened = describe(checkpoint)
+    opened = open_chain(checkpoint)
     with progress("verifying", verifying.bytes_to_verify(opened), "B") as meter:
         found = verifying.verify(opened, meter.advance)
     emit(as_json, found.to_json(), lambda: _print_verified(found))
@@ -90,20 +91,22 @@ def reshard(
 ) -> None:
     """Write a checkpoint as another number of ranks would have.
 
-    Loading needs none of this: any number of ranks, under any plan, reads any checkpoint.
+    A delta and what it is upon become a whole checkpoint. Loading needs none of this: any number of
+    ranks, under any plan, reads any checkpoint.
     """
     from oper.checkpoint import reshard as resharding
-    from oper.checkpoint.describe import describe
+    from oper.checkpoint.chain import open_chain
     from oper.checkpoint.marker import FORMAT
     from oper.files.storage import check_output
 
     check_output(output, FORMAT, force)
-    opened = describe(checkpoint)
-    with progress("resharding", opened.bytes, "B") as meter:
+    opened = open_chain(checkpoint)
+    size = sum(tensor.bytes for tensor in opened.index.tensors.values())
+    with progress("resharding", size, "B") as meter:
         resharding.reshard(opened, output, ranks, force, meter.advance)
     content = {"checkpoint": str(opened.folder), "output": str(output), "ranks": ranks}
-    text = f"{output}: {format_bytes(opened.bytes)} of {opened.folder} for {plural(ranks, 'rank')}"
-    emit(as_json, {**content, "bytes": opened.bytes}, lambda: tell(text), written=True)
+    text = f"{output}: {format_bytes(size)} of {opened.folder} for {plural(ranks, 'rank')}"
+    emit(as_json, {**content, "bytes": size}, lambda: tell(text), written=True)
 
 
 def export(
@@ -121,12 +124,12 @@ def export(
 ) -> None:
     """Write one table with its optimizer's states to a file."""
     from oper.checkpoint import export as exporting
-    from oper.checkpoint.describe import describe
+    from oper.checkpoint.chain import open_chain
     from oper.checkpoint.saved_tables import table_of
     from oper.files.storage import check_output
 
     check_output(output, overwrite=force)
-    opened = describe(checkpoint)
+    opened = open_chain(checkpoint)
     with progress("exporting", table_of(opened.index, table).bytes, "B") as meter:
         found = exporting.export(opened, table, output, force, meter.advance)
     rows, dim = found.weight.shape
@@ -154,9 +157,11 @@ def _print(found: "Description", verbose: bool) -> None:
         table = new_table("table", "optimizer's states", "rows", "dim", "dtype", "size", left=2)
         for each in found.tables:
             rows, dim = each.weight.shape
+            of = "" if found.delta is None else f" of {found.rows_of(each):,}"
             states = ", ".join(each.states) or "none"
             size = format_bytes(each.bytes)
-            table.add_row(each.name, states, f"{rows:,}", str(dim), dtype_name(each.weight), size)
+            dtype = dtype_name(each.weight)
+            table.add_row(each.name, states, f"{rows:,}{of}", str(dim), dtype, size)
         out.print(table)
     others = found.others
     if others:
@@ -182,7 +187,8 @@ def _origin(found: "Description") -> str:
         return "written by torch.distributed.checkpoint, without a step or checksums"
     step = "no step" if marker.step is None else f"step {marker.step:,}"
     plan = "" if marker.plan is None else f", plan {marker.plan[:_DIGEST_DIGITS]}…"
-    return f"{step}, written for {plural(marker.ranks, 'rank')}{plan}"
+    delta = "" if marker.delta is None else f"delta upon {marker.delta.upon}, "
+    return f"{delta}{step}, written for {plural(marker.ranks, 'rank')}{plan}"
 
 
 def _print_verified(found: "Verified") -> None:

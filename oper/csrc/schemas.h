@@ -52,7 +52,8 @@ constexpr const char* kUpdateRuns =
     "update_runs(Tensor grad, Tensor positions, Tensor run_start, Tensor run_slot, Tensor before,"
     " int group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"
     " float scale, bool by_bag, Tensor(a!) rows, Tensor(b!) state, int dim, int dtype,"
-    " str optimizer, float[] settings, Tensor(c!) updated, int stream=0, bool means=True) -> ()";
+    " str optimizer, float[] settings, Tensor(c!) updated, int stream=0, bool means=True,"
+    " Tensor(d!)? marks=None) -> ()";
 
 constexpr const char* kLayOutGradients =
     "lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups";
@@ -64,7 +65,7 @@ constexpr const char* kMergeGradients =
 constexpr const char* kUpdateRows =
     "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
     " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings, Tensor(c!) updated,"
-    " int stream=0) -> ()";
+    " int stream=0, Tensor(d!)? marks=None) -> ()";
 
 constexpr const char* kMarkReplicas =
     "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"

@@ -49,7 +49,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
     """Write a folder's marker, last of all its files: `content`, and the digest of it."""
     rest = with_matrix_texts({k: value for k, value in content.items() if k != _OWN_DIGEST})
-    write_json(folder / kind.marker, rest | {_OWN_DIGEST: _digest(rest)})
+    write_json(folder / kind.marker, rest | {_OWN_DIGEST: content_digest(rest)})
 
 
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
             f"{kind.version}; {kind.again}"
         )
     stated = content.pop(_OWN_DIGEST, None)
-    if stated != _digest(content):
+    if stated != content_digest(content):
         raise OperError(
             f"{path / marker}: its SHA-256 is not the one that it states; the file was changed or "
             "damaged: copy or write the folder again"
@@ -128,7 +128,8 @@ def checked_files(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
     return described
 
 
-def _digest(content: dict[str, Any]) -> str:
+def content_digest(content: dict[str, Any]) -> str:
+    """The digest of a marker's content, but for that digest."""
     digest = hashlib.sha256()
     for piece in canonical_json(with_matrix_texts(content)):
         digest.update(piece.encode())

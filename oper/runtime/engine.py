@@ -58,7 +58,7 @@ from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
 from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts, buckets_in_heap
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
-from oper.runtime.table_io import RowBlock, RowRange, TableIO
+from oper.runtime.table_io import ListedRows, RowBlock, RowRange, TableIO
 from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable, make_buckets
 
@@ -387,7 +387,7 @@ class EmbeddingEngine:
         return {"heap": self.heap.bytes, "relay": relay, **gradients}
 
     def read_rows(
-        self, requests: Sequence[RowRange], state: str | None = None
+        self, requests: Sequence[RowRange | ListedRows], state: str | None = None
     ) -> list[torch.Tensor]:
         """Rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be called on
         all ranks, each with requests of its own."""
@@ -401,6 +401,33 @@ class EmbeddingEngine:
             if self.source is not None:
                 self.source.forget()
             self.table_io.write(blocks, state)
+            for table, first, values in blocks:
+                self._touch(table, first, len(values))
+
+    # Which rows got other values, for checkpoints that have these alone.
+
+    def begin_touched(self, new: Sequence[RowRange] = ()) -> None:
+        """Mark the rows that are updated or written from now on, until `end_touched`; `new` are
+        touched already. To be called on all ranks alike."""
+        with self._settled():
+            self.heap.begin_touched()
+            for rows in new:
+                self._touch(*rows)
+
+    def end_touched(self) -> None:
+        """Mark no rows any more."""
+        self.heap.touched.end()
+
+    def touched_rows(self, asked: Sequence[RowRange]) -> torch.Tensor:
+        """Which rows were touched since `begin_touched`, on any rank and wherever they were then:
+        of those that this rank asks for, bool [rows]. To be called on all ranks, with what each
+        asks for, of one table."""
+        with self._settled():
+            return self.table_io.touched(asked)
+
+    def _touch(self, table: int, first: int, rows: int) -> None:
+        if self.heap.touched.begun:
+            self.heap.touched.set_aside(self.tables[table].index, np.arange(first, first + rows))
 
     @contextmanager
     def _settled(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 A rank reads the copy that its own address map names. It writes all copies, those too that their own
 rank does not read. A state of an optimizer is read and written in the buckets that
 have it, and in no others: tables of one module may have different optimizers, and frozen ones have
-none.
+none. Which rows were touched since a moment is put together here from what all ranks know.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE, Bucket, EmbeddingTable
@@ -34,12 +36,25 @@ class RowRange(NamedTuple):
     rows: int
 
 
+class ListedRows(NamedTuple):
+    """Rows of a table of the module by their ids, int64 [n]."""
+
+    table: int
+    ids: torch.Tensor
+
+
 class RowBlock(NamedTuple):
     """Values of rows from `first` on, [n, dim], or [n] of a row-wise state."""
 
     table: int
     first: int
     values: torch.Tensor
+
+
+def _ids(rows: RowRange | ListedRows) -> torch.Tensor:
+    if isinstance(rows, ListedRows):
+        return rows.ids
+    return torch.arange(rows.first, rows.first + rows.rows)
 
 
 class TableIO:
@@ -57,14 +72,16 @@ class TableIO:
         self._map = AddressMap.of(plan, self._node.rank)
         self._maps_of_copies: dict[int, AddressMap] = {}
 
-    def read(self, requests: Sequence[RowRange], state: str | None) -> list[torch.Tensor]:
+    def read(
+        self, requests: Sequence[RowRange | ListedRows], state: str | None
+    ) -> list[torch.Tensor]:
         """Rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim] or
         [rows]."""
         self._barrier()
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
-        for bucket in self._buckets_with(state, [table for table, _, _ in requests]):
-            mine = [n for n, (table, _, _) in enumerate(requests) if table in bucket.tables]
-            addresses = [self._translate(self._map, *requests[n]) for n in mine]
+        for bucket in self._buckets_with(state, [asked.table for asked in requests]):
+            mine = [n for n, asked in enumerate(requests) if asked.table in bucket.tables]
+            addresses = [self._address(self._map, requests[n]) for n in mine]
             sizes = [len(part) for part in addresses]
             values = self._gather(
                 bucket, torch.cat(addresses) if addresses else torch.empty(0, dtype=torch.int64),
@@ -91,6 +108,26 @@ class TableIO:
                 self._write_bucket(bucket, mine, state)
         self._barrier()
 
+    def touched(self, asked: Sequence[RowRange]) -> torch.Tensor:
+        """Which of the rows that this rank asks for were touched, bool [rows]; `asked` is what each
+        rank asks for."""
+        known = [torch.from_numpy(np.packbits(self._touched_here(rows))) for rows in asked]
+        group, rows = self._node.group, asked[self._node.rank].rows
+        parts = known if group is None else AllToAll(group).send(known, "say which rows it updated")
+        every = np.bitwise_or.reduce([part.numpy() for part in parts])
+        return torch.from_numpy(np.unpackbits(every, count=rows).astype(bool))
+
+    def _touched_here(self, rows: RowRange) -> NDArray[np.bool_]:
+        """Which of some rows this rank knows to be touched."""
+        touched, table = self._heap.touched, self._tables[rows.table].index
+        at = self._address(self._map_of_copies(self._node.rank), rows)
+        held = (at >> SLOT_BITS) == LOCAL
+        width = int(self._plan.layout.width_of_table[table])
+        found: NDArray[np.bool_] = np.zeros(rows.rows, dtype=bool)
+        found[held.numpy()] = touched.marked(width, at[held] & SLOT_MASK).numpy()
+        found[touched.aside(table, rows.first, rows.rows)] = True
+        return found
+
     def _barrier(self) -> None:
         """Wait until every rank has read or written what it was to."""
         self._device.synchronize()
@@ -104,7 +141,8 @@ class TableIO:
             slots: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)]
             rows: list[torch.Tensor] = [self._empty(columns, state)]
             for (table, first, _), stored in zip(blocks, encoded, strict=True):
-                at = self._translate(self._map_of_copies(rank), table, first, len(stored))
+                these = RowRange(table, first, len(stored))
+                at = self._address(self._map_of_copies(rank), these)
                 held = (at >> SLOT_BITS) == LOCAL
                 if rank in self._node.peers:
                     self._put(bucket, rank, at[held] & SLOT_MASK, stored[held], state)
@@ -142,9 +180,8 @@ class TableIO:
             self._maps_of_copies[rank] = AddressMap.of_copies(self._plan, rank)
         return self._maps_of_copies[rank]
 
-    def _translate(self, by: AddressMap, table: int, first: int, count: int) -> torch.Tensor:
-        ids = torch.arange(first, first + count)
-        return by.translate(self._tables[table].index, ids)
+    def _address(self, by: AddressMap, rows: RowRange | ListedRows) -> torch.Tensor:
+        return by.translate(self._tables[rows.table].index, _ids(rows))
 
     def _gather(self, bucket: Bucket, addresses: torch.Tensor, state: bool) -> torch.Tensor:
         """Values at addresses, float32 [n, dim], or the optimizer's [n, state values]."""

@@ -26,14 +26,15 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from oper.base.errors import OperError, check_type, one_line
-from oper.checkpoint.marker import FORMAT, Marker, newest
-from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, read_index
-from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.chain import Chain, open_chain
+from oper.checkpoint.marker import FORMAT, newest
+from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex
 from oper.checkpoint.saved_tables import tables_of
 from oper.checkpoint.shard_file import check_records
 from oper.checkpoint.torch_index import torch_metadata
 from oper.files import manifest, temporaries
 from oper.files.overwrite_rules import is_wholly
+from oper.runtime.table_io import RowRange
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.objects_of_ranks import (
     gathered,
@@ -51,6 +52,7 @@ from oper.torchrec.save_checkpoint import (
     streaming,
     whole_state,
 )
+from oper.torchrec.saved_before import begin_deltas, end_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import STEPS
 from oper.torchrec.streamed_table import StreamedTable
@@ -74,15 +76,23 @@ class Loaded:
     skipped: tuple[str, ...]
 
 
-def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | None = None) -> Loaded:
-    """Load a checkpoint that `oper.save` wrote into a sharded model, under any plan and on any
-    number of ranks. To be called on all ranks alike.
+def load(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    state: Mapping[str, Any] | None = None,
+    deltas: bool = False,
+) -> Loaded:
+    """Load a checkpoint that `oper.save` or `oper.save_delta` wrote into a sharded model, under any
+    plan and on any number of ranks. To be called on all ranks alike.
 
-    `folder` is a checkpoint, or a folder of some, of which the one of the highest step is taken.
+    `folder` is a checkpoint, or a folder of some, of which the one of the highest step is taken; a
+    delta is put together with what it is upon. With `deltas` the rows that are updated from now on
+    are marked, so that `oper.save_delta` goes on upon it.
     Objects of `state` that have a `load_state_dict`, such as a dense optimizer, are given what was
     saved under their names; dicts are filled. Rows of tables that have grown, and tables that are
     new, keep their initial values, and a warning says so. Raises OperError, on all ranks, where a
-    file is missing or damaged, or the checkpoint is of another model.
+    file is missing or damaged, what a delta is upon is, or the checkpoint is of another model.
     """
     check_type("load", "model", model, nn.Module)
     whole_model: Any = model
@@ -90,7 +100,9 @@ def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | Non
     group = next(iter(collections.values())).blocks.group
     parts = of_each_rank(lambda: parts_of("load", folder, state), group)
     found = of_first_rank(lambda: _verified(Path(folder)), group)
-    index, marker = of_each_rank(lambda: (read_index(found), Marker.read(found)), group)
+    chain = of_each_rank(lambda: open_chain(found), group)
+    index, marker = chain.index, chain.marker
+    assert marker is not None, "a checkpoint without one is not found"
     given = dict(state or {})
     with streaming(model):
         content = whole_state(model, parts)
@@ -104,9 +116,17 @@ def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | Non
         rest = {name: value for name, value in flat.items() if name not in tables}
         new_steps = _steps_of_new_tables(rest, index)
         rest = {name: value for name, value in rest.items() if name not in new_steps}
-        grown = of_each_rank(lambda: _check(found, present, rest, index), group)
-        _read_rest(found, rest, index, group)
-        _read_tables(found, present, index, group)
+
+        def check() -> dict[str, int]:
+            grown = _check(found, present, rest, index)
+            if deltas:
+                _check_dtypes(found, present, index)
+            return grown
+
+        grown = of_each_rank(check, group)
+        end_deltas(model)
+        _read_rest(found, rest, chain.last.index, group)
+        _read_tables(chain, present, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
             _put(content, paths[name], value)  # dicts of `state` are filled by that
@@ -118,20 +138,25 @@ def load(model: nn.Module, folder: Path | str, *, state: Mapping[str, Any] | Non
     names = {value.table for value in tables.values()}
     skipped = tuple(name for name in tables_of(index) if name not in names)
     loaded = Loaded(found, marker.step, grown, tuple(new), skipped)
+    if deltas:
+        begin_deltas(model, found, marker, _new_rows(model, loaded))
     if is_first(group):
         _tell(loaded, {value.table: value.shape[0] for value in tables.values()})
     return loaded
 
 
 def _verified(folder: Path) -> Path:
-    """The newest checkpoint at a path, whose files are all there and of their sizes."""
+    """The newest checkpoint at a path, whose files, and those of what it is upon, are all there and
+    of their sizes."""
     # A save that was killed between two renames is put back.
     temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
     found = newest(folder)
-    files = Marker.read(found).files
-    manifest.verify_files(found, files, digests=False)
-    index = {name: described for name, described in files.items() if name == INDEX}
-    manifest.verify_files(found, index, digests=True)
+    for link in open_chain(found).links:
+        assert link.marker is not None
+        files = link.marker.files
+        manifest.verify_files(link.folder, files, digests=False)
+        index = {name: described for name, described in files.items() if name == INDEX}
+        manifest.verify_files(link.folder, index, digests=True)
     return found
 
 
@@ -227,11 +252,35 @@ def _check(
     return grown
 
 
+def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex) -> None:
+    """OperError where rows would be loaded in another dtype than deltas would have them in."""
+    for name, value in tables.items():
+        if (saved := index.tensors[name].dtype) != value.dtype:
+            raise OperError(
+                f"{folder}: table {value.table!r} is {saved} in the checkpoint and {value.dtype} "
+                "in the model, and deltas cannot be upon it: load it without deltas=True, and save "
+                "a whole checkpoint to begin with"
+            )
+
+
+def _new_rows(model: nn.Module, loaded: Loaded) -> dict[str, list[RowRange]]:
+    """The rows of each collection that a checkpoint lacks."""
+    found = {}
+    for path, module in sharded_collections(model).items():
+        old = [
+            0 if table.name in loaded.new else loaded.grown.get(table.name, table.rows)
+            for table in module.blocks.tables
+        ]
+        found[path] = [
+            RowRange(number, first, table.rows - first)
+            for number, (table, first) in enumerate(zip(module.blocks.tables, old, strict=True))
+            if first < table.rows
+        ]
+    return found
+
+
 def _read_tables(
-    folder: Path,
-    tables: Mapping[str, StreamedTable],
-    index: SavedIndex,
-    group: dist.ProcessGroup | None,
+    chain: Chain, tables: Mapping[str, StreamedTable], group: dist.ProcessGroup | None
 ) -> None:
     failure: OperError | None = None
     for name, table in tables.items():
@@ -240,9 +289,8 @@ def _read_tables(
             # All ranks write together: one that cannot read goes on, and fails at the end.
             if failure is None:
                 try:
-                    saved = index.tensors[name]
-                    rows = min(rows, saved.shape[0] - first)
-                    parts = [(first, read_rows(folder, saved, first, rows))] if rows > 0 else []
+                    rows = min(rows, chain.index.tensors[name].shape[0] - first)
+                    parts = [(first, chain.read_rows(name, first, rows))] if rows > 0 else []
                 except OperError as error:
                     failure = error
             table.write(parts)

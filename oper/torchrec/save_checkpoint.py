@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from oper.base.errors import OperError, check_type, one_line
-from oper.checkpoint.marker import FORMAT, Marker
+from oper.checkpoint.chain import check_replaceable
+from oper.checkpoint.marker import FORMAT, Delta, Marker
 from oper.checkpoint.saved_index import INDEX
 from oper.checkpoint.shard_file import SUFFIX, ShardFile
 from oper.files.manifest import describe_file
@@ -36,8 +37,9 @@ from oper.files.storage import atomic_folder
 from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.memory.runtime_plan import plan_digest
 from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
+from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
-from oper.torchrec.streamed_table import StreamedTable
+from oper.torchrec.streamed_table import Streamed
 
 MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
 
@@ -49,6 +51,7 @@ def save(
     step: int | None = None,
     state: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    deltas: bool = False,
 ) -> Path:
     """Save a sharded model as a checkpoint of torch.distributed.checkpoint's. To be called on all
     ranks alike, with a folder on a file system that all of them share.
@@ -56,45 +59,66 @@ def save(
     `model.state_dict()` is saved as "model", the tables' optimizers as "optimizer", and what is in
     `state` under its names: the dense optimizer, or anything with a `state_dict`, or a state dict.
     `step` is the number by which `oper.load` finds the newest of several. `overwrite` replaces a
-    checkpoint that oper wrote at `folder`, which stays whole until the new one is. Returns the
-    folder. Raises OperError, on all ranks, where the folder is taken or cannot be written.
+    checkpoint that oper wrote at `folder`, which stays whole until the new one is. With `deltas`
+    the rows that are updated from now on are marked, so that `oper.save_delta` can save these
+    alone; without, what was marked stays so. Returns the folder. Raises OperError, on all ranks,
+    where the folder is taken, has deltas upon it, or cannot be written.
     """
     check_type("save", "model", model, nn.Module)
-    collections = sharded_collections(model)
-    group = next(iter(collections.values())).blocks.group
+    group = next(iter(sharded_collections(model).values())).blocks.group
 
     def given() -> dict[str, Any]:
         check_type("save", "step", step, int, type(None))
         return parts_of("save", folder, state)
 
     parts = of_each_rank(given, group)
-    _check_alike(group, folder=str(folder), step=step, overwrite=overwrite)
+    alike = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
+    check_alike("save", alike, group)
     with streaming(model):
         content = whole_state(model, parts)
-        with _folder_of_all(Path(folder), group, overwrite) as made:
-            writer = _StreamingWriter(made)
-            try:
-                with alone_without_warning():
-                    save_state(
-                        content,
-                        storage_writer=writer,
-                        planner=DefaultSavePlanner(),
-                        process_group=group,
-                        no_dist=group is None,
-                    )
-            except (CheckpointException, RuntimeError) as error:
-                # Where a rank is lost, torch says what became of a connection.
-                raise writer.lost or _failure(folder, error) from error
-            files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
-            digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
-            plan = hashlib.sha256(digests).hexdigest()
-
-            def mark() -> None:
-                described = {**files, INDEX: describe_file(made / INDEX)}
-                Marker(step, plan, ranks_of(group), described).write(made)
-
-            of_first_rank(mark, group)
+        marker = write_checkpoint(model, Path(folder), content, step, overwrite)
+    if deltas:
+        begin_deltas(model, Path(folder), marker)
     return Path(folder)
+
+
+def write_checkpoint(
+    model: nn.Module,
+    folder: Path,
+    content: Mapping[str, Any],
+    step: int | None,
+    overwrite: bool = False,
+    delta: Delta | None = None,
+) -> Marker:
+    """Write what `whole_state` returned, in which tables are streamed, to a folder; its marker. To
+    be called on all ranks."""
+    collections = sharded_collections(model)
+    group = next(iter(collections.values())).blocks.group
+    with _folder_of_all(folder, group, overwrite) as made:
+        writer = _StreamingWriter(made)
+        try:
+            with alone_without_warning():
+                save_state(
+                    dict(content),
+                    storage_writer=writer,
+                    planner=DefaultSavePlanner(),
+                    process_group=group,
+                    no_dist=group is None,
+                )
+        except (CheckpointException, RuntimeError) as error:
+            # Where a rank is lost, torch says what became of a connection.
+            raise writer.lost or _failure(folder, error) from error
+        files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
+        digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
+        plan = hashlib.sha256(digests).hexdigest()
+
+        def mark() -> Marker:
+            described = {**files, INDEX: describe_file(made / INDEX)}
+            marker = Marker(step, plan, ranks_of(group), described, delta)
+            marker.write(made)
+            return marker
+
+        return of_first_rank(mark, group)
 
 
 @contextmanager
@@ -106,7 +130,7 @@ def streaming(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _check_alike(group: dist.ProcessGroup | None, **given: Any) -> None:
+def check_alike(function: str, given: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
     """OperError on all ranks where they were given other things: those of rank 0 would be taken,
     and a folder that the others name would not be there."""
     for name in given:
@@ -114,8 +138,8 @@ def _check_alike(group: dist.ProcessGroup | None, **given: Any) -> None:
         for rank, theirs in enumerate(others, 1):
             if theirs != mine:
                 raise OperError(
-                    f"save: {name} is {mine!r} on rank 0 and {theirs!r} on rank {rank}; give all "
-                    "ranks the same"
+                    f"{function}: {name} is {mine!r} on rank 0 and {theirs!r} on rank {rank}; give "
+                    "all ranks the same"
                 )
 
 
@@ -206,10 +230,10 @@ def _parts(plan: SavePlan, planner: Any) -> Iterator[tuple[WriteItem | None, Any
     where other ranks have a piece of a table and this one has not."""
     items = {item.index: item for item in plan.items}
     for name, value in planner.state_dict.items():
-        if isinstance(value, StreamedTable):
-            for first, rows in value.pieces:
+        if isinstance(value, Streamed):
+            for number, (first, rows) in enumerate(value.pieces):
                 index = MetadataIndex(name, value.offsets(first))
-                yield items.pop(index) if rows else None, value.read(first, rows)
+                yield items.pop(index) if rows else None, value.read(number)
     for item in items.values():
         yield item, planner.resolve_data(item)
 
@@ -229,9 +253,13 @@ def _folder_of_all(
     """A hidden folder of rank 0's, for all ranks to write into, which becomes `folder` at the end
     if none of them has failed."""
     with ExitStack() as stack:
-        made = of_first_rank(
-            lambda: stack.enter_context(atomic_folder(folder, FORMAT, overwrite)), group
-        )
+
+        def begin() -> Path:
+            if overwrite:
+                check_replaceable(folder)
+            return stack.enter_context(atomic_folder(folder, FORMAT, overwrite))
+
+        made = of_first_rank(begin, group)
         unseen = [r for r, is_there in enumerate(gathered(made.is_dir(), group)) if not is_there]
         if unseen:
             raise OperError(

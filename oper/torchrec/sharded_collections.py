@@ -65,6 +65,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def __init__(self, module: nn.Module, engine: EmbeddingEngine, group: dist.ProcessGroup | None):
         super().__init__()
         self._engine, self._blocks = engine, TableBlocks(engine, group)
+        self.saved_before: Any = None  # what deltas are upon (saved_before.py)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
         self._weights = [self._add_parameter(config) for config in self._configs]

@@ -37,7 +37,10 @@ from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
-from oper.torchrec.streamed_table import StreamedTable
+from oper.tables.table import Table
+from oper.torchrec.objects_of_ranks import gathered
+from oper.torchrec.streamed_table import StreamedTable, TableRows
+from oper.torchrec.touched_table import TouchedBlock, TouchedTable
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class TableBlocks:
         self._engine, self._group = engine, group
         self._tables = planned_tables(engine)
         self._streams = False
+        self._touched: list[TouchedBlock] | None = None
         self._handed_out: list[_HandedOut] = []
         self._warned_of_steps = False
         # Blocks that were forgotten and may still be held: reference, version, table.
@@ -81,19 +85,37 @@ class TableBlocks:
         """The ranks that have blocks; None where there is one alone."""
         return self._group
 
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables as the plan has them."""
+        return self._tables
+
     @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Inside, state dicts have a StreamedTable in the place of each copy of a table."""
-        self._streams = True
+    def streaming(self, touched: list[TouchedBlock] | None = None) -> Iterator[None]:
+        """Inside, state dicts have a StreamedTable in the place of each copy of a table; or a
+        TouchedTable, where it is given what is `touched` of each table."""
+        self._streams, self._touched = True, touched
         try:
             yield
         finally:
-            self._streams = False
+            self._streams, self._touched = False, None
+
+    def touched(self) -> list[TouchedBlock]:
+        """Which rows of each table were touched, of this rank's blocks."""
+        self._write_changed()
+        engine = self._engine
+        found = [
+            TouchedBlock.of(engine, number, row_blocks(table.rows, engine.ranks))
+            for number, table in enumerate(self._tables)
+        ]
+        rows = gathered([sum(block.counts) for block in found], self._group)
+        by_table = zip(found, zip(*rows, strict=True), strict=True)
+        return [block.among(of_ranks, engine.rank) for block, of_ranks in by_table]
 
     @torch.inference_mode(mode=False)  # changes to what is handed out are seen by its version
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
-        [rows]; plain tensors where there is no process group; StreamedTables in `streaming`."""
+        [rows]; plain tensors where there is no process group; what `streaming` says inside it."""
         name = state.name if state else None
         if any(block.table in tables and block.state == name for block in self._handed_out):
             self._write_changed()
@@ -120,7 +142,7 @@ class TableBlocks:
         blocks = [
             RowBlock(table, first, part)
             for table, value in values.items()
-            if not isinstance(value, StreamedTable)
+            if not isinstance(value, TableRows)
             for first, part in self._parts(table, value, state)
         ]
         self._engine.write_rows(blocks, name)
@@ -223,9 +245,11 @@ class TableBlocks:
         """First row and number of rows of this rank's block of a table."""
         return row_blocks(self._tables[table].rows, self._engine.ranks)[self._engine.rank]
 
-    def _streamed(self, table: int, state: State | None) -> StreamedTable:
-        most = row_blocks(self._tables[table].rows, self._engine.ranks)[0][1]
-        return StreamedTable(self._engine, table, state, self._block(table), most)
+    def _streamed(self, table: int, state: State | None) -> TableRows:
+        if self._touched is not None:
+            return TouchedTable(self._engine, table, state, self._touched[table])
+        blocks = row_blocks(self._tables[table].rows, self._engine.ranks)
+        return StreamedTable(self._engine, table, state, blocks)
 
     def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor | torch.Tensor:
         if self._group is None:

@@ -6,6 +6,7 @@ only one is in memory at a time. torch.distributed.checkpoint is told of the pie
 that they are its own format.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -28,43 +29,18 @@ _PIECE_BYTES = 1 << 24
 _ADDRESS_BYTES = 16  # a row's number and its address
 
 
-class StreamedTable:
-    """The rows of a table, or of a state of its optimizer, by pieces of this rank's block."""
+class Streamed(ABC):
+    """A tensor of rows, of which each rank has some pieces: their first rows and numbers of rows.
+    There are as many on every rank, some of them empty: all ranks read and write together."""
 
     def __init__(
-        self,
-        engine: EmbeddingEngine,
-        table: int,
-        state: State | None,
-        block: tuple[int, int],
-        most: int,
+        self, shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[int, int]]
     ) -> None:
-        """`block` is this rank's: its first row and its number of rows, of which no rank has more
-        than `most`."""
-        planned = planned_tables(engine)[table]
-        self._engine, self._table = engine, table
-        self._state = state.name if state else None
-        self.table, self.state = planned.name, self._state
-        tail = (planned.dim,) if state is None else () if state.rowwise else (planned.dim,)
-        self.shape = (planned.rows, *tail)
-        self.dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
-        (optimizer,) = {b.optimizer for b in engine.buckets if table in b.tables}
-        row_bytes = 4 * planned.dim + optimizer.state_bytes(planned.dim) + _ADDRESS_BYTES
-        rows = max(_PIECE_BYTES // row_bytes, 1)
-        first, count = block
-        # As many on every rank, some of them empty: all ranks read and write together.
-        self.pieces = [(first + at, max(min(rows, count - at), 0)) for at in range(0, most, rows)]
+        self.shape, self.dtype, self.pieces = shape, dtype, pieces
 
-    def read(self, first: int, rows: int) -> torch.Tensor:
-        """A copy of rows, [rows, dim] or [rows]. To be called on all ranks, for each piece."""
-        (values,) = self._engine.read_rows([RowRange(self._table, first, rows)], self._state)
-        return values.to(self.dtype)
-
-    def write(self, parts: list[tuple[int, torch.Tensor]]) -> None:
-        """Give rows new values: first rows, and the values from there on. To be called on all
-        ranks, for each piece."""
-        blocks = [RowBlock(self._table, first, values) for first, values in parts]
-        self._engine.write_rows(blocks, self._state)
+    @abstractmethod
+    def read(self, piece: int) -> torch.Tensor:
+        """A piece of this rank's by its number. To be called on all ranks, for each piece."""
 
     def offsets(self, first: int) -> torch.Size:
         """Where a piece begins in the whole tensor."""
@@ -86,3 +62,67 @@ class StreamedTable:
             for first, rows in self.pieces
             if rows
         ]
+
+
+class TableRows(Streamed):
+    """Rows of a table, or of a state of its optimizer: `table` and `state` are their names."""
+
+    def __init__(
+        self,
+        engine: EmbeddingEngine,
+        table: int,
+        state: State | None,
+        rows: int,
+        pieces: list[tuple[int, int]],
+    ) -> None:
+        planned = planned_tables(engine)[table]
+        self._engine, self._table = engine, table
+        self._state = state.name if state else None
+        self.table, self.state = planned.name, self._state
+        tail = (planned.dim,) if state is None else () if state.rowwise else (planned.dim,)
+        dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
+        super().__init__((rows, *tail), dtype, pieces)
+
+
+class StreamedTable(TableRows):
+    """The rows of a table, or of a state of its optimizer, by pieces of this rank's block."""
+
+    def __init__(
+        self,
+        engine: EmbeddingEngine,
+        table: int,
+        state: State | None,
+        blocks: list[tuple[int, int]],
+    ) -> None:
+        """`blocks` are the ranks': the first row and the number of rows of each."""
+        rows = planned_tables(engine)[table].rows
+        pieces = [piece[engine.rank] for piece in pieces_of_ranks(engine, table, blocks)]
+        super().__init__(engine, table, state, rows, pieces)
+
+    def read(self, piece: int) -> torch.Tensor:
+        """A copy of rows, [rows, dim] or [rows]."""
+        asked = RowRange(self._table, *self.pieces[piece])
+        (values,) = self._engine.read_rows([asked], self._state)
+        return values.to(self.dtype)
+
+    def write(self, parts: list[tuple[int, torch.Tensor]]) -> None:
+        """Give rows new values: first rows, and the values from there on. To be called on all
+        ranks, for each piece."""
+        blocks = [RowBlock(self._table, first, values) for first, values in parts]
+        self._engine.write_rows(blocks, self._state)
+
+
+def pieces_of_ranks(
+    engine: EmbeddingEngine, table: int, blocks: list[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """The pieces of all ranks' blocks of a table, first rows and numbers of rows: in turn those
+    that all ranks read together, [ranks] each."""
+    planned = planned_tables(engine)[table]
+    (optimizer,) = {b.optimizer for b in engine.buckets if table in b.tables}
+    row_bytes = 4 * planned.dim + optimizer.state_bytes(planned.dim) + _ADDRESS_BYTES
+    rows = max(_PIECE_BYTES // row_bytes, 1)
+    most = max(count for _, count in blocks)
+    return [
+        [(first + at, max(min(rows, count - at), 0)) for first, count in blocks]
+        for at in range(0, most, rows)
+    ]

@@ -34,6 +34,7 @@ from oper.analysis.row_facts import explain
 from oper.base import process_signals
 from oper.checker.check import check
 from oper.checkpoint import marker as markers
+from oper.checkpoint.chain import open_chain
 from oper.checkpoint.describe import describe
 from oper.checkpoint.export import export
 from oper.checkpoint.reshard import reshard
@@ -325,8 +326,8 @@ def _logs(folder: Path) -> dict[str, Path]:
 
 
 def _use_checkpoint(folder: Path) -> None:
-    checkpoint = describe(folder)
-    json.dumps(checkpoint.to_json())
+    json.dumps(describe(folder).to_json())
+    checkpoint = open_chain(folder)
     verify(checkpoint)
     with tempfile.TemporaryDirectory() as place:
         reshard(checkpoint, Path(place) / "other", 3)

@@ -283,7 +283,9 @@ def _update() -> list[Argument]:
     slots, values = [_i64(1, 5, 9), _i64(0, 5)], [torch.rand(24), torch.rand(16)]
     rows, state = (torch.zeros((20, n), dtype=torch.uint8) for n in (32, 64))
     settings = [0.1] * _settings()
-    return _list(slots, values, _GROUPS, [1, 1], rows, state, 8, 0, "adam", settings, _i64(0))
+    marks = torch.zeros(20, dtype=torch.bool)
+    given = _list(slots, values, _GROUPS, [1, 1], rows, state, 8, 0, "adam", settings, _i64(0))
+    return [*given, *_list(0, marks)]
 
 
 def _settings() -> int:

@@ -17,13 +17,19 @@ from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import (
     checkpoint_cases,
+    delta_cases,
     mixed_optimizer_cases,
     refusal_cases,
     sharder_cases,
     training_cases,
 )
 from tests.support.torchrec.models import Model
-from tests.torchrec import test_killed_under_torchrun, test_mixed_optimizers, test_parity
+from tests.torchrec import (
+    test_deltas,
+    test_killed_under_torchrun,
+    test_mixed_optimizers,
+    test_parity,
+)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -192,3 +198,23 @@ def test_ranks_of_torchrun_name_the_one_that_is_killed(emulated, tmp_path):
 def test_training_resumes_on_a_device(worlds, emulated, tmp_path, dense):
     given = (cases.trained_on_emulated, str(emulated), checkpoint_cases.resumed)
     worlds.run(2, *given, tmp_path / "saved", dense)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("ranks", "how"),
+    [(1, "trains"), (1, "accumulates"), (2, "trains"), (2, "accumulates"), (2, "moves")],
+)
+def test_deltas_of_devices_have_the_bits_of_whole_saves(worlds, emulated, tmp_path, ranks, how):
+    given = (cases.trained_on_emulated, str(emulated), delta_cases.saved_in_links, "adam", tmp_path)
+    options: dict[str, Any] = {} if how == "trains" else {how: True}
+    options |= {"spare": 1.0} if how == "moves" else {}
+    worlds.run(ranks, *given, **options)
+    test_deltas.assert_whole(tmp_path)
+
+
+@pytest.mark.check
+def test_deltas_of_devices_of_two_nodes_have_the_bits_of_whole_saves(worlds, emulated, tmp_path):
+    given = (cases.trained_between_nodes, str(emulated), delta_cases.saved_in_links)
+    worlds.run(2, *given, "rowwise_adagrad", tmp_path)
+    test_deltas.assert_whole(tmp_path)

@@ -72,9 +72,8 @@ class Arena(gradient_batches.Arena):
     def update_on_the_processor(self, lists: Lists, step: int) -> int:
         updated = torch.tensor([100])
         group = [GROUP] * len(lists.slots)
-        native.ops().update_rows(
-            *lists.tensors, group, self.rows, self.state, *self.arguments(step), updated
-        )
+        rest = (*self.arguments(step), updated, 0, self.marks)
+        native.ops().update_rows(*lists.tensors, group, self.rows, self.state, *rest)
         return int(updated) - 100
 
     def update_on(self, device: Device, lists: Lists, step: int, order: int) -> int:
@@ -82,9 +81,10 @@ class Arena(gradient_batches.Arena):
         updated = device.put(torch.tensor([100]))
         given = [[device.put(t) for t in of] for of in lists.tensors]
         group = [GROUP] * len(lists.slots)
-        rest = [*self.arguments(step), updated, device.stream]
+        marks = device.put(self.marks)
+        rest = [*self.arguments(step), updated, device.stream, marks]
         device.start("update_rows", *given, group, rows, state, *rest, order=order)
-        self.rows, self.state = rows.cpu(), state.cpu()
+        self.rows, self.state, self.marks = rows.cpu(), state.cpu(), marks.cpu()
         return int(updated) - 100
 
 
@@ -170,7 +170,7 @@ def test_slots_that_are_not_the_arenas_are_left_alone(device: Device, lists: int
     whole = torch.zeros(30, 4)
     arena = Arena(Optimizer("adagrad"), "fp32", whole, (0, 0))
     rows, state = arena.rows, arena.state
-    arena.rows, arena.state = rows[10:20], state[10:20]
+    arena.rows, arena.state, arena.marks = rows[10:20], state[10:20], arena.marks[10:20]
     given = Lists(torch.Generator(), lists, 4, 4, 0.0)
     for n in range(lists):
         given.slots[n] = torch.tensor([-(2**62), -1, 0, 9, 10, 2**40])

@@ -44,7 +44,8 @@ def update_on_the_processor(batch: Batch, arenas: list[Arena]) -> int:
             arena = arenas[group // batch.codes]
             lists = ([slots], [sums], [batch.groups], [group])
             arguments = arena.arguments(step)
-            native.ops().update_rows(*lists, arena.rows, arena.state, *arguments, updated)
+            arguments += [updated, 0, arena.marks]
+            native.ops().update_rows(*lists, arena.rows, arena.state, *arguments)
     return int(updated) - 100
 
 
@@ -52,14 +53,16 @@ def update_on(device: Device, batch: Batch, arenas: list[Arena], order: int) -> 
     """Some steps by all groups on a device, which sums the gradients itself."""
     updated = device.put(torch.tensor([100]))
     there = [(device.put(arena.rows), device.put(arena.state)) for arena in arenas]
+    marks = [device.put(arena.marks) for arena in arenas]
     for step in range(1, STEPS + 1):
         for group in range(batch.groups.shape[1] - 1):
             bucket = group // batch.codes
             given = arguments_on(device, batch, group, there[bucket])
             given += [*arenas[bucket].arguments(step), updated, device.stream, batch.means]
+            given.append(marks[bucket])
             device.start("update_runs", *given, order=order)
-    for arena, (rows, state) in zip(arenas, there, strict=True):
-        arena.rows, arena.state = rows.cpu(), state.cpu()
+    for arena, (rows, state), marked in zip(arenas, there, marks, strict=True):
+        arena.rows, arena.state, arena.marks = rows.cpu(), state.cpu(), marked.cpu()
     return int(updated) - 100
 
 
@@ -171,7 +174,7 @@ def test_slots_that_are_not_the_arenas_are_left_alone(device: Device) -> None:
     update_on_the_processor(batch, expected)
     (arena,), (of_all,) = whole, expected
     rows, state = arena.rows, arena.state
-    arena.rows, arena.state = rows[:700], state[:700]
+    arena.rows, arena.state, arena.marks = rows[:700], state[:700], arena.marks[:700]
     inside = int((batch.slots < 700).sum())
     assert 0 < inside < len(batch.slots)
     assert update_on(device, batch, [arena], 1) == STEPS * inside

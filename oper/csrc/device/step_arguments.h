@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "cpu/step/update_arguments.h"
 #include "device/arguments.h"
@@ -12,12 +13,12 @@
 
 namespace oper {
 
-// Sets the arenas, the settings of optimizer number `optimizer`, and where rows are counted.
+// Sets the arenas, with the marks of their slots if any are kept, the settings of optimizer number `optimizer`, and where rows are counted.
 inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
                      size_t optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
-                     StepArguments& a) {
+                     const std::optional<at::Tensor>& marks, StepArguments& a) {
   a.settings = settings_of(settings);
-  a.arena = arena_of(rows, state, dim, dtype, optimizer);
+  a.arena = arena_of(rows, state, dim, dtype, optimizer, marks);
   a.slots = rows.size(0);
   check_on(state, rows, "state");
   check_on(updated, rows, "updated");

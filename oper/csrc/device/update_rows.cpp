@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "device/step_arguments.h"
 #include "schemas.h"
@@ -34,11 +35,12 @@ UpdateList list_of(const at::Tensor& slots, const at::Tensor& values, const at::
 void update_rows(at::TensorList slots, at::TensorList values, at::TensorList groups,
                  at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state,
                  int64_t dim, int64_t dtype, c10::string_view optimizer,
-                 at::ArrayRef<double> settings, at::Tensor& updated, int64_t stream) {
+                 at::ArrayRef<double> settings, at::Tensor& updated, int64_t stream,
+                 const std::optional<at::Tensor>& marks) {
   const c10::DeviceGuard guard(rows.device());
   const size_t number = number_of(optimizer);
   UpdateArguments a{};
-  set_step(rows, state, dim, dtype, number, settings, updated, a);
+  set_step(rows, state, dim, dtype, number, settings, updated, marks, a);
   const size_t lists = slots.size();
   TORCH_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
                     "slots, values, groups, group: ", lists, ", ", values.size(), ", ",

@@ -28,6 +28,7 @@ from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.comm.shared_segment import DeviceMemory, Segment
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
+from oper.runtime.memory.touched_rows import TouchedRows
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
@@ -44,6 +45,7 @@ class Heap:
     CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
     of ranks whose memory is not mapped here. In `symmetric` memory, where that is given, `far`
     [W, M + 1] is where their rows would begin here.
+    `touched` has which of this rank's rows were updated, once that is begun.
     `spare` is how far the arenas of a width can grow on devices, as a share of the largest of
     them. `advice`: what to do where there is no memory for them.
     """
@@ -99,6 +101,7 @@ class Heap:
         far = torch.cat([own + as_int64(starts[0]), torch.zeros(len(slots), 1).long()], 1)
         self.far = far.to(self.device.torch_device)
         self._lock, self._writers, self._sealed = threading.Lock(), 0, False
+        self.touched = TouchedRows(self.device)
 
     @classmethod
     def of_plan(
@@ -151,8 +154,13 @@ class Heap:
         is kept. For all ranks, between two barriers. Memory that is left is not given back."""
         assert (slots <= self.most_slots).all()
         self._slots, self._views = slots, self._views_of(slots)
+        self.touched.resize(slots[:, self.node.rank])
         if self.device.kind == "cpu":
             self.bytes = max(self.bytes, int(_bytes_of(slots, self._sizes)[self.node.rank]))
+
+    def begin_touched(self) -> None:
+        """Mark the slots of this rank that are updated from now on."""
+        self.touched.begin(self._slots[:, self.node.rank])
 
     def bytes_at(self, slots: Ints) -> int:
         """What this rank's arenas take in the host's memory where all have these sizes [W, M]."""

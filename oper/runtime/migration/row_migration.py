@@ -126,6 +126,7 @@ class RowMigration:
             moving = self.schedule.order[first:end]
             widths = np.unique(self.rows.width[moving]).tolist()
             copied = moving[~self.schedule.stays[moving]]
+            self._leave(moving)
             came = [self._read(w, copied[self.rows.width[copied] == w], what) for w in widths]
             self._barrier(what)
             with self._heap.writable():
@@ -181,6 +182,15 @@ class RowMigration:
     def _write(self, w: int, slots: Ints, rows: torch.Tensor, state: torch.Tensor) -> None:
         at = as_int64(slots).to(self._heap.device.torch_device)
         self._heap.rows(w)[at], self._heap.state(w)[at] = rows, state
+
+    def _leave(self, moving: Ints) -> None:
+        """Rows stay touched where their slots are marked for others."""
+        rows, mine = self.rows, self._node.rank
+        here = moving[rows.sets.holds[rows.before[moving], mine]]
+        slots = rows.slot(here, np.full(len(here), mine))
+        for w in np.unique(rows.width[here]).tolist():
+            of = rows.width[here] == w
+            self._heap.touched.leave(w, slots[of], rows.table[here[of]], rows.id[here[of]])
 
     def _follow(self, movable: MovableRows, moving: Ints) -> None:
         rows = self.rows

@@ -340,6 +340,7 @@ class Gradients:
             self.optimizer_steps,
             updated,
             self._device,
+            self._heap.touched.marks(bucket.width),
         )
         self._counters.add_later(updated, _updated_rows)
 
@@ -373,6 +374,7 @@ class Gradients:
             updated,
             self._device.stream,
             self._means,
+            self._heap.touched.marks(bucket.width),
         )
         self._counters.add_later(updated, _updated_rows)
 

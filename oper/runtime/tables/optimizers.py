@@ -387,6 +387,7 @@ def update_rows(
     step: int,
     updated: Tensor,
     on: Kernels,
+    marks: Tensor | None = None,
 ) -> None:
     """Sum the gradients of each row over the parts, in their order, and update the row once.
 
@@ -399,6 +400,7 @@ def update_rows(
         step: the number of this step, from 1.
         updated: int64 [1], to which the number of rows updated is added.
         on: where all of that lies.
+        marks: bool [slots], set where a row is updated.
     """
     on.ops().update_rows(
         [part.slots for part in parts],
@@ -413,4 +415,5 @@ def update_rows(
         optimizer.settings(lr, step),
         updated,
         on.stream,
+        marks,
     )

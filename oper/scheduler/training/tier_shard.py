@@ -77,6 +77,7 @@ class TierShard:
     def put_rows(self, bucket: int, slots: Ints, rows: torch.Tensor, states: torch.Tensor) -> None:
         """Write rows and their states, given as bytes, into the rows' slots."""
         at = torch.from_numpy(slots)
+        self._heap.touched.mark(self._buckets[bucket].width, slots)
         for arena, given in zip(self._arenas(bucket), (rows, states), strict=True):
             arena[at] = given
 
@@ -112,6 +113,8 @@ class TierShard:
     ) -> None:
         """Take a step with the sums of gradients, lists of ascending slots and [n, dim] each."""
         of = self._buckets[bucket]
+        for part in slots:
+            self._heap.touched.mark(of.width, part)
         rows, states = self._heap.rows(of.width), self._heap.state(of.width)
         take_step(of, list(zip(slots, grads, strict=True)), rows, states, rate, number)
 

@@ -88,6 +88,7 @@ class Arena:
         spare = 4
         width = optimizer.state_bytes(values.shape[1]) + spare
         self.bytes = torch.zeros(len(values), width, dtype=torch.uint8)
+        self.marks = torch.zeros(len(values), dtype=torch.bool)
 
     def update(self, ids, grads, step):
         rows, dim = self.values.view(torch.uint8), self.values.shape[1]
@@ -95,7 +96,7 @@ class Arena:
         parts = list(map(RowGradients.of_rows, ids, grads))
         updated = torch.zeros(1, dtype=torch.int64)
         of = (rows, self.bytes, dim, dtype, LR, step)
-        update_rows(self.optimizer, parts, [0] * len(parts), *of, updated, Cpu())
+        update_rows(self.optimizer, parts, [0] * len(parts), *of, updated, Cpu(), self.marks)
         return int(updated)
 
     @property
@@ -508,7 +509,25 @@ def test_arenas_too_small_are_refused():
         update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1, none, Cpu())
 
 
+def test_rows_that_are_updated_are_marked():
+    generator = torch.Generator().manual_seed(0)
+    arena = Arena(Optimizer("adam"), draw_values(generator, 5000, 8))
+    expected = torch.zeros(5000, dtype=torch.bool)
+    for step in (1, 2):
+        ids, grads = draw_step(generator, 5000, 8, 3, 0.1)
+        arena.update(ids, grads, step)
+        expected[torch.cat(ids)] = True
+    assert torch.equal(arena.marks, expected)
+    arena.marks = expected[:-1]
+    with pytest.raises(ValueError, match=r"marks: shape \[4999\], and one for each of 5000 slots"):
+        arena.update(ids, grads, 3)
+    arena.marks = expected.to(torch.uint8)
+    with pytest.raises(TypeError, match="marks: a contiguous bool tensor"):
+        arena.update(ids, grads, 3)
+
+
 def test_schema_says_what_is_written():
     schema = str(native.ops().update_rows.default._schema)
+    assert "Tensor(d!)? marks" in schema
     assert "Tensor(a!) rows, Tensor(b!) state" in schema
     assert "Tensor(c!) updated" in schema

@@ -188,7 +188,7 @@ class Batch:
 
 
 class Arena:
-    """Rows and state; a slot has room for more than they take."""
+    """Rows and state; a slot has room for more than they take. `marks` are of rows updated."""
 
     def __init__(
         self, optimizer: Optimizer, dtype: str, values: torch.Tensor, spare: tuple[int, int]
@@ -199,6 +199,7 @@ class Arena:
         empty = torch.zeros(len(values), spare[0], dtype=torch.uint8)
         self.rows = torch.cat([bytes.reshape(len(values), -1), empty], 1).contiguous()
         self.state = torch.zeros(len(values), width, dtype=torch.uint8)
+        self.marks = torch.zeros(len(values), dtype=torch.bool)
 
     def arguments(self, step: int) -> list[Any]:
         settings = self.optimizer.settings(LR, step)
@@ -208,3 +209,4 @@ class Arena:
 def assert_equal_arenas(found: Arena, expected: Arena) -> None:
     assert torch.equal(found.rows, expected.rows)
     assert torch.equal(found.state, expected.state)
+    assert torch.equal(found.marks, expected.marks)

@@ -18,10 +18,12 @@ from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.saved_cases import small_pieces
 
 ROWS, DIM = 2000, 16
-_KEY = "bags.embedding_bags.t.weight"
+KEY = "bags.embedding_bags.t.weight"
 
 
-class _Model(nn.Module):
+class Model(nn.Module):
+    """A table and a dense layer."""
+
     def __init__(self) -> None:
         super().__init__()
         table = EmbeddingBagConfig(ROWS, DIM, name="t", feature_names=["f"])
@@ -30,7 +32,7 @@ class _Model(nn.Module):
 
     def all_values(self, step: int) -> dict[str, torch.Tensor]:
         """Its state dict with one value everywhere."""
-        return {_KEY: torch.full((ROWS, DIM), step), "dense.weight": torch.full((30, 30), step)}
+        return {KEY: torch.full((ROWS, DIM), step), "dense.weight": torch.full((30, 30), step)}
 
 
 def save_on(
@@ -40,7 +42,7 @@ def save_on(
     `exchange` the file system cannot exchange names."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
-    unsharded = _Model()
+    unsharded = Model()
     model = oper.shard(unsharded, random_plan(0, tables_of(unsharded), ranks))
     with pytest.MonkeyPatch.context() as patch, small_pieces():
         if not exchange:
@@ -50,7 +52,7 @@ def save_on(
         if folder.exists() or any(folder.parent.glob(".*.oper-old")):
             step = oper.load(model, folder).step or 0
             held = model.state_dict()
-            (shard,) = held[_KEY].local_shards()
+            (shard,) = held[KEY].local_shards()
             for values in (shard.tensor, held["dense.weight"]):
                 assert bool((values == step).all()), step
         first_save.send(step)

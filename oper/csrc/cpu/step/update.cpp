@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "cpu/common/arguments.h"
@@ -86,10 +87,10 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
 void update_all(at::TensorList slots, at::TensorList values, at::TensorList groups,
                 at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state, int64_t dim,
                 int64_t dtype, c10::string_view optimizer, at::ArrayRef<double> settings,
-                at::Tensor& updated, int64_t /*stream*/) {
+                at::Tensor& updated, int64_t /*stream*/, const std::optional<at::Tensor>& marks) {
   const size_t number = number_of(optimizer);
   const Settings step = settings_of(settings);
-  const Arena arena = arena_of(rows, state, dim, dtype, number);
+  const Arena arena = arena_of(rows, state, dim, dtype, number, marks);
   const std::vector<Gradients> lists = lists_of(slots, values, groups, group, rows.size(0), dim);
   int64_t* const count = writable_elements<int64_t>(updated, 1, "updated");
   if (lists.empty()) return;

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstring>
+#include <optional>
 #include <tuple>
 
 #include "cpu/common/arguments.h"
@@ -33,9 +34,20 @@ inline Settings settings_of(at::ArrayRef<double> values) {
   return Settings::of(given);
 }
 
+// The marks of an arena's slots, if any are kept.
+inline uint8_t* marks_of(const std::optional<at::Tensor>& marks, const at::Tensor& rows) {
+  if (!marks) return nullptr;
+  TORCH_CHECK_TYPE(marks->scalar_type() == at::kBool && marks->is_contiguous() &&
+                       marks->device() == rows.device(),
+                   "marks: a contiguous bool tensor where the rows are was needed");
+  TORCH_CHECK_VALUE(marks->dim() == 1 && marks->numel() == rows.size(0), "marks: shape ",
+                    marks->sizes(), ", and one for each of ", rows.size(0), " slots was needed");
+  return static_cast<uint8_t*>(marks->data_ptr());
+}
+
 // The arenas of a width, whose slots have room for rows of `dim` values and an optimizer's state.
 inline Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
-                      size_t optimizer) {
+                      size_t optimizer, const std::optional<at::Tensor>& marks) {
   check_size(dim, 1, kMostThings, "dim");
   TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16, "dtype: ", dtype,
                     ", and 0 (float32), 1 (float16) or 2 (bfloat16) was needed");
@@ -49,7 +61,8 @@ inline Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t d
                     static_cast<uint8_t*>(state.data_ptr()),
                     state.size(1),
                     dim,
-                    static_cast<RowType>(dtype)};
+                    static_cast<RowType>(dtype),
+                    marks_of(marks, rows)};
   TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes,
                     "rows: ", arena.row_bytes, " bytes a slot are too few for ", dim, " values");
   with_optimizer(optimizer, [&](auto of) {

@@ -256,6 +256,7 @@ __device__ __forceinline__ void step_all(const StepArguments& a, const Group& gr
   row.begin(begin + in_warp);
   for (int first = begin; first < row.count; first += rows_at_once) {
     row.take(first + in_warp, rows_at_once);
+    if (a.arena.marks != nullptr && row.mine && group.lane == 0) a.arena.marks[row.slot] = 1;
     uint8_t* const values = a.arena.rows + row.slot * a.arena.row_bytes;
     float* const state = reinterpret_cast<float*>(a.arena.state + row.slot * a.arena.state_bytes);
     float w[kCount] = {}, g[kCount] = {};

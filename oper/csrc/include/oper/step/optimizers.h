@@ -80,6 +80,7 @@ struct Arena {
   int64_t state_bytes;
   int64_t dim;
   RowType type;
+  uint8_t* marks;  // a byte a slot, 1 where the row was updated; null where none are kept
 };
 
 // A part of a row's state: a float32 for each of the row's values, or one for the row.

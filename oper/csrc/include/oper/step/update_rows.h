@@ -80,6 +80,7 @@ OPER_INLINE int64_t update_rows(const std::vector<Gradients>& lists, const Arena
   const auto prefetch = [&](int64_t slot) __attribute__((always_inline)) {
     prefetch_bytes(arena.rows + slot * arena.row_bytes, arena.row_bytes);
     if (state_bytes > 0) prefetch_bytes(arena.state + slot * arena.state_bytes, state_bytes);
+    if (arena.marks != nullptr) __builtin_prefetch(arena.marks + slot, 1);
   };
   const auto update = [&](int64_t slot, const float* gradient) __attribute__((always_inline)) {
     uint8_t* const row = arena.rows + slot * arena.row_bytes;
@@ -93,6 +94,7 @@ OPER_INLINE int64_t update_rows(const std::vector<Gradients>& lists, const Arena
     step_row<Optimizer>(w, reinterpret_cast<float*>(arena.state + slot * arena.state_bytes),
                         gradient, dim, s);
     narrow(w, arena.type, dim, s, slot, row);
+    if (arena.marks != nullptr) arena.marks[slot] = 1;
   };
   return merge(lists, dim, ahead, sum, prefetch, update);
 }

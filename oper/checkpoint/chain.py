@@ -1,0 +1,197 @@
+"""A checkpoint as a whole: a base, and the deltas upon it up to one of them.
+
+A delta names what it is upon by the digest of its marker, which depends on all files of that, and
+on what it is itself upon. So a chain has what was saved, or is found to have not. The folders lie
+beside each other. A table's row is that of the last link that has it, of the base where no delta
+has; what belongs to no table is the last link's.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from oper.base.errors import OperError
+from oper.checkpoint.delta_rows import TOUCHED, DeltaRows, ids_of
+from oper.checkpoint.describe import Description, describe
+from oper.checkpoint.marker import FORMAT, Marker, paths_of_checkpoints
+from oper.checkpoint.saved_index import SavedIndex, SavedTensor
+from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.saved_tables import tables_of
+
+_OLDER = "an older checkpoint, which is whole"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`links` are the base and then the deltas, each upon the one before; of a checkpoint that is
+    no delta it is the only one."""
+
+    links: tuple[Description, ...]
+
+    @property
+    def last(self) -> Description:
+        """The checkpoint itself."""
+        return self.links[-1]
+
+    @property
+    def folder(self) -> Path:
+        """Where that is."""
+        return self.last.folder
+
+    @property
+    def marker(self) -> Marker | None:
+        """What that says of itself."""
+        return self.last.marker
+
+    @cached_property
+    def table_of_tensor(self) -> dict[str, str]:
+        """The table of each tensor that has rows of one, weights and states, by their names."""
+        if (delta := self.last.delta) is not None:
+            return {name: t for t, table in delta.tables.items() for name in table["tensors"]}
+        tables = tables_of(self.last.index).values()
+        return {tensor.name: t.name for t in tables for tensor in t.tensors.values()}
+
+    @cached_property
+    def index(self) -> SavedIndex:
+        """What the whole has, under the names that it had in a whole save. Places are those of the
+        base, of tensors that have rows of tables; of all others the last link's."""
+        last = self.last.index
+        if len(self.links) == 1:
+            return last
+        of_tables = {name: self._whole(name) for name in self.table_of_tensor}
+        numbers = {name for name in last.tensors if name.startswith(f"{TOUCHED}.")}
+        rest = {n: t for n, t in last.tensors.items() if n not in of_tables and n not in numbers}
+        tensors = {**of_tables, **rest}
+        paths: dict[str, tuple[str | int, ...]] = {}
+        for link in self.links:
+            paths |= link.index.paths
+        named = {*tensors, *last.objects}
+        paths = {name: path for name, path in paths.items() if name in named}
+        return SavedIndex(tensors, last.objects, paths)
+
+    def read_rows(self, name: str, first: int, rows: int) -> torch.Tensor:
+        """Rows [first, first + rows) of a tensor of a table, [rows, …].
+
+        OperError where a file is missing, truncated or damaged.
+        """
+        base, tensor = self.links[0], self.index.tensors[name]
+        saved = base.index.tensors.get(name)
+        old = 0 if saved is None else max(min(rows, saved.shape[0] - first), 0)
+        if saved is not None and old == rows:
+            found = read_rows(base.folder, saved, first, rows)
+        else:
+            found = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
+            if saved is not None and old:
+                found[:old] = read_rows(base.folder, saved, first, old)
+        lacking = torch.ones(rows - old, dtype=torch.bool)
+        for delta, touched in zip(self.links[1:], self._touched(name), strict=True):
+            if touched is not None:
+                at = touched.put(delta.index.tensors[name], first, found)
+                lacking[at[at >= old] - old] = False
+        if lacking.any():
+            raise OperError(
+                f"{self.folder}: {name!r}: neither it nor what it is upon has row "
+                f"{first + old + int(lacking.nonzero()[0]):,}; the delta was changed: go on from "
+                f"{_OLDER}"
+            )
+        return found
+
+    def _touched(self, name: str) -> list[DeltaRows | None]:
+        """What each delta has of a tensor's table; None where it has nothing."""
+        table = self.table_of_tensor[name]
+        return [
+            of.get(table) if name in link.index.tensors else None
+            for link, of in zip(self.links[1:], self._of_deltas, strict=True)
+        ]
+
+    @cached_property
+    def _of_deltas(self) -> list[dict[str, DeltaRows]]:
+        found = []
+        for link in self.links[1:]:
+            delta = link.delta
+            assert delta is not None, "the links of a chain but the first are deltas"
+            ids = {table: ids_of(link.index, table) for table in delta.tables}
+            found.append(
+                {
+                    table: DeltaRows(link.folder, tensor, delta.tables[table]["rows"])
+                    for table, tensor in ids.items()
+                    if tensor is not None
+                }
+            )
+        return found
+
+    def _whole(self, name: str) -> SavedTensor:
+        """A tensor of a table with all its rows."""
+        delta = self.last.delta
+        assert delta is not None
+        rows = delta.tables[self.table_of_tensor[name]]["rows"]
+        for link in self.links:
+            if (tensor := link.index.tensors.get(name)) is not None:
+                shards = tensor.shards if link is self.links[0] else ()
+                return replace(tensor, shape=(rows, *tensor.shape[1:]), shards=shards)
+        raise OperError(
+            f"{self.folder}: neither it nor what it is upon has {name!r}, which its marker names; "
+            f"go on from {_OLDER}"
+        )
+
+
+def open_chain(checkpoint: Path | str) -> Chain:
+    """A checkpoint, or the newest of a folder of some, with what it is upon.
+
+    OperError where there is none, its index or marker is damaged, or what it is upon is missing or
+    another one.
+    """
+    links = [describe(checkpoint)]
+    while (delta := links[-1].delta) is not None:
+        upper = links[-1].folder
+        # A link to a folder lies elsewhere than what it leads to.
+        folder = upper.resolve().parent / delta.upon
+        if not (folder / FORMAT.marker).exists():
+            raise OperError(
+                f"{upper}: is a delta upon {delta.upon}, and {folder} holds no checkpoint; put "
+                f"that back beside it, or take {_OLDER}"
+            )
+        link = describe(folder)
+        found = "" if link.marker is None else link.marker.digest
+        if found != delta.sha256:
+            raise OperError(
+                f"{upper}: is a delta upon the {delta.upon} of SHA-256 {delta.sha256[:12]}…, and "
+                f"{folder} is another checkpoint now, of {found[:12]}…; put that one back, or "
+                f"take {_OLDER}"
+            )
+        links.append(link)
+    return Chain(tuple(reversed(links)))
+
+
+def as_chain(checkpoint: Chain | Path | str) -> Chain:
+    """A chain, which may be given by its path."""
+    return checkpoint if isinstance(checkpoint, Chain) else open_chain(checkpoint)
+
+
+def check_replaceable(folder: Path | str) -> None:
+    """OperError where a folder is a checkpoint that deltas beside it are upon: without it they
+    cannot be loaded."""
+    folder = Path(folder).resolve()
+    if (mine := _readable_marker(folder)) is None:
+        return
+    upon = []
+    for path in paths_of_checkpoints(folder.parent):
+        marker = _readable_marker(path)
+        if marker is not None and marker.delta is not None and marker.delta.sha256 == mine.digest:
+            upon.append(path.name)
+    if upon:
+        more = f" and {len(upon) - 1} more" if len(upon) > 1 else ""
+        raise OperError(
+            f"{folder}: {upon[0]}{more} is a delta upon it, which could not be loaded any more; "
+            "save to another folder, or remove the deltas first"
+        )
+
+
+def _readable_marker(folder: Path) -> Marker | None:
+    """A folder's marker; None where it has none that can be read, upon which nothing can be."""
+    try:
+        return Marker.read(folder)
+    except OperError:
+        return None

@@ -1,0 +1,84 @@
+"""The rows of a delta: what `oper.save_delta` wrote of a table, found by the rows' numbers.
+
+Its tensors have the touched rows of the table's weight and states, and `touched.TABLE` the number
+of each of them in the table, ascending.
+"""
+
+from bisect import bisect_left
+from pathlib import Path
+
+import torch
+
+from oper.base.errors import OperError
+from oper.checkpoint.saved_index import SavedIndex, SavedTensor
+from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.shard_file import read_shard_rows
+
+TOUCHED = "touched"  # the part of a checkpoint that has the rows' numbers, by table
+
+
+def ids_of(index: SavedIndex, table: str) -> SavedTensor | None:
+    """The tensor that has the numbers of a table's touched rows; None where it has none."""
+    return index.tensors.get(f"{TOUCHED}.{table}")
+
+
+class DeltaRows:
+    """The touched rows of one table in the delta of a folder, whose numbers `ids` has; the table
+    has so many `rows`."""
+
+    def __init__(self, folder: Path, ids: SavedTensor, rows: int) -> None:
+        self._folder, self._ids, self._rows = folder, ids, rows
+        self._bounds: tuple[list[int], list[int]] | None = None
+
+    def put(self, tensor: SavedTensor, first: int, values: torch.Tensor) -> torch.Tensor:
+        """Give rows [first, first + n) of a tensor of the table, [n, …], the values that the delta
+        has of them. Which these are, counted from `first`.
+
+        OperError where a file is missing or damaged.
+        """
+        ids, begin = self._within(first, first + len(values))
+        if tensor.shape != (*self._ids.shape, *values.shape[1:]) or tensor.dtype != values.dtype:
+            raise self._unsound(f"{tensor.name!r} is {tensor.shape} in {tensor.dtype}")
+        at = ids - first
+        if len(ids):
+            values.index_copy_(0, at, read_rows(self._folder, tensor, begin, len(ids)))
+        return at
+
+    def _within(self, first: int, end: int) -> tuple[torch.Tensor, int]:
+        """The touched rows of [first, end), and how many come before them."""
+        firsts, lasts = self._shard_bounds()
+        shards = range(bisect_left(lasts, first), bisect_left(firsts, end))
+        found, begin = [torch.zeros(0, dtype=torch.int64)], -1
+        for number in shards:
+            ids = self._shard(number)
+            low, high = torch.searchsorted(ids, torch.tensor([first, end])).tolist()
+            if begin < 0:
+                begin = self._ids.shards[number].offsets[0] + low
+            found.append(ids[low:high])
+        return torch.cat(found), max(begin, 0)
+
+    def _shard_bounds(self) -> tuple[list[int], list[int]]:
+        """The first and the last row of each shard."""
+        if self._bounds is None:
+            last, firsts, lasts = -1, [], []
+            for number in range(len(self._ids.shards)):
+                ids = self._shard(number)
+                if int(ids[0]) <= last or bool((ids.diff() <= 0).any()):
+                    raise self._unsound("its rows do not ascend")
+                firsts.append(int(ids[0]))
+                last = int(ids[-1])
+                lasts.append(last)
+            if last >= self._rows:
+                raise self._unsound(f"it has row {last:,} of {self._rows:,}")
+            self._bounds = firsts, lasts
+        return self._bounds
+
+    def _shard(self, number: int) -> torch.Tensor:
+        shard = self._ids.shards[number]
+        return read_shard_rows(self._folder, self._ids, shard, 0, shard.sizes[0])
+
+    def _unsound(self, what: str) -> OperError:
+        return OperError(
+            f"{self._folder}: {self._ids.name!r}: {what}; the delta was changed or damaged: copy "
+            "it again, or go on from what it is upon"
+        )

@@ -1,0 +1,103 @@
+"""`oper.save_delta`: the rows of a model that were touched since it was saved before.
+
+A delta is a checkpoint with fewer rows (touched_table.py), written as any (save_checkpoint.py). It
+lies beside what it is upon, and its marker says by which digest that is known. Rows are marked
+anew once it is whole; till then they stay marked, so that a save that fails loses nothing.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from oper.base.errors import OperError, check_type
+from oper.checkpoint.delta_rows import TOUCHED
+from oper.checkpoint.marker import Delta, Marker
+from oper.torchrec.objects_of_ranks import of_each_rank, of_first_rank
+from oper.torchrec.save_checkpoint import check_alike, parts_of, whole_state, write_checkpoint
+from oper.torchrec.saved_before import SavedBefore, begin_deltas, saved_before
+from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.state_dict import TableBlocks
+from oper.torchrec.streamed_table import TableRows
+from oper.torchrec.touched_table import TouchedIds
+
+
+def save_delta(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    step: int | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save the rows that were touched since the last `oper.save(…, deltas=True)`, `oper.load(…,
+    deltas=True)` or `save_delta` of a model, with the states of their optimizers, and the rest of
+    it whole. To be called on all ranks alike.
+
+    `folder` is a new one beside that of the save before, upon which the delta is: `oper.load` of it
+    puts both together. `step` and `state` are as of `oper.save`. Returns the folder. Raises
+    OperError, on all ranks, where nothing marked the rows, the folder is taken, lies elsewhere or
+    cannot be written, and where the save before is no longer there.
+    """
+    check_type("save_delta", "model", model, nn.Module)
+    collections = sharded_collections(model)
+    group = next(iter(collections.values())).blocks.group
+
+    def given() -> tuple[dict[str, Any], SavedBefore]:
+        check_type("save_delta", "step", step, int, type(None))
+        parts = parts_of("save_delta", folder, state)
+        if TOUCHED in parts:
+            raise OperError(f"state: {TOUCHED!r} is a delta's own name; choose another one")
+        return parts, saved_before(model)
+
+    parts, before = of_each_rank(given, group)
+    check_alike("save_delta", {"folder": str(folder), "step": step}, group)
+    of_first_rank(lambda: _check(Path(folder), before), group)
+    with ExitStack() as stack:
+        numbers: dict[str, TouchedIds] = {}
+        sizes: dict[str, int] = {}
+        for module in collections.values():
+            blocks: TableBlocks = module.blocks
+            touched = blocks.touched()
+            stack.enter_context(blocks.streaming(touched))
+            of_tables = zip(blocks.tables, touched, strict=True)
+            numbers |= {table.name: TouchedIds(block) for table, block in of_tables}
+            sizes |= {table.name: table.rows for table in blocks.tables}
+        content = whole_state(model, parts) | {TOUCHED: numbers}
+        delta = Delta(before.folder.name, before.digest, _tables(content, sizes))
+        marker = write_checkpoint(model, Path(folder), content, step, delta=delta)
+    begin_deltas(model, Path(folder), marker)
+    return Path(folder)
+
+
+def _check(folder: Path, before: SavedBefore) -> None:
+    """OperError where a delta cannot lie at a folder, or what it would be upon is not there."""
+    beside = before.folder.parent
+    if folder.resolve().parent != beside:
+        raise OperError(
+            f"{folder}: a delta lies beside what it is upon, {before.folder}, so that they are "
+            f"moved together; give {beside / folder.name}"
+        )
+    try:
+        found = Marker.read(before.folder).digest
+    except OperError as error:
+        raise OperError(f"{folder}: {error}; save a whole one, by oper.save") from error
+    if found != before.digest:
+        raise OperError(
+            f"{folder}: {before.folder}, upon which it would be, is another checkpoint now; save a "
+            "whole one, by oper.save"
+        )
+
+
+def _tables(content: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """The marker's tables, of the sizes of all, from what is saved."""
+    flat, _ = flatten_state_dict(dict(content))
+    found: dict[str, dict[str, Any]] = {
+        name: {"rows": rows, "tensors": []} for name, rows in sizes.items()
+    }
+    for name, value in flat.items():
+        if isinstance(value, TableRows):
+            found[value.table]["tensors"].append(name)
+    return found

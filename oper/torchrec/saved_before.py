@@ -1,0 +1,56 @@
+"""What a model was saved to or loaded from last, where the rows that changed since are marked.
+
+That is what the next delta is upon. It is noted where the marks are, in each collection.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from oper.base.errors import OperError
+from oper.checkpoint.marker import Marker
+from oper.runtime.table_io import RowRange
+from oper.torchrec.sharded_model import sharded_collections
+
+
+@dataclass(frozen=True)
+class SavedBefore:
+    """A checkpoint's folder, links followed, and the digest of its marker."""
+
+    folder: Path
+    digest: str
+
+
+def begin_deltas(
+    model: nn.Module,
+    folder: Path,
+    marker: Marker,
+    new: Mapping[str, Sequence[RowRange]] | None = None,
+) -> None:
+    """Mark the rows that are touched from now on: the model is as the checkpoint has it, but for
+    rows that are `new` in each collection, by its path. To be called on all ranks."""
+    saved = SavedBefore(folder.resolve(), marker.digest)
+    for path, module in sharded_collections(model).items():
+        module.engine.begin_touched((new or {}).get(path, ()))
+        module.saved_before = saved
+
+
+def end_deltas(model: nn.Module) -> None:
+    """Mark no rows any more: the model gets other values."""
+    for module in sharded_collections(model).values():
+        module.engine.end_touched()
+        module.saved_before = None
+
+
+def saved_before(model: nn.Module) -> SavedBefore:
+    """What a delta of the model would be upon; OperError where nothing was marked since one."""
+    found = {module.saved_before for module in sharded_collections(model).values()}
+    if len(found) == 1 and (saved := found.pop()) is not None:
+        return saved
+    raise OperError(
+        "save_delta: which rows changed is not known, as nothing marked them: begin by "
+        "oper.save(model, folder, deltas=True), or oper.load(model, folder, deltas=True), and save "
+        "deltas upon that"
+    )
