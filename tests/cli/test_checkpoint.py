@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.checkpoint.delta_folders import write_base, write_delta
 from tests.support.checkpoint.saved_folders import STATE, WEIGHT, Part, write
 from tests.support.commands import fine, oper, refused
 
@@ -77,3 +78,25 @@ def test_a_folder_that_is_none_is_refused() -> None:
     Path("made/.metadata").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     refused("checkpoint inspect made", "os.system", "was not run")
     assert not Path("ran").exists()
+
+
+def test_a_delta_is_described_verified_and_made_whole() -> None:
+    run = Path("run")
+    base = write_base(run / "step-0", torch.rand(2000, 4), torch.rand(2000))
+    ids, values = torch.tensor([3, 1999]), torch.ones(2, 4)
+    write_delta(run / "step-1", ("step-0", base), ids, values, torch.ones(2), 2000)
+    text = fine("checkpoint", "inspect", "run")
+    assert "delta upon step-0, step 1" in text
+    assert "2 of 2,000" in text
+    assert "touched.t" not in text
+    assert "whole" in fine("checkpoint", "verify", "run")
+    fine("checkpoint", "reshard", "run", "-o", "made-whole", "--ranks", "2")
+    found = json.loads(fine("checkpoint", "inspect", "made-whole", "--json"))
+    assert (found["upon"], found["step"], found["tables"][0]["rows"]) == (None, 1, 2000)
+    refused("checkpoint reshard run -o run/step-0 --ranks 2 --force", "step-1 is a delta upon it")
+    file = run / "step-0" / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert oper("checkpoint", "verify", "run").status == 1
+    (run / "step-0").rename("elsewhere")
+    refused("checkpoint verify run", "is a delta upon step-0", "put that back beside it")
+    refused("checkpoint export run --table t -o t.parquet", "is a delta upon step-0")

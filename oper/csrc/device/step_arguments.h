@@ -13,7 +13,8 @@
 
 namespace oper {
 
-// Sets the arenas, with the marks of their slots if any are kept, the settings of optimizer number `optimizer`, and where rows are counted.
+// Sets the arenas, with the marks of their slots if any are kept, the settings of optimizer number
+// `optimizer`, and where rows are counted.
 inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
                      size_t optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
                      const std::optional<at::Tensor>& marks, StepArguments& a) {
