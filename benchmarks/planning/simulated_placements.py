@@ -65,8 +65,15 @@ def make_log(scale: float, bag: int, samples: int) -> tuple[Recipe, Log, Profile
     at least, to be replayed, and the counts of twice as many others."""
     published = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF, dim=DIM)
     features = tuple(replace(feature, ids=bag) for feature in published.features)
-    recipe = replace(published, features=features)
-    total = max(3 * samples, LOG_IDS // bag)
+    return _log_of(replace(published, features=features), max(3 * samples, LOG_IDS // bag), samples)
+
+
+def make_meta_log(scale: float, samples: int) -> tuple[Recipe, Log, Profile]:
+    """The same of meta-2021's tables, with its own laws and lengths of bags."""
+    return _log_of(load_recipe("meta-2021", scale=scale, dim=DIM), 3 * samples, samples)
+
+
+def _log_of(recipe: Recipe, total: int, samples: int) -> tuple[Recipe, Log, Profile]:
     made = Synthesizer(recipe, total)
     stream = made.batches()
     replayed = itertools.islice(stream, -(-samples // made.batch_samples))

@@ -8,6 +8,7 @@ and finds how long flows take; it shares nothing with the prediction, and its co
 published ones. Nodes have an adapter for each rank, or one for all.
 
     python -m benchmarks.planning.simulated_step [--topology NxG-h100,…] [--bags 1,20] [--json]
+    python -m benchmarks.planning.simulated_step --meta --samples 32 --scale 0.001
 """
 
 import re
@@ -18,7 +19,13 @@ from typing import Any, Literal, get_args
 
 import oper
 from benchmarks.common import parser, publish
-from benchmarks.planning.simulated_placements import Case, make_log, methods, whole_tables
+from benchmarks.planning.simulated_placements import (
+    Case,
+    make_log,
+    make_meta_log,
+    methods,
+    whole_tables,
+)
 from benchmarks.planning.simulator.bound import least_training_seconds
 from benchmarks.planning.simulator.iteration import Iteration, batches_of, simulate
 from benchmarks.planning.simulator.machine import Machine, h100
@@ -33,6 +40,7 @@ TOPOLOGIES = (
 )
 BAGS = (1, 5, 20)
 SAMPLES_PER_RANK = 4096
+META_BAG = 16  # stands for meta-2021's own lengths, which are that on average
 BOUND = "any, at least"
 EXTRA_MEMORY = 0.05  # in inference, where all rows would be everywhere if devices had the room
 Mode = Literal["training", "inference"]
@@ -58,15 +66,19 @@ def measure(
     scale: float,
     batches: int,
     planners: Sequence[str] = PLANNERS,
+    samples_per_rank: int = SAMPLES_PER_RANK,
 ) -> list[dict[str, Any]]:
     """A line for each plan and machine."""
     found = []
     for bag in bags:
         most = max(machine_of(name).ranks for name in topologies)
-        recipe, log, profile = make_log(scale, bag, SAMPLES_PER_RANK * most)
+        if bag == META_BAG:
+            recipe, log, profile = make_meta_log(scale, samples_per_rank * most)
+        else:
+            recipe, log, profile = make_log(scale, bag, samples_per_rank * most)
         for name in topologies:
             machine = machine_of(name)
-            batch_size = SAMPLES_PER_RANK * machine.ranks
+            batch_size = samples_per_rank * machine.ranks
             for mode in modes:
                 extra = None if mode == "training" else EXTRA_MEMORY
                 workload = oper.Workload(mode, batch_size=batch_size)
@@ -129,14 +141,16 @@ def main() -> None:
     options = parser(__doc__, scale=0.1)
     options.add_argument("--topology", default=",".join(TOPOLOGIES), help="presets, by commas")
     options.add_argument("--bags", default=",".join(map(str, BAGS)), help="ids of a bag, by commas")
+    options.add_argument("--meta", action="store_true", help="meta-2021's tables and bags instead")
+    options.add_argument("--samples", type=int, default=SAMPLES_PER_RANK, help="of a rank")
     options.add_argument("--modes", default=",".join(MODES), help="by commas")
     options.add_argument("--batches", type=int, default=1, help="to replay")
     options.add_argument("--planners", default=",".join(PLANNERS), help="whose plans, by commas")
     given = options.parse_args()
-    bags = [int(bag) for bag in given.bags.split(",")]
+    bags = [META_BAG] if given.meta else [int(bag) for bag in given.bags.split(",")]
     modes = [mode for mode in MODES if mode in given.modes.split(",")]
     topologies, planners = given.topology.split(","), given.planners.split(",")
-    found = measure(topologies, bags, modes, given.scale, given.batches, planners)
+    found = measure(topologies, bags, modes, given.scale, given.batches, planners, given.samples)
     publish(
         given,
         {"steps": found},

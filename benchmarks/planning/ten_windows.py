@@ -7,7 +7,7 @@ windows before it alone, and the plan is priced under the window's own counts, a
     previous   from scratch, of the window before
     all        from scratch, of the sum of all windows before
     decayed    from scratch, of these, each weighing half as much as the next: a monitor's counts
-    product    `oper.replan` of the rule's own plan for the decayed counts, each time
+    product    `oper.replan` of the rule's own plan for the decayed counts, where it gains enough
     verdict    the same, only where a monitor's verdict on the window before is to replan
     oracle     from scratch, of the window itself, which nobody has by then
 
@@ -30,6 +30,7 @@ from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.monitoring.decayed_counts import halved
+from oper.monitoring.followed_plans import worth_moving
 from oper.monitoring.judge_plan import judge, why_not_judged
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
@@ -80,8 +81,10 @@ class Rules:
         plans["previous"] = self.from_scratch(window)
         plans["all"] = self.from_scratch(self._all)
         plans["decayed"] = self.from_scratch(self._decayed)
-        self.moves.append(replan(plans["product"], self._decayed))
-        plans["product"] = self.moves[-1].plan
+        made = replan(plans["product"], self._decayed)
+        if worth_moving(made):
+            self.moves.append(made)
+            plans["product"] = made.plan
         ranks = self._topology.ranks
         if not why_not_judged(window, ranks):
             found = judge(plans["verdict"], window, THRESHOLD)

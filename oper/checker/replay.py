@@ -23,6 +23,7 @@ from oper.logs.batches.timestamps import PER_SECOND
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import Plan
 from oper.profiling.counting import take
+from oper.profiling.profile import MARKER as PROFILE_MARKER
 from oper.profiling.sampling import Sampling
 from oper.profiling.windows import checked_times
 
@@ -141,6 +142,9 @@ def _reader(
     plan: Plan, folder: Path | str, log: Sequence[Path], given: LogOptions, part: LogPart
 ) -> RowReader:
     """A reader of the plan's features in a log, of which `part` was profiled."""
+    for path in log:
+        if (path / PROFILE_MARKER).is_file():
+            raise OperError(f"{path}: is a profile, and the log that it counted was needed")
     options = part.options(given)
     if not options.columns:
         features = [name for table in plan.tables for name in table.features or (table.name,)]

@@ -252,6 +252,7 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     within = f"pays off within {made.horizon:,} iterations (--horizon)"
     most = made.max_move_bytes
     limited = "" if most is None else f", and at most {format_bytes(most)} move (--max-move)"
+    fits = "" if most is None else f" and takes at most {format_bytes(most)} (--max-move)"
     if made.carried_over is not None:
         return (
             f"{new}: under {profile} an iteration takes {after}, and {before} if rows of {old} "
@@ -259,7 +260,7 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
         )
     if not made.moves.changed_rows:
         return (
-            f"{new}: nothing moves, as no move {within}{limited}; under {profile} an "
+            f"{new}: nothing moves, as no move {within}{fits}; under {profile} an "
             f"iteration of {old} takes {before}"
         )
     return (

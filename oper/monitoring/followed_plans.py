@@ -3,7 +3,7 @@
 In: the running plan and what was counted. Out: plans in a folder, and a model whose rows follow
 them. Whether moves pay is `oper.replan`'s to say, whatever the verdict on the plan is: few bytes
 that pay soon are worth moving long before a plan from scratch would be
-(benchmarks/README.md, "Ten windows").
+(benchmarks/README.md, "Ten windows"). What gains less than LEAST_GAIN is left to chance.
 
 Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
 between iterations: once in so many calls they ask, in a message of a few bytes.
@@ -18,6 +18,7 @@ from torch import nn
 
 from oper.base.defaults import HORIZON
 from oper.base.errors import OperError
+from oper.base.formatting import plural
 from oper.monitoring.gather_counts import MonitoredRanks
 from oper.plan.plan import Plan
 from oper.planner.replan.replan import replan
@@ -29,6 +30,7 @@ _log = logging.getLogger("oper.monitor")
 
 Policy = Literal["report", "propose", "migrate"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+LEAST_GAIN = 1e-3  # of an iteration
 _NONE = -1  # no period's plan
 
 
@@ -62,13 +64,18 @@ class FollowedPlans:
         if self.policy == "report" and verdict == "keep":
             return None, ""
         made = replan(plan, counts, HORIZON)
-        if self.policy == "report" or not made.moves.changed_rows:
+        if self.policy == "report" or not worth_moving(made):
             return made, ""
-        made.plan.save(self.folder_of(period), overwrite=True)
+        folder = self._folder_of(period)
+        try:
+            made.plan.save(folder, overwrite=True)
+        except OperError as error:
+            _log.error("no new plan: %s", error)
+            return made, ""
         self._proposed = period
-        return made, str(self.folder_of(period))
+        return made, str(folder)
 
-    def folder_of(self, period: int) -> Path:
+    def _folder_of(self, period: int) -> Path:
         """Where the plan that is made in a period is written."""
         assert self._folder is not None
         return self._folder / f"period-{period}"
@@ -79,10 +86,7 @@ class FollowedPlans:
         if self.policy != "migrate":
             return None
         if self.migration is not None:
-            if self.migration.step():
-                return None
-            plan, self.migration = self.migration.plan, None
-            return plan
+            return None if self.migration.step() else self._arrived(ranks)
         self._calls += 1
         if self._calls % every:
             return None
@@ -92,12 +96,26 @@ class FollowedPlans:
             return None
         self._proposed = _NONE
         try:
-            self.migration = migrate(model, self.folder_of(period))
+            self.migration = migrate(model, self._folder_of(period))
         except OperError as error:
             self.policy = "propose"
             _log.error("no migrations: %s", error)
-        else:
-            if self.migration.done:
-                plan, self.migration = self.migration.plan, None
-                return plan
-        return None
+            return None
+        if ranks.rank == 0:
+            steps = plural(self.migration.steps, "step")
+            _log.info("rows move to %s, in %s", self._folder_of(period), steps)
+        return self._arrived(ranks) if self.migration.done else None
+
+    def _arrived(self, ranks: MonitoredRanks) -> Plan:
+        """All rows are where the new plan has them."""
+        assert self.migration is not None
+        plan, self.migration = self.migration.plan, None
+        if ranks.rank == 0:
+            _log.info("rows are where the new plan has them")
+        return plan
+
+
+def worth_moving(made: Replanned) -> bool:
+    """Whether a replan's moves gain what chance alone does not."""
+    gain = made.old_seconds - made.new_seconds
+    return bool(made.moves.changed_rows) and gain >= LEAST_GAIN * made.old_seconds

@@ -78,7 +78,8 @@ class _Settings:
 
 
 class Monitor:
-    """Counts what a model reads until it is closed; made by `monitor`."""
+    """Counts what a model reads until it is closed; made by `monitor`. `plan` is the one that is
+    judged: by which the rows lie, or still lie while they move."""
 
     def __init__(self, model: nn.Module, given: _Settings, ranks: MonitoredRanks) -> None:
         collections = sharded_collections(model)
@@ -92,6 +93,7 @@ class Monitor:
         ]
         self._batches = [0] * len(self._collections)
         self._began, self._counted_iterations = 0, 0  # the period; of the period
+        self._counts_anything = False
         self._traffic = TrafficCounts(engines)
         self._counts = DecayedCounts()
         self._ranks, self._lines = ranks, given.lines
@@ -111,6 +113,11 @@ class Monitor:
 
         Raises OperError where nothing was counted yet, or a rank is lost or late.
         """
+        if not self._counts_anything:  # on no rank, as all count the same iterations
+            raise OperError(
+                "the monitor counted nothing yet: of every "
+                f"{self._sampled.every} iterations one is counted (sample_every)"
+            )
         messages = self._gather()
         return None if self._teller is None else self._teller.submit(self._total, messages).result()
 
@@ -186,6 +193,7 @@ class Monitor:
         if batch in self._sampled:
             self._collections[number].count(given)
             self._counted_iterations += number == 0
+            self._counts_anything = True
 
     def _gather(self) -> list[bytes]:
         """Bring what the ranks counted to rank 0, in a message of each."""
@@ -243,10 +251,7 @@ class Monitor:
         self._add(messages)
         total = self._counts.total()
         if total is None:
-            raise OperError(
-                "the monitor counted nothing yet: of every "
-                f"{self._sampled.every} iterations one is counted (sample_every)"
-            )
+            raise OperError("the monitor counted iterations in which nothing was read")
         return self._named(total)
 
     def _tell(self, found: PeriodReport, messages: list[bytes], judges: bool) -> PeriodReport:
@@ -344,15 +349,21 @@ def monitor(
 
     def given() -> _Settings:
         check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
+        sampled = SampledIterations(sample_every)
         if period is not None and not 1 <= whole_number(period, "period") <= MOST_ITERATIONS:
             raise OperError(
                 f"period {period}: 1 to {MOST_ITERATIONS:,} iterations were needed, or None"
+            )
+        if period is not None and period < sampled.every:
+            raise OperError(
+                f"period {period:,}: of {sampled.every:,} iterations one is counted "
+                "(sample_every), and a period of as many at least was needed"
             )
         if writer is not None and not hasattr(writer, "add_scalar"):
             raise OperError(f"writer {str(writer)[:40]!r}: has no add_scalar, as SummaryWriter has")
         return _Settings(
             _plan_of_model(model, plan),
-            SampledIterations(sample_every),
+            sampled,
             period,
             JsonLines(jsonl) if first and jsonl is not None else None,
             writer,

@@ -115,8 +115,8 @@ class PeriodReport:
             return said
         after = found.move.pays_after_iterations
         pays = "never pay" if after is None else f"pay after {plural(after, 'iteration')}"
-        plan = f", by {self.new_plan}" if self.new_plan else ""
-        return f"{said}; moves of {format_bytes(found.move.bytes)} {pays}{plan}"
+        moves = f"moves of {format_bytes(found.move.bytes)} {pays}"
+        return f"{said}; {self.new_plan}: {moves}" if self.new_plan else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
         """Figures for a dashboard, by name."""

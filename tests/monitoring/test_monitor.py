@@ -204,7 +204,7 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
         assert written == set(made)
         last = Plan.load(made[-1])
         assert policy == "propose" or last.profile == found[policy][0][3]
-        assert f", by {made[0]}" in reports[int(made[0][-1])].sentence()
+        assert f"; {made[0]}: moves of " in reports[int(made[0][-1])].sentence()
     proposed = found["propose"][0][0]
     assert sum(bool(report.new_plan) for report in proposed[2:]) == 3  # as nobody follows
     # Rows that are read now are where they are read.
@@ -218,6 +218,18 @@ def test_a_plan_that_is_gone_ends_no_job(ranks: Worlds, folder: Path, tmp_path: 
         assert len(said) == 1
         assert said[0].startswith("no migrations: ")
         assert "period-" in said[0]
+
+
+def test_where_no_plan_can_be_written_it_is_judged(
+    ranks: Worlds, folder: Path, tmp_path: Path
+) -> None:
+    for number in range(5):
+        (tmp_path / "plans" / f"period-{number}").mkdir(parents=True)
+        (tmp_path / "plans" / f"period-{number}" / "notes.txt").write_text("mine")
+    found = ranks.run(2, cases.followed, folder, tmp_path / "plans", "migrate")
+    assert [report.verdict for report in found[0][0]][3:] == ["replan"] * 2
+    assert not any(report.new_plan for report in found[0][0])
+    assert found[0][2] == 0
 
 
 def test_a_rank_that_does_not_come_does_not_end_a_job(ranks: Worlds) -> None:
@@ -234,7 +246,8 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "by another plan than the one given",
         "sample_every 0: 1, which counts all, to",
         "period 0: 1 to 1,099,511,627,776 iterations",
-        "period and policy are 100, 11 and report on rank 1 and 100, 10 and report on rank 0",
+        "period and policy are 10, 11 and report on rank 1 and 10, 10 and report on rank 0",
+        "period 10: of 100 iterations one is counted (sample_every)",
         "policy 'move': report, propose, migrate was needed",
         "policy 'propose' writes plans; say where",
         "100, 20,000 and migrate on rank 1 and 100, 20,000 and propose on rank 0",
@@ -244,7 +257,7 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         ("rank 1 cannot begin", "deadline_seconds -1: a positive number"),
         "writer '3': has no add_scalar",
         "sample_every 9223372036854775808: 1, which counts all, to",
-        ("the monitor counted nothing yet", ""),
+        "the monitor counted nothing yet",
         "the monitor is closed",
     )
     for rank, errors in enumerate(found):

@@ -109,10 +109,21 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
         if given < 0:
             raise OperError(f"max_move {given}: at least 0 bytes were needed")
         return float(given)
-    if not given.rstrip().endswith("%"):
-        return float(parse_bytes(given, "--max-move"))
-    memory = sum(table.rows * table.memory_bytes(old.workload.mode) for table in profile.tables)
-    return parse_share(given, "--max-move") * memory
+    whole = sum(table.rows * table.memory_bytes(old.workload.mode) for table in profile.tables)
+    try:
+        if given.rstrip().endswith("%"):
+            share = parse_share(given, "max_move")
+            if share > 1:
+                raise OperError("it is more than all")
+            return share * whole
+        if not (given.strip().isdigit() or given.rstrip()[-1:].isalpha()):
+            raise OperError("it has no unit")  # 0.05: of bytes, or of all?
+        return float(parse_bytes(given, "max_move"))
+    except OperError as error:
+        raise OperError(
+            f"--max-move {given!r}: a size was needed, such as 64MB, or a share of the tables' "
+            "bytes, such as 1%"
+        ) from error
 
 
 def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:

@@ -170,9 +170,12 @@ def test_the_command_takes_bytes_and_shares(tmp_path: Path):
     assert "at most 2 kB move (--max-move)" in " ".join(shown.split())
     assert "new plan, cut" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
-    for wrong in ("much", "-3%", "1e999"):
+    for wrong in ("much", "-3%", "1e999", "0.05", "101%", "1%%", ""):
         said = oper(*words, "--max-move", wrong)
         assert said.status == 2
-        assert "--max-move" in said.errors
+        assert "a share of the tables' bytes, such as 1%" in said.errors
+    still = fine(*words, "--max-move", "0")
+    assert "nothing moves, as no move pays off within" in " ".join(still.split())
+    assert "and takes at most 0 B (--max-move)" in " ".join(still.split())
     with pytest.raises(OperError, match="max_move -1"):
         replan(plan, profiles[1], max_move=-1)

@@ -209,7 +209,7 @@ def one_does_not_come(rank: int, group: dist.ProcessGroup) -> str:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("oper.monitor").addHandler(handler)
-    with oper.monitor(model, period=2, deadline_seconds=1.0) as monitor:
+    with oper.monitor(model, period=2, sample_every=2, deadline_seconds=1.0) as monitor:
         if rank == 1:
             monitor._period = None  # as if its script had another number of iterations
         for seed in seeds(rank, 4):
@@ -233,13 +233,14 @@ def refused(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         lambda: oper.monitor(model, Plan.load(folder)),
         lambda: oper.monitor(model, sample_every=0),
         lambda: oper.monitor(model, period=0),
-        lambda: oper.monitor(model, period=10 + rank),
+        lambda: oper.monitor(model, period=10 + rank, sample_every=10),
+        lambda: oper.monitor(model, period=10),
         lambda: oper.monitor(model, policy="move", plans="plans"),  # type: ignore[arg-type]
         lambda: oper.monitor(model, policy="propose"),
         lambda: oper.monitor(model, policy="migrate" if rank else "propose", plans="plans"),
         lambda: oper.monitor(model, jsonl=folder / "none" / "run.jsonl"),
         lambda: oper.monitor(model, jsonl=3),  # type: ignore[arg-type]
-        lambda: oper.monitor(model, period=0 if rank else 5),
+        lambda: oper.monitor(model, period=0 if rank else 500),
         lambda: oper.monitor(model, deadline_seconds=-1 if rank else 5),
         lambda: oper.monitor(model, writer=3),  # type: ignore[arg-type]
         lambda: oper.monitor(model, sample_every=1 << 63),
