@@ -30,7 +30,7 @@ _log = logging.getLogger("oper.monitor")
 
 Policy = Literal["report", "propose", "migrate"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-LEAST_GAIN = 1e-3  # of an iteration
+LEAST_GAIN = 2e-4  # of an iteration
 _NONE = -1  # no period's plan
 
 
