@@ -1,6 +1,7 @@
 """What `oper top` shows: the verdict, what was predicted and counted, and the last periods."""
 
 import datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,10 +115,16 @@ def _links(report: "PeriodReport") -> Any | None:
 
 
 def _periods(reports: "list[PeriodReport]") -> Any:
-    table = new_table(
-        "period", "iterations", "running plan", "from scratch", "longer", "gain", "verdict"
+    """The newest run's: a file may have those of runs before it, whose periods began at 0 too."""
+    first = max(
+        (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
     )
-    for report in reports:
+    made_plans = any(report.new_plan for report in reports[first:])
+    more = ["new plan"] if made_plans else []
+    table = new_table(
+        "period", "iterations", "running plan", "from scratch", "longer", "gain", "verdict", *more
+    )
+    for report in reports[first:]:
         found = report.judgement
         figures = ["-"] * 4
         if found is not None:
@@ -127,5 +134,8 @@ def _periods(reports: "list[PeriodReport]") -> Any:
                 format_share(found.worse),
                 format_duration(found.gain_seconds),
             ]
-        table.add_row(f"{report.period:,}", f"{report.iterations:,}", *figures, report.verdict)
+        plan = [printable(PurePath(report.new_plan).name)] if made_plans else []
+        table.add_row(
+            f"{report.period:,}", f"{report.iterations:,}", *figures, report.verdict, *plan
+        )
     return table

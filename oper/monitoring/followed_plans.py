@@ -94,13 +94,14 @@ class FollowedPlans:
         period = int(np.frombuffer(ranks.gather(mine, "tell of a new plan")[0], np.int64)[0])
         if period == _NONE:
             return None
-        self._proposed = _NONE
         try:
             self.migration = migrate(model, self._folder_of(period))
         except OperError as error:
             self.policy = "propose"
             _log.error("no migrations: %s", error)
             return None
+        finally:
+            self._proposed = _NONE  # not before, as rank 0 makes no other plan till then
         if ranks.rank == 0:
             steps = plural(self.migration.steps, "step")
             _log.info("rows move to %s, in %s", self._folder_of(period), steps)

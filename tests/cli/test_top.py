@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_the_newest_state_is_shown(run: Path) -> None:
     assert "and 4 ranks that serve less" in said
     verdicts = [line.split()[-1] for line in said.splitlines()[-3:]]
     assert verdicts == ["judged", "keep", "replan"]
+
+
+def test_the_newest_run_of_a_file_and_its_new_plans(run: Path) -> None:
+    more = [a_report(0, 12, None), replace(a_report(1, 12, 0.01), new_plan="plans/period-1")]
+    with run.open("a", encoding="utf-8") as file:
+        file.writelines(report.line() for report in more)
+    last = fine("top", "run.jsonl").splitlines()[-3:]
+    assert last[0].split()[:1] == ["period"]
+    assert [line.split()[0] for line in last[1:]] == ["0", "1"]
+    assert last[0].endswith("new plan")
+    assert last[2].endswith("period-1")
+    assert max(map(len, last)) <= 100
 
 
 def test_json_is_the_newest_line(run: Path) -> None:

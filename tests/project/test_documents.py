@@ -119,6 +119,16 @@ def test_the_format_of_plans_and_profiles_is_described_in_full(
     assert found - known - {"local", "same_node", "other_node"} == set()
 
 
+def test_commands_of_the_readme_write_to_names_of_their_own() -> None:
+    """So that they can be run one after the other in one folder: nothing is overwritten."""
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("oper ")]
+    outputs = [match[1] for line in lines if (match := re.search(r" -o (\S+)", line))]
+    assert len(outputs) > 8
+    assert sorted(outputs) == sorted(set(outputs))
+
+
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from torchrec import KeyedJaggedTensor
