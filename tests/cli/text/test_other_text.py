@@ -67,6 +67,7 @@ def moved(changed: int) -> Replanned:
         migration=Migration(7, links),
         moves=SimpleNamespace(changed_rows=changed),
         carried_over=None,
+        max_move_bytes=None,
     )
     return made
 
