@@ -67,7 +67,7 @@ def test_what_is_none_of_a_monitors_is_refused(tmp_path: Path) -> None:
 
 def test_on_a_terminal_it_follows_the_file_until_ctrl_c(run: Path) -> None:
     here, there = pty.openpty()
-    command = [sys.executable, "-m", "oper", "top", str(run)]
+    command = [sys.executable, "-m", "oper", "top", run.name]  # a short name: lines are wrapped
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
     with subprocess.Popen(
         command, stdin=there, stdout=there, stderr=there, env=environment, start_new_session=True
