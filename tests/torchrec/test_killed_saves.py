@@ -16,12 +16,10 @@ from tests.support.torchrec import deltas_till_killed, save_till_killed
 
 _RANKS = 2
 _START_SECONDS = 60.0  # until ranks have loaded what is there, however busy the machine is
-_SAVING_SECONDS = 0.4  # in which a rank saves some times
+_SAVING_SECONDS = 1.2  # in which a rank saves some times, on a busy disk too
 
 
-def killed_once(
-    folder: Path, drawn: random.Random, save: Callable[..., None], saving_seconds: float
-) -> int:
+def killed_once(folder: Path, drawn: random.Random, save: Callable[..., None]) -> int:
     """Start ranks on what is at `folder` and kill them at a random moment, all at once or one
     before the others. The step that they found there."""
     exchange, together = drawn.random() < 0.7, drawn.random() < 0.7
@@ -37,11 +35,11 @@ def killed_once(
         try:
             assert all(pipe.poll(_START_SECONDS) for pipe in pipes), "a rank does not start"
             steps = [pipe.recv() for pipe in pipes]  # EOFError where a rank has failed
-            time.sleep(drawn.random() * saving_seconds)
+            time.sleep(drawn.random() * _SAVING_SECONDS)
             drawn.shuffle(processes)
             if not together:
                 processes[0].kill()
-                time.sleep(drawn.random() * saving_seconds)
+                time.sleep(drawn.random() * _SAVING_SECONDS)
         finally:
             for process in processes:
                 process.kill()
@@ -55,11 +53,10 @@ def killed_often(
     folder: Path,
     kills: int,
     save: Callable[..., None] = save_till_killed.save_on,
-    saving_seconds: float = _SAVING_SECONDS,
 ) -> None:
     """Each start finds a whole checkpoint, which is never older than the one before."""
     drawn = random.Random(0)
-    found = [killed_once(folder / "made", drawn, save, saving_seconds) for _ in range(kills)]
+    found = [killed_once(folder / "made", drawn, save) for _ in range(kills)]
     assert found == sorted(found)
     assert found[-1] > kills // 2, "hardly anything was saved"
     # What the kills left is removed by the saves after them, but for that of the last.
@@ -78,7 +75,7 @@ def test_sixty_killed_saves_leave_the_checkpoint_before(tmp_path: Path) -> None:
 
 def deltas_killed_often(folder: Path, kills: int) -> None:
     """The same of deltas; and all of them, by which steps went on, are whole."""
-    killed_often(folder, kills, deltas_till_killed.save_on, 3 * _SAVING_SECONDS)
+    killed_often(folder, kills, deltas_till_killed.save_on)
     links = [path for path in (folder / "made").iterdir() if path.name.isdigit()]
     newest = max(links, key=lambda path: int(path.name))
     assert len(open_chain(newest).links) == len(links)
