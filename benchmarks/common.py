@@ -8,7 +8,7 @@ import argparse
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,11 @@ def publish(
         )
 
     emit(given.json, content, text)
+
+
+def with_interval(shares: Sequence[float]) -> str:
+    """A share in percent, with the ends of its interval."""
+    return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * share for share in shares))
 
 
 def percent(share: float | None, digits: int = 3) -> str:

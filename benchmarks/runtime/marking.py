@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import parser, publish
+from benchmarks.common import parser, publish, with_interval
 from benchmarks.runtime import ranks
 from benchmarks.runtime.monitor import paired
 from benchmarks.runtime.step_inputs import Cell, make_log, make_plan, read_bags, recipe_of
@@ -86,14 +86,16 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
 
 def table(cells: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
-
-    def share(found: list[float]) -> str:
-        return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * value for value in found))
-
     made = new_table("dim", "optimizer", "step", "rows marked", "of processor time")
     for cell in cells:
         rows, step = f"{cell['marked_rows']:,.0f}", f"{cell['step_ms']:.1f} ms"
-        made.add_row(str(cell["dim"]), cell["optimizer"], step, rows, share(cell["processor"]))
+        made.add_row(
+            str(cell["dim"]),
+            cell["optimizer"],
+            step,
+            rows,
+            with_interval(cell["processor"]),
+        )
     return made
 
 

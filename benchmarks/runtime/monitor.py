@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from scipy.stats import t
 
-from benchmarks.common import parser, publish
+from benchmarks.common import parser, publish, with_interval
 from benchmarks.runtime import ranks
 from benchmarks.runtime.step_inputs import Cell, make_log, make_plan, read_bags, recipe_of
 from oper.base.formatting import format_bytes
@@ -133,15 +133,12 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
 
 
 def table(cells: list[dict[str, Any]]) -> Any:
-    def share(found: list[float]) -> str:
-        return "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * value for value in found))
-
     made = new_table("dim", "step", "counted step", "by parts", "in all", "merge; judge")
     for cell in cells:
         made.add_row(
             f"{cell['dim']}",
             f"{cell['wall_ms']:.1f} ms",
-            *(share(cell[name]) for name in ("counted_share", "by_parts", "in_all")),
+            *(with_interval(cell[name]) for name in ("counted_share", "by_parts", "in_all")),
             f"{cell['merge_ms'][1]:.0f}; {cell['report_ms'][1]:.0f} ms",
         )
     return made
@@ -154,9 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cells = [measure(cell, given.scale, given.rounds, Path(folder)) for cell in CELLS]
     rows = cells[0]["rows"]
-    direct = ", ".join(
-        "{:.2f}% ({:.2f} to {:.2f})".format(*(100 * v for v in c["default_share"])) for c in cells
-    )
+    direct = ", ".join(with_interval(c["default_share"]) for c in cells)
     publish(
         given,
         {"cells": cells},

@@ -26,11 +26,13 @@ from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
 from oper.torchrec.migration import Migration, migrate
 
-_log = logging.getLogger("oper.monitor")
+LOG = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 
 Policy = Literal["report", "propose", "migrate"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-LEAST_GAIN = 2e-4  # of an iteration
+# Of an iteration. Of the 53 % that moves close in ten windows it costs 0.2 points, and 1e-3 would
+# cost 4 (benchmarks/README.md, "Ten windows").
+LEAST_GAIN = 2e-4
 _NONE = -1  # no period's plan
 
 
@@ -70,7 +72,7 @@ class FollowedPlans:
         try:
             made.plan.save(folder, overwrite=True)
         except OperError as error:
-            _log.error("no new plan: %s", error)
+            LOG.error("no new plan: %s", error)
             return made, ""
         self._proposed = period
         return made, str(folder)
@@ -98,13 +100,13 @@ class FollowedPlans:
             self.migration = migrate(model, self._folder_of(period))
         except OperError as error:
             self.policy = "propose"
-            _log.error("no migrations: %s", error)
+            LOG.error("no migrations: %s", error)
             return None
         finally:
             self._proposed = _NONE  # not before, as rank 0 makes no other plan till then
         if ranks.rank == 0:
             steps = plural(self.migration.steps, "step")
-            _log.info("rows move to %s, in %s", self._folder_of(period), steps)
+            LOG.info("rows move to %s, in %s", self._folder_of(period), steps)
         return self._arrived(ranks) if self.migration.done else None
 
     def _arrived(self, ranks: MonitoredRanks) -> Plan:
@@ -112,7 +114,7 @@ class FollowedPlans:
         assert self.migration is not None
         plan, self.migration = self.migration.plan, None
         if ranks.rank == 0:
-            _log.info("rows are where the new plan has them")
+            LOG.info("rows are where the new plan has them")
         return plan
 
 

@@ -11,7 +11,6 @@ running plan and one from scratch (judge_plan.py) and tells whoever is to be tol
 it. What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
 """
 
-import logging
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,7 @@ from oper.base.defaults import WORSE
 from oper.base.errors import OperError, check_type, one_line
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.monitoring.decayed_counts import DecayedCounts
-from oper.monitoring.followed_plans import POLICIES, FollowedPlans, Policy
+from oper.monitoring.followed_plans import LOG, POLICIES, FollowedPlans, Policy
 from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packed, unpacked
 from oper.monitoring.json_lines import JsonLines
 from oper.monitoring.judge_plan import Move, judge, why_not_judged
@@ -42,8 +41,6 @@ from oper.profiling.recorder import CollectionCounters, watched
 from oper.tables.table import fingerprint
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.sharding_plan import plan_of
-
-_log = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 
 # Counting takes up to half of a step of tables alone on CPU ranks, and with merging and judging the
 # whole is to take less than a hundredth of it (benchmarks/runtime/monitor.py).
@@ -209,7 +206,7 @@ class Monitor:
             self._end_period(wait=False)
         except OperError as error:
             self._period = None
-            _log.error("no further periods: %s", error)
+            LOG.error("no further periods: %s", error)
 
     def _end_period(self, wait: bool) -> "Future[PeriodReport] | None":
         """Bring all counts to rank 0 and have them told there. Unless it is to `wait`, a plan is
@@ -266,9 +263,9 @@ class Monitor:
                 found = replace(found, samples=window.samples, accesses=accesses)
                 found = self._judged(found, window, judges)
         except Exception as error:
-            _log.exception("the plan could not be judged")
+            LOG.exception("the plan could not be judged")
             found = replace(found, why_not_judged=f"it failed ({one_line(error)})")
-        _log.info("%s", found.sentence())
+        LOG.info("%s", found.sentence())
         try:
             if self._lines is not None:
                 self._lines.append(found)
@@ -276,7 +273,7 @@ class Monitor:
                 for name, value in found.scalars().items():
                     self._writer.add_scalar(name, value, found.last_iteration)
         except Exception:
-            _log.exception("a report could not be written")
+            LOG.exception("a report could not be written")
         return found
 
     def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:

@@ -90,12 +90,21 @@ class CurvePoint:
     cut_aimed_seconds: float | None
 
 
+class _Found(NamedTuple):
+    """A placement: what it takes to get there, and what plans make small."""
+
+    link_bytes: float
+    aimed: float
+    counts: Counts
+
+
 class LimitedMoves:
     """The placements between an older plan's and one to which all moves lead that pay."""
 
     def __init__(self, old: OldPlacement, horizon: int, limit: MoveLimit) -> None:
         self._old, self._horizon, self._limit = old, horizon, limit
-        self._parts_of: dict[float, list[Counts]] = {}  # by the bytes that they may take
+        self._cuts: dict[float, list[Counts]] = {}  # by the bytes that they may take
+        self._between: dict[float, list[Counts]] = {}
 
     def tries(self) -> Sequence[Counts]:
         """What is worth moving to within the horizon and the limit, best first."""
@@ -104,32 +113,32 @@ class LimitedMoves:
         return self._within(self._limit.most_bytes)
 
     @cached_property
-    def _found(self) -> list[Counts]:
+    def _found(self) -> list[_Found]:
         """Placements by their bytes, each better than those of fewer."""
-        least = self._old.link_bytes(self._old.now)
-        found = [self._old.now]
+        found = [self._priced(self._old.now)]
         for step in range(_HORIZONS):
             tried = self._old.better(self._horizon / _STEP**step)
-            found.extend(tried[:1])
-            if not tried or self._old.link_bytes(tried[0]) <= least:
+            found.extend(self._priced(best) for best in tried[:1])
+            if not tried or found[-1].link_bytes <= found[0].link_bytes:
                 break
-        found.sort(key=lambda each: (self._old.link_bytes(each), self._old.aimed(each)))
-        kept: list[Counts] = []
-        for each in found:
-            if not kept or self._old.aimed(each) < self._old.aimed(kept[-1]):
+        found.sort(key=lambda each: each[:2])
+        kept = found[:1]
+        for each in found[1:]:
+            if each.aimed < kept[-1].aimed:
                 kept.append(each)
         return kept
 
+    def _priced(self, counts: Counts) -> _Found:
+        return _Found(self._old.link_bytes(counts), self._old.aimed(counts), counts)
+
     def _within(self, most_bytes: float) -> list[Counts]:
         """Placements better than the one without moves, for at most so many bytes, best first."""
-        least, aimed = self._old.link_bytes(self._old.now), self._old.aimed
-        fit = [each for each in self._found if self._old.link_bytes(each) <= most_bytes]
+        least, aimed = self._least_bytes, self._old.aimed
+        fit = [each.counts for each in self._found if each.link_bytes <= most_bytes]
         # Of few rows fewer may gain more, as the others are on the way to being even.
         for halved in range(_POINTS):
             limit = least + (most_bytes - least) / 2**halved
-            if limit not in self._parts_of:
-                self._parts_of[limit] = [*self._between(limit), *self._cut(limit)]
-            fit.extend(self._parts_of[limit])
+            fit.extend((*self._parts_between(limit), *self._cut(limit)))
         return sorted((e for e in fit if aimed(e) < aimed(self._old.now)), key=aimed)
 
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -137,8 +146,8 @@ class LimitedMoves:
         is asked for."""
         if not self._limit.curve:
             return ()
-        before = self._old.link_bytes(self._old.now)
-        pays = self._old.link_bytes(self._found[-1]) - before
+        before = self._least_bytes
+        pays = self._found[-1].link_bytes - before
         return tuple(
             self._point(before + pays / 2**halved) for halved in reversed(range(_POINTS)) if pays
         )
@@ -150,16 +159,28 @@ class LimitedMoves:
             most_bytes, self._old.link_bytes(best), self._old.aimed(best), min(cut, default=None)
         )
 
-    def _between(self, most_bytes: float) -> list[Counts]:
+    @cached_property
+    def _least_bytes(self) -> float:
+        """What must move."""
+        return self._old.link_bytes(self._old.now)
+
+    def _parts_between(self, most_bytes: float) -> list[Counts]:
         """A part of the moves from the last placement that takes no more bytes to the next."""
-        for fewer, more in pairwise(self._found):
-            if self._old.link_bytes(fewer) <= most_bytes < self._old.link_bytes(more):
-                return list(self._parts(fewer, more, most_bytes))
-        return []
+        if most_bytes not in self._between:
+            self._between[most_bytes] = [
+                part
+                for fewer, more in pairwise(self._found)
+                if fewer.link_bytes <= most_bytes < more.link_bytes
+                for part in self._parts(fewer.counts, more.counts, most_bytes)
+            ]
+        return self._between[most_bytes]
 
     def _cut(self, most_bytes: float) -> list[Counts]:
         """The moves to the plan from scratch, cut to so many bytes."""
-        return list(self._parts(self._old.now, self._old.like_fresh, most_bytes))
+        if most_bytes not in self._cuts:
+            parts = self._parts(self._old.now, self._old.like_fresh, most_bytes)
+            self._cuts[most_bytes] = list(parts)
+        return self._cuts[most_bytes]
 
     def _parts(self, before: Counts, after: Counts, most_bytes: float) -> Iterator[Counts]:
         """The most of the moves from one placement to another, evenly and hottest rows first."""

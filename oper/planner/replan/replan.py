@@ -109,21 +109,20 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
         if given < 0:
             raise OperError(f"max_move {given}: at least 0 bytes were needed")
         return float(given)
-    whole = sum(table.rows * table.memory_bytes(old.workload.mode) for table in profile.tables)
     try:
         if given.rstrip().endswith("%"):
-            share = parse_share(given, "max_move")
-            if share > 1:
-                raise OperError("it is more than all")
-            return share * whole
-        if not (given.strip().isdigit() or given.rstrip()[-1:].isalpha()):
-            raise OperError("it has no unit")  # 0.05: of bytes, or of all?
-        return float(parse_bytes(given, "max_move"))
-    except OperError as error:
-        raise OperError(
-            f"--max-move {given!r}: a size was needed, such as 64MB, or a share of the tables' "
-            "bytes, such as 1%"
-        ) from error
+            share, mode = parse_share(given, "max_move"), old.workload.mode
+            whole = sum(table.rows * table.memory_bytes(mode) for table in profile.tables)
+            if share <= 1:
+                return share * whole
+        elif given.strip().isdigit() or given.rstrip()[-1:].isalpha():  # 0.05: of bytes, or of all?
+            return float(parse_bytes(given, "max_move"))
+    except OperError:
+        pass  # what was needed is told below
+    raise OperError(
+        f"--max-move {given!r}: a size was needed, such as 64MB, or a share of the tables' bytes, "
+        "such as 1%"
+    )
 
 
 def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:

@@ -4,17 +4,10 @@ till they are killed. Step s gives every seventh row, from row s modulo 7 on, th
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 import oper
-from oper.files import atomic_renames
-from oper.tables.table import tables_of
-from tests.support.runtime.runtime_plans import random_plan
-from tests.support.torchrec.save_till_killed import KEY, ROWS, Model
-from tests.support.torchrec.saved_cases import small_pieces
+from tests.support.torchrec.save_till_killed import KEY, ROWS, sharded_model
 
 _EVERY = 7
 
@@ -30,13 +23,7 @@ def save_on(
 ) -> None:
     """Save without end; tells `first_save` the step that was loaded, before the first delta.
     Without `exchange` the file system cannot exchange names."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
-    unsharded = Model()
-    model = oper.shard(unsharded, random_plan(0, tables_of(unsharded), ranks))
-    with pytest.MonkeyPatch.context() as patch, small_pieces():
-        if not exchange:
-            patch.setattr(atomic_renames, "_renameat2", lambda *_: False)
+    with sharded_model(rank, ranks, store, exchange) as (unsharded, model):
         step = 0
         if any(path.name.isdigit() for path in folder.glob("*")):
             step = oper.load(model, folder, deltas=True).step or 0

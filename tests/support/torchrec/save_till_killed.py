@@ -1,6 +1,8 @@
 """Ranks that load a checkpoint if there is one, and then save one after the other till they are
 killed: all values of a checkpoint are the number of its step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,10 @@ class Model(nn.Module):
         return {KEY: torch.full((ROWS, DIM), step), "dense.weight": torch.full((30, 30), step)}
 
 
-def save_on(
-    rank: int, ranks: int, store: str, folder: Path, exchange: bool, first_save: Any
-) -> None:
-    """Save without end; tells `first_save` the step that was loaded, before the first save. Without
-    `exchange` the file system cannot exchange names."""
+@contextmanager
+def sharded_model(rank: int, ranks: int, store: str, exchange: bool) -> Iterator[tuple[Model, Any]]:
+    """A rank's model, unsharded and sharded; saves write small pieces, and without `exchange` the
+    file system cannot exchange names."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     unsharded = Model()
@@ -47,6 +48,15 @@ def save_on(
     with pytest.MonkeyPatch.context() as patch, small_pieces():
         if not exchange:
             patch.setattr(atomic_renames, "_renameat2", lambda *_: False)
+        yield unsharded, model
+
+
+def save_on(
+    rank: int, ranks: int, store: str, folder: Path, exchange: bool, first_save: Any
+) -> None:
+    """Save without end; tells `first_save` the step that was loaded, before the first save. Without
+    `exchange` the file system cannot exchange names."""
+    with sharded_model(rank, ranks, store, exchange) as (unsharded, model):
         step = 0
         # Between two renames the checkpoint has another name, by which it is found.
         if folder.exists() or any(folder.parent.glob(".*.oper-old")):
