@@ -55,7 +55,13 @@ from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
-from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts, buckets_in_heap
+from oper.runtime.step.row_source import (
+    MakeSource,
+    RowPlaces,
+    RowSource,
+    SourceParts,
+    buckets_in_heap,
+)
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import ListedRows, RowBlock, RowRange, TableIO
@@ -335,6 +341,23 @@ class EmbeddingEngine:
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
         self.placement.replace(layout)
         self._follow_layout(_coming_replicas(self, rows, schedule))
+
+    def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
+        """Those by these numbers are about to be read where they are."""
+        if self.source is None:
+            return
+        bucket_of = np.full(len(self.plan.tables), -1, dtype=np.int64)
+        for b, bucket in enumerate(self.buckets[len(buckets_in_heap(self.buckets, self.source)) :]):
+            bucket_of[[self.tables[n].index for n in bucket.tables]] = b
+        of = moving[bucket_of[rows.table[moving]] >= 0]
+        if not len(of):
+            return
+        bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
+        before, after = owner[rows.before[of]], owner[rows.after[of]]
+        self.source.move(
+            RowPlaces(bucket, before, rows.slot(of, before)),
+            RowPlaces(bucket, after, schedule.slot[of]),
+        )
 
     def copies_moved(self) -> None:
         """Some have that have a copy on each node, or had: they are known by their slots."""

@@ -148,6 +148,12 @@ class Caches:
         latest then."""
         return _by_name(self._states.settle(torch.from_numpy(addresses)))
 
+    def move(self, before: Ints, after: Ints) -> NDArray[np.void]:
+        """Rows at these addresses of the tier are at others from now on, [n] each. The tier gets
+        what it lacks of them, at their old addresses; copies stay as they are."""
+        moved = self._states.move(torch.from_numpy(before), torch.from_numpy(after))
+        return _by_name(moved)
+
     def numbers(self, addresses: Ints) -> Ints:
         """The numbers of the rows at these addresses, -1 of those that nobody caches or reads."""
         found: Ints = self._states.numbers(torch.from_numpy(addresses)).numpy()

@@ -117,9 +117,9 @@ def migrate(
             from others or between slots of its own, unless a single row has more.
 
     Raises:
-        OperError: on all ranks, where the plan is for other tables, ranks, mode or fetches, where
-            tables are in the hosts' memory or read by NVSHMEM, where memory does not suffice, and
-            where a migration to another plan is not done. Nothing has changed then.
+        OperError: on all ranks, where the plan is for other tables, ranks, mode or fetches or has
+            other tables in the tier, where rows are read by NVSHMEM, where memory does not suffice,
+            and where a migration to another plan is not done. Nothing has changed then.
     """
     check_type("migrate", "model", model, nn.Module)
     collections: dict[str, Any] = sharded_collections(model)

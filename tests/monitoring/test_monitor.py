@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from oper.monitoring.json_lines import GrowingReports
 from oper.monitoring.sampled_iterations import SampledIterations
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
+from oper.runtime.migration.changed_rows import changed_rows
+from oper.scheduler.cache_settings import CacheSettings
 from tests.support.commands import fine
 from tests.support.monitoring import monitor_cases as cases
 from tests.support.planner.drifting import make_profile
@@ -81,7 +84,10 @@ def test_periods_end_in_steps(ranks: Worlds, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan for two tables by Zipf's law, as `cases.drifting` reads them."""
-    place = tmp_path_factory.mktemp("monitored")
+    return planned(tmp_path_factory.mktemp("monitored"))
+
+
+def planned(place: Path, **settings: Any) -> Path:
     tables = (oper.Table("a", 3000, 8), oper.Table("b", 1000, 8))
     random = np.random.default_rng(7)
     counts = [
@@ -89,9 +95,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     profile = make_profile(tables, [c.astype(np.uint32) for c in counts])
     workload = oper.Workload("training", "raw", 512)
-    (place / "topology.yaml").write_text(traffic_cases.TOPOLOGY.replace("[0, 0, 0]", "[0, 0]"))
+    hosts = "host_memory: 1GB\nhost_bandwidth: 100MB/s\n"
+    text = traffic_cases.TOPOLOGY.replace("[0, 0, 0]", "[0, 0]")
+    (place / "topology.yaml").write_text(text + hosts)
     topology = oper.Topology.load(str(place / "topology.yaml"))
-    plan = oper.make_plan(profile, topology, workload, oper.PlanSettings(extra_memory=0.02))
+    plan = oper.make_plan(
+        profile, topology, workload, oper.PlanSettings(extra_memory=0.02, **settings)
+    )
     plan.save(place / "plan")
     return place / "plan"
 
@@ -211,6 +221,22 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
     balance = [report.counted.lookups_dob for report in found["migrate"][0][0]]
     assert balance[2] < 0.6
     assert balance[4] > 0.9
+
+
+def test_cached_rows_follow_what_is_read(ranks: Worlds, tmp_path: Path) -> None:
+    """Those of a table in the tier move as others do, and outputs are the same bits."""
+    folder, cache = planned(tmp_path, tier=["a"]), CacheSettings("50%")
+    found = {
+        policy: ranks.run(2, cases.followed, folder, tmp_path / policy, policy, cache=cache)
+        for policy in ("report", "migrate")
+    }
+    for n, (_, outputs, moving, _) in enumerate(found["migrate"]):
+        assert outputs == found["report"][n][1]
+        assert moving > 0
+    reports = found["migrate"][0][0]
+    plans = [Plan.load(folder), *(Plan.load(r.new_plan) for r in reports if r.new_plan)]
+    rows = changed_rows(plans[0], plans[-1])
+    assert set(rows.table.tolist()) == {0, 1}  # of both memories
 
 
 def test_a_plan_that_is_gone_ends_no_job(ranks: Worlds, folder: Path, tmp_path: Path) -> None:

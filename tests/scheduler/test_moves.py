@@ -79,6 +79,54 @@ def test_rows_that_the_tier_trained_are_pulled_again(log, sync) -> None:
         assert moved["update_push"].sum() == moved["evict_push"].sum() == 0
 
 
+@given(batches, st.sampled_from(SYNCS), st.sampled_from(EVICTIONS), st.randoms())
+def test_rows_at_other_addresses_are_the_rows_that_they_were(log, sync, eviction, random) -> None:
+    """Some rows change places after each batch; in caches whose rows stay they are only pushed."""
+    still, moved = make(eviction, sync), make(eviction, sync)
+    order, where = np.arange(WORKERS), np.arange(40)  # the address of each row
+
+    def assert_same_moves() -> None:
+        expected, found = still.take_moves(), moved.take_moves()
+        expected["address"] = where[expected["address"]]
+        assert (expected == found).all()
+
+    for rows in log:
+        read = [[int(where[row]) for row in of_worker] for of_worker in rows]
+        expected = still.train(look_up(still, rows), order)
+        assert (expected == moved.train(look_up(moved, read), order)).all()
+        assert_same_moves()
+        chosen = np.array(random.sample(range(40), 9))
+        free = sorted({*range(60)} - {*where.tolist()} | {*where[chosen].tolist()})
+        places = np.array(random.sample(free, 9))
+        expected = still.move(chosen, chosen)
+        assert (expected == moved.move(where[chosen], places)).all()
+        assert_same_moves()  # at the old addresses
+        where[chosen] = places
+        assert (still.numbers(np.arange(40)) == moved.numbers(where)).all()
+        others = np.setdiff1d(np.arange(60), where)
+        assert (moved.numbers(others) == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ([1, 1], [5, 6], "from: 1 is there twice"),
+        ([1, 2], [5, 5], "to: 5 is there twice"),
+        ([1, 2], [5, 3], "to: 3 is the address of a row that stays"),
+        ([1], [1 << 56], "of another width"),
+        ([1, 2], [5], "to: "),
+    ],
+)
+def test_rows_cannot_be_moved_there(before, after, message) -> None:
+    caches = make("lru", "on-demand")
+    caches.train(look_up(caches, [[1], [2], [3]]), np.arange(WORKERS))
+    known = caches.numbers(np.arange(10))
+    with pytest.raises((ValueError, IndexError), match=message):
+        caches.move(np.array(before), np.array(after))
+    assert (caches.numbers(np.arange(10)) == known).all()
+    assert caches.flush()["update_push"].sum() == 3
+
+
 def test_a_batch_is_trained_once() -> None:
     caches = make("lru", "on-demand")
     with pytest.raises(ValueError, match="no batch was read"):

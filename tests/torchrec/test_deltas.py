@@ -88,9 +88,10 @@ def test_tables_may_have_different_optimizers_and_be_frozen(worlds, tmp_path):
         assert "mean" not in {table.name for table in describe(tmp_path / "run" / link).tables}
 
 
+@pytest.mark.parametrize("options", [{}, {"cache": CacheSettings("60%")}], ids=["heap", "tier"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_rows_that_migrate_between_saves_are_in_it(worlds, tmp_path, ranks):
-    worlds.run(ranks, cases.saved_in_links, "adam", tmp_path, moves=True)
+def test_rows_that_migrate_between_saves_are_in_it(worlds, tmp_path, ranks, options):
+    worlds.run(ranks, cases.saved_in_links, "adam", tmp_path, moves=True, **options)
     assert_whole(tmp_path)
     assert_small(tmp_path / "run" / "2")  # not all that has moved
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from oper.scheduler.cache_settings import CacheSettings
 from tests.support.torchrec import migration_cases
+
+CACHED = [{}, {"cache": CacheSettings("100%")}]  # all tables on devices, and all in the tier
 
 
 @pytest.mark.parametrize(
@@ -14,16 +17,18 @@ from tests.support.torchrec import migration_cases
         "TrainPipelineSemiSync",
     ],
 )
-def test_rows_migrate_under_pipelines(worlds, name):
-    assert min(worlds.run(3, migration_cases.moved_in_a_pipeline, name)) > 5
+@pytest.mark.parametrize("options", CACHED)
+def test_rows_migrate_under_pipelines(worlds, name, options):
+    assert min(worlds.run(3, migration_cases.moved_in_a_pipeline, name, **options)) > 5
 
 
 def test_rows_do_not_migrate_under_gradients_that_are_held_back(worlds):
     worlds.run(2, migration_cases.moved_between_accumulated_steps)
 
 
-def test_checkpoints_in_the_midst_of_a_migration(worlds, tmp_path):
-    worlds.run(3, migration_cases.saved_and_loaded_on_the_way, str(tmp_path / "saved"))
+@pytest.mark.parametrize("options", CACHED)
+def test_checkpoints_in_the_midst_of_a_migration(worlds, tmp_path, options):
+    worlds.run(3, migration_cases.saved_and_loaded_on_the_way, str(tmp_path / "saved"), **options)
 
 
 def test_mistakes_are_refused_and_change_nothing(worlds):

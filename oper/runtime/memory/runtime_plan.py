@@ -164,17 +164,18 @@ def check_same_step(plan: Plan, other: Plan) -> None:
                 f"{table.dtype}, and the plan {theirs.rows:,} of dim {theirs.dim}, {theirs.dtype}: "
                 "save a checkpoint, and start by the new plan"
             )
-    if plan.tier or other.tier:
-        kept = plan.tier_names or other.tier_names
-        raise OperError(
-            f"table {kept[0]!r}: is in the hosts' memory, in one of the two plans, and rows of "
-            "such plans cannot move while the model runs: save a checkpoint, and start by the new "
-            "plan"
-        )
     names = {table.name for table in plan.tables}
     for what, here, there in zip(
-        ("mode", "fetch", "pooled tables"),
-        *((of.workload.mode, of.workload.known_fetch, _shown(of, names)) for of in (plan, other)),
+        ("mode", "fetch", "pooled tables", "tables in the tier"),
+        *(
+            (
+                of.workload.mode,
+                of.workload.known_fetch,
+                _shown(of.pooled_tables, names),
+                _shown(of.tier_names, names),
+            )
+            for of in (plan, other)
+        ),
         strict=True,
     ):
         if here != there:
@@ -189,9 +190,9 @@ def check_same_step(plan: Plan, other: Plan) -> None:
         )
 
 
-def _shown(plan: Plan, names: Collection[str]) -> str:
-    """The pooled tables of these names, in words."""
-    return ", ".join(sorted(set(names).intersection(plan.pooled_tables))) or "none"
+def _shown(tables: Iterable[str], names: Collection[str]) -> str:
+    """Those of some tables that have these names, in words."""
+    return ", ".join(sorted(set(names).intersection(tables))) or "none"
 
 
 def nodes_of(plan: Plan) -> list[list[int]]:

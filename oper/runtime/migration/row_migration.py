@@ -42,6 +42,9 @@ class Mover(Protocol):
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
         """They are about to, and are found by `layout` from now on."""
 
+    def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
+        """Those by these numbers are about to be read where they are."""
+
     def copies_moved(self) -> None:
         """Some have that have copies on some ranks, or had."""
 
@@ -124,6 +127,7 @@ class RowMigration:
                 self._mover.rows_begin_to_move(self._movable.layout, self.rows, self.schedule)
             first, end = self.schedule.starts[self.steps_made : self.steps_made + 2]
             moving = self.schedule.order[first:end]
+            self._mover.rows_leave(self.rows, moving, self.schedule)
             widths = np.unique(self.rows.width[moving]).tolist()
             copied = moving[~self.schedule.stays[moving]]
             self._leave(moving)

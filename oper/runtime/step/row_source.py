@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from oper.base.arrays import Ints
 from oper.runtime.comm.exchange import Exchange
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.heap import Heap
@@ -25,6 +26,15 @@ class Fetched(NamedTuple):
     addresses: torch.Tensor  # int64 [N]
     bases: torch.Tensor  # int64 [widths, ranks + 1], rows that were fetched last
     buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
+
+
+class RowPlaces(NamedTuple):
+    """Where n rows are in the heap: by the source's bucket, counted from 0, the owner, and the slot
+    there, [n] each."""
+
+    bucket: Ints
+    owner: Ints
+    slot: Ints
 
 
 class Step(NamedTuple):
@@ -53,6 +63,9 @@ class RowSource(Protocol):
 
     def settle(self) -> None:
         """Bring the heap up to date, before rows are read there."""
+
+    def move(self, before: RowPlaces, after: RowPlaces) -> None:
+        """Rows are about to move to other places in the heap, once it is up to date with them."""
 
     def forget(self) -> None:
         """Rows in the heap have other values now."""

@@ -34,7 +34,7 @@ from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
 from oper.runtime.memory.heap import check_memory
 from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
-from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
+from oper.runtime.step.row_source import Fetched, RowPlaces, RowSource, SourceParts, Step
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler import transmissions as m
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
@@ -151,9 +151,18 @@ class CachedRows:
             return
         add_to(self.transmissions, self._caches.flush())
         self._transfers.carry_out(self._caches.take_moves())
-        # Nobody may read before all have written.
-        gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), "flush its cache")
+        self._wait_for_writes("flush its cache")
         self._settled = True
+
+    def move(self, before: RowPlaces, after: RowPlaces) -> None:
+        """Push what the tier lacks of rows, which are at other addresses then. Caches keep them."""
+        self._read = None  # by addresses of before
+        self._tier.resize()
+        if self._caches is not None:
+            moved = self._caches.move(_addresses(before), _addresses(after))
+            add_to(self.transmissions, moved)
+            self._transfers.carry_out(self._caches.take_moves())
+            self._wait_for_writes("push rows that move")
 
     def forget(self) -> None:
         """Empty the caches, which are settled."""
@@ -165,6 +174,10 @@ class CachedRows:
         return {name: self.transmissions[name].tolist() for name in names}
 
     # What those methods are made of.
+
+    def _wait_for_writes(self, what: str) -> None:
+        """Until all ranks have written to their shards: nobody may read there before."""
+        gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), what)
 
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
         """Empty caches, divided among the buckets by what batches ask for."""
@@ -320,6 +333,10 @@ def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
                 "and HET pushes sums of gradients, which plain SGD alone applies as if each had "
                 "come in its turn; take SGD, or sync='on-demand'"
             )
+
+
+def _addresses(rows: RowPlaces) -> Ints:
+    return rows.bucket << WIDTH_SHIFT | rows.owner << SLOT_BITS | rows.slot
 
 
 def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierAccesses:

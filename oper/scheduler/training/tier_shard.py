@@ -32,6 +32,11 @@ class _Sums:
         self._steps = 0
         self._free = np.zeros(0, dtype=np.int64)
 
+    def resize(self, slots: int) -> None:
+        """Rows have so many slots."""
+        more = max(slots - len(self.index_of), 0)
+        self.index_of = np.append(self.index_of, np.full(more, -1, dtype=np.int32))
+
     def expect(self, slots: Ints, workers: Ints, number: int, rate: float) -> None:
         """Gradients of one step, of so many workers, will come for each of these rows."""
         lacking = len(slots) - len(self._free)
@@ -67,6 +72,11 @@ class TierShard:
     def __init__(self, heap: Heap, buckets: Sequence[Bucket]) -> None:
         self._heap, self._buckets = heap, buckets
         self._sums = [_Sums(len(heap.rows(b.width)), b.dim) for b in buckets]
+
+    def resize(self) -> None:
+        """Follow the heap, whose arenas may have grown."""
+        for sums, bucket in zip(self._sums, self._buckets, strict=True):
+            sums.resize(len(self._heap.rows(bucket.width)))
 
     def take_rows(self, bucket: int, slots: Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of rows and of their states, as bytes."""

@@ -216,6 +216,77 @@ def test_a_row_steps_at_the_rate_of_its_step(ranks, sync, optimizer, held):
         assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync), script)
 
 
+def assert_moves_as_if_still(ranks, case, plans, cache, script, nodes=None) -> tuple[Any, Any]:
+    """Ranks whose rows migrate from the first plan to the others compute every bit that ranks do
+    whose rows stay; what the first of both found."""
+    still = ranks.run(case.ranks, run_cached, case, plans[0], cache, script, nodes)
+    script = replace(script, moves=tuple(plans[1:]))
+    moved = ranks.run(case.ranks, run_cached, case, plans[0], cache, script, nodes)
+    for mine, others in zip(moved, still, strict=True):
+        for name in ("outputs", "evaluated", "tables"):
+            for a, b in zip(mine[name], others[name], strict=True):
+                assert torch.equal(a, b), name
+    return moved[0], still[0]
+
+
+@examples(25)
+@given(
+    cases.map(lambda case: replace(case, steps=case.steps + 4)),
+    st.sampled_from(["30%", "100%"]),
+    st.sampled_from(["bsp", "on-demand", "peer"]),
+    st.sampled_from(["lru", "emark"]),
+    scripts,
+    st.sampled_from([None, (0, 1), (1,)]),
+    st.sampled_from([1, 1000, 1 << 20]),
+    st.booleans(),
+)
+def test_cached_rows_migrate_and_no_bit_changes(
+    ranks, case, size, sync, evict, script, tier, bytes_per_step, between
+):
+    tables = [t for t in range(len(case.rows)) if tier is None or t in tier]
+    plans = [
+        random_plan(case.seed + n, tables_of(case), case.ranks, replicated=0.3, tier=tuple(tables))
+        for n in range(3)
+    ]
+    script = replace(script, bytes_per_step=bytes_per_step, moves_between=between)
+    cache = CacheSettings(size, sync, evict)
+    moved, _ = assert_moves_as_if_still(ranks, case, plans, cache, script)
+    assert moved["moved"] > 0 or case.ranks == 1
+
+
+@pytest.mark.parametrize("sync", ["bsp", "on-demand", "peer"])
+@pytest.mark.parametrize("nodes", [None, (0, 1)])
+def test_caches_keep_the_rows_that_migrate(ranks, sync, nodes):
+    case = replace(HOT, optimizer="adam", steps=16)
+    plans = [tiered(n, tables_of(case), 2, fetch="distinct") for n in range(3)]
+    cache = CacheSettings("60%", sync)
+    moved, still = assert_moves_as_if_still(ranks, case, plans, cache, PLAIN, nodes)
+    assert moved["moved"] > 8
+    for name in ("hits", "reads", "wrong_reads"):
+        assert moved["counted"][name] == still["counted"][name]
+    # What the tier got when rows moved comes from there, which else a peer may have sent.
+    pulled = [sum(found["counted"]["miss_pull"]) for found in (moved, still)]
+    by_peers = [sum(found["counted"]["peer_push"]) for found in (moved, still)]
+    assert pulled[0] + by_peers[0] == pulled[1] + by_peers[1]
+    assert by_peers[0] < by_peers[1] or sync != "peer"
+    pushed = [sum(found["counted"]["update_push"]) for found in (moved, still)]
+    assert pushed[0] > pushed[1] or sync == "bsp"
+
+
+@pytest.mark.parametrize("sync", ["het:2", "het-exact:2", "het"])
+def test_rows_with_stale_copies_migrate(ranks, sync):
+    case = replace(HOT, plain=True, steps=16)
+    plans = [tiered(n, tables_of(case), 2) for n in range(3)]
+    script = Script(moves=tuple(plans[1:]))
+    found = ranks.run(2, run_cached, case, plans[0], CacheSettings("50%", sync), script)
+    reference = Reference(case)
+    for step in range(case.steps):
+        reference.train(step)
+    assert found[0]["moved"] > 8
+    for mine, table in zip(found[0]["tables"], reference.tables, strict=True):
+        torch.testing.assert_close(mine.double(), table, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("late", [(), (1, 3)])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_weights_and_their_gradients(ranks, pooling, late):

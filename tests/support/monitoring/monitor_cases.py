@@ -78,7 +78,9 @@ class Scalars:
         self.given.append((tag, scalar_value, global_step))
 
 
-def one_collection(plan: Plan, group: dist.ProcessGroup, nodes: Sequence[int] | None = None) -> Any:
+def one_collection(
+    plan: Plan, group: dist.ProcessGroup, nodes: Sequence[int] | None = None, **options: Any
+) -> Any:
     """A model of a plan's tables, in one collection, sharded by the plan."""
     configs = [
         EmbeddingBagConfig(
@@ -87,7 +89,9 @@ def one_collection(plan: Plan, group: dist.ProcessGroup, nodes: Sequence[int] | 
         for t in plan.tables
     ]
     module = nn.ModuleList([EmbeddingBagCollection(configs, device=torch.device("meta"))])
-    return oper.shard(module, plan, env=ShardingEnv.from_process_group(group), nodes=nodes)
+    return oper.shard(
+        module, plan, env=ShardingEnv.from_process_group(group), nodes=nodes, **options
+    )
 
 
 def counted_log(
@@ -132,17 +136,17 @@ def drifting(
 
 
 def followed(
-    rank: int, group: dist.ProcessGroup, folder: Path, plans: Path, policy: str
+    rank: int, group: dist.ProcessGroup, folder: Path, plans: Path, policy: str, **options: Any
 ) -> tuple[list[PeriodReport], list[float], int, str]:
     """The reports of a model that reads other rows from the third period on, the sums of its
     outputs, how many of its iterations ended while rows were on their way, and the digest of the
     plan that it has then."""
     plan = Plan.load(folder)
-    model = one_collection(plan, group)
+    model = one_collection(plan, group, **options)
     random = np.random.default_rng(rank)
     reports, outputs, moving = [], [], 0
-    options: dict[str, Any] = {"period": None, "sample_every": 1, "policy": policy, "plans": plans}
-    with oper.monitor(model, **options) as monitor:
+    how: dict[str, Any] = {"period": None, "sample_every": 1, "policy": policy, "plans": plans}
+    with oper.monitor(model, **how) as monitor:
         for period in range(5):
             for _ in range(20):
                 read = model.module[0](_ids(random, plan, moved=period >= 2)).values()

@@ -9,6 +9,7 @@ import torch
 
 from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
+from oper.runtime.migration.row_migration import RowMigration
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.cached_rows import source_of
@@ -34,6 +35,9 @@ class Script:
     held: tuple[int, ...] = ()  # the gradients of these are added to those of the next
     rates: tuple[float, ...] = (1.0,)  # by which learning rates are multiplied, in turn
     recount: tuple[int, ...] = ()  # before these the number of the optimizers' steps is set to 0
+    moves: tuple[Plan, ...] = ()  # to which rows migrate in turn, a step after each update
+    bytes_per_step: int = 1000
+    moves_between: bool = False  # and a step between forward and backward
 
     def rate(self, step: int) -> float:
         return self.rates[step % len(self.rates)]
@@ -79,6 +83,15 @@ def run_cached(
             ready[step] = prepare(engine, case, batches[step])
         return ready[step]
 
+    coming = list(script.moves)
+    migrations: list[RowMigration] = []
+
+    def move() -> None:
+        if migrations and not migrations[-1].done:
+            migrations[-1].step()
+        elif coming:
+            migrations.append(engine.migrate(coming.pop(0), script.bytes_per_step))
+
     ready: dict[int, Any] = {}
     for step in range(case.steps):
         engine.learning_rates[:] = [script.rate(step) * b.optimizer.lr for b in engine.buckets]
@@ -94,12 +107,16 @@ def run_cached(
                 engine(batch_of(case, step + 300, rank))
         if step in script.late:
             engine(batch_of(case, step + 100, rank))
+        if script.moves_between and step - 1 not in script.held:
+            move()
         grad = gradient_of(case, step, rank, out)
         if step in script.held:
             with engine.accumulate():
                 out.backward(grad)
         else:
             out.backward(grad)
+        if step not in script.held:
+            move()
         weight_grads.append(batches[step].weights().grad if case.weighted else None)
         if step in script.untrained:
             engine(batch_of(case, step + 200, rank))
@@ -120,4 +137,5 @@ def run_cached(
         "evaluated": evaluated,
         "tables": tables,
         "counted": counted,
+        "moved": sum(migration.steps_made for migration in migrations),
     }

@@ -54,7 +54,10 @@ def saved_in_links(
 
     with small_pieces():
         oper.save(model, folder / "run" / "0", step=0, state=state(), deltas=True)
-        migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000) if moves else None
+        migration = None
+        if moves:
+            there = plans(group, 2, cached="cache" in options)[1]
+            migration = oper.migrate(model, there, bytes_per_step=2000)
         for number in range(1, 1 + DELTAS):
             for step in range(2):
                 if accumulates:

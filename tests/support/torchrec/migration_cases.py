@@ -30,10 +30,14 @@ from tests.support.torchrec.ranks import (
 )
 
 
-def plans(group: dist.ProcessGroup, number: int, copies: float = 0.3, **how: Any) -> list[Plan]:
-    """Plans of the model's tables, of which `sharded` takes one like the first."""
+def plans(
+    group: dist.ProcessGroup, number: int, copies: float = 0.3, cached: bool = False
+) -> list[Plan]:
+    """Plans of the model's tables, of which `sharded` takes one like the first; where they are
+    `cached`, all tables are in the tier."""
     tables, ranks = tables_of(Model("meta")), dist.get_world_size(group)
-    return [random_plan(n, tables, ranks, replicated=copies, **how) for n in range(number)]
+    tier = tuple(range(len(tables))) if cached else ()
+    return [random_plan(n, tables, ranks, replicated=copies, tier=tier) for n in range(number)]
 
 
 def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -47,7 +51,7 @@ def moved_in_a_pipeline(rank: int, group: dist.ProcessGroup, name: str, **option
     """A pipeline of TorchRec's trains a model whose rows migrate there and back as it trains one
     whose rows stay; the steps that were made."""
     batches = [batch(100 * step + rank) for step in range(14)]
-    there, back = plans(group, 2)[1], plans(group, 1)[0]
+    back, there = plans(group, 2, cached="cache" in options)
     results = []
     steps = 0
     for moves in (False, True):
@@ -103,15 +107,18 @@ def moved_between_accumulated_steps(rank: int, group: dist.ProcessGroup) -> None
     assert_same_bits(results[1], results[0])
 
 
-def saved_and_loaded_on_the_way(rank: int, group: dist.ProcessGroup, folder: str) -> None:
+def saved_and_loaded_on_the_way(
+    rank: int, group: dist.ProcessGroup, folder: str, **options: Any
+) -> None:
     """State dicts are those of a model that stayed, in the midst of a migration too, and can be
     loaded there."""
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model, optimizer = sharded(group, "adam")
-    plain, plain_optimizer = sharded(group, "adam")
-    migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=500)
+    model, optimizer = sharded(group, "adam", **options)
+    plain, plain_optimizer = sharded(group, "adam", **options)
+    there = plans(group, 2, cached="cache" in options)[1]
+    migration = oper.migrate(model, there, bytes_per_step=500)
     step = 0
     while migration.step():
         train_step(model, optimizer, batch(7 * step + rank))
@@ -139,7 +146,7 @@ def mistaken(rank: int, group: dist.ProcessGroup) -> None:
         f"runs on {ranks} ranks": random_plan(1, tables, ranks + 1),
         "has mode inference": random_plan(1, tables, ranks, mode="inference"),
         "has fetch distinct": random_plan(1, tables, ranks, fetch="distinct"),
-        "is in the hosts' memory": random_plan(1, tables, ranks, tier=(0, 1)),
+        "has tables in the tier mean, wide": random_plan(1, tables, ranks, tier=(0, 1)),
         "the plan has no such table": random_plan(1, tables[1:], ranks),
         "and the plan 51 of dim": random_plan(1, (oper.Table("wide", 51, 16), *tables[1:]), ranks),
     }

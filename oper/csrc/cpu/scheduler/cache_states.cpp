@@ -41,6 +41,15 @@ Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
   return {static_cast<int>(workers), {rows, rows + capacity.numel()}, static_cast<Policy>(policy)};
 }
 
+// Addresses in order. ValueError where one is there twice.
+std::vector<uint64_t> sorted(std::vector<uint64_t> addresses, const char* name) {
+  std::sort(addresses.begin(), addresses.end());
+  const auto twice = std::adjacent_find(addresses.begin(), addresses.end());
+  TORCH_CHECK_VALUE(twice == addresses.end(), name, ": ", twice == addresses.end() ? 0 : *twice,
+                    " is there twice");
+  return addresses;
+}
+
 std::vector<RowBytes> bytes_of(const at::Tensor& bytes, int64_t widths) {
   const auto* const given = structs<RowBytes>(bytes, "bytes");
   TORCH_CHECK_VALUE(bytes.size(0) == widths, "bytes: of ", bytes.size(0), " widths, and ", widths,
@@ -199,6 +208,37 @@ class CacheStates : public torch::CustomClassHolder {
     return moved;
   }
 
+  // The rows at the addresses `from` [N] are at `to` from now on. The tier gets what it lacks of
+  // them; copies stay as they are.
+  at::Tensor move(const at::Tensor& from, const at::Tensor& to) {
+    const int64_t size = from.numel();
+    const int64_t* const given = elements<int64_t>(from, "from");
+    const int64_t* const places = elements<int64_t>(to, size, "to");
+    auto& caches = states_.caches();
+    std::vector<RowNumber> rows;
+    std::vector<uint64_t> before, after;
+    for (int64_t n = 0; n < size; ++n) {
+      const auto address = static_cast<uint64_t>(given[n]);
+      const auto place = static_cast<uint64_t>(places[n]);
+      TORCH_CHECK_INDEX(width_of(place) == width_of(address), "to: ", places[n],
+                        " is of another width than the row at ", given[n]);
+      const RowNumber row = caches.find(address);
+      if (row == RowIndex::kNone) continue;
+      rows.push_back(row);
+      before.push_back(address);
+      after.push_back(place);
+    }
+    const std::vector<uint64_t> leaving = sorted(before, "from");
+    for (const uint64_t place : sorted(after, "to"))
+      TORCH_CHECK_VALUE(caches.find(place) == RowIndex::kNone ||
+                            std::binary_search(leaving.begin(), leaving.end(), place),
+                        "to: ", place, " is the address of a row that stays");
+    at::Tensor moved = none_moved();
+    for (const RowNumber row : rows) states_.flush(row, transmissions(moved));
+    caches.rename(before.data(), after.data(), rows.size());
+    return moved;
+  }
+
   // The numbers of the rows at these addresses, -1 of those that are not known.
   at::Tensor numbers(const at::Tensor& addresses) const {
     const int64_t* const given = elements<int64_t>(addresses, "addresses");
@@ -329,6 +369,7 @@ void define(torch::class_<Class>& c) {
       .def("read", &Class::read)
       .def("update", &Class::update)
       .def("settle", &Class::settle)
+      .def("move", &Class::move)
       .def("numbers", &Class::numbers)
       .def("record", &Class::record)
       .def("moves", &Class::moves)

@@ -106,10 +106,11 @@ class BoundedStaleness {
   }
 
   void flush(Transmissions* moved) {
-    caches_.for_each_cached([&](RowNumber row) {
-      for_each(caches_.cached(row), [&](int w) {
-        if (push(row, w, moved[w])) ++moved[w].update_push;
-      });
+    caches_.for_each_cached([&](RowNumber row) { flush(row, moved); });
+  }
+  void flush(RowNumber row, Transmissions* moved) {
+    for_each(caches_.cached(row), [&](int w) {
+      if (push(row, w, moved[w])) ++moved[w].update_push;
     });
   }
 

@@ -103,8 +103,11 @@ class BulkSynchronous {
 
   // Push whatever the tier lacks, for a checkpoint or an evaluation.
   void flush(Transmissions* moved) {
-    caches_.for_each_cached([&](RowNumber row) { push_all(row, moved); });
+    caches_.for_each_cached([&](RowNumber row) { flush(row, moved); });
   }
+
+  // Push what it lacks of a row.
+  void flush(RowNumber row, Transmissions* moved) { push_all(row, moved); }
 
   // How many rows of each sample are the latest in each worker's cache, [samples, M].
   void latest_rows(const int32_t* rows, const int64_t* offsets, int64_t samples,

@@ -5,6 +5,7 @@
 // kept of the rows are plain arrays.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -55,20 +56,17 @@ class RowIndex {
 
   // Give the number of an address back. The address has one.
   void remove(uint64_t address) {
-    uint64_t hole = home(address);
-    while (slots_[hole].address != address || slots_[hole].number == kNone)
-      hole = (hole + 1) & mask();
-    free_.push_back(slots_[hole].number);
+    free_.push_back(taken_out(address));
     --used_;
-    for (uint64_t at = (hole + 1) & mask(); slots_[at].number != kNone; at = (at + 1) & mask()) {
-      // An entry may fill the hole if its home is not behind it.
-      const uint64_t distance = (at - home(slots_[at].address)) & mask();
-      if (distance >= ((at - hole) & mask())) {
-        slots_[hole] = slots_[at];
-        hole = at;
-      }
-    }
-    slots_[hole] = Slot{};
+  }
+
+  // The numbers of the addresses `from` [size], which have one each, are those of `to` from now on,
+  // which have none but those that are given here.
+  void rename(const uint64_t* from, const uint64_t* to, size_t size) {
+    std::vector<Slot> renamed;
+    renamed.reserve(size);
+    for (size_t n = 0; n < size; ++n) renamed.push_back({to[n], taken_out(from[n])});
+    for (const Slot& slot : renamed) put(slot);
   }
 
  private:
@@ -81,6 +79,23 @@ class RowIndex {
   uint64_t home(uint64_t address) const {
     uint64_t mixed = (address ^ address >> 32) * 0x9e3779b97f4a7c15u;
     return (mixed ^ mixed >> 29) & mask();
+  }
+  // The number of an address, which has none any more.
+  Number taken_out(uint64_t address) {
+    uint64_t hole = home(address);
+    while (slots_[hole].address != address || slots_[hole].number == kNone)
+      hole = (hole + 1) & mask();
+    const Number number = slots_[hole].number;
+    for (uint64_t at = (hole + 1) & mask(); slots_[at].number != kNone; at = (at + 1) & mask()) {
+      // An entry may fill the hole if its home is not behind it.
+      const uint64_t distance = (at - home(slots_[at].address)) & mask();
+      if (distance >= ((at - hole) & mask())) {
+        slots_[hole] = slots_[at];
+        hole = at;
+      }
+    }
+    slots_[hole] = Slot{};
+    return number;
   }
   void put(const Slot& slot) {
     uint64_t at = home(slot.address);

@@ -63,6 +63,15 @@ class RowRecords {
   // The number of a row, RowIndex::kNone of one that is not known.
   RowNumber find(uint64_t address) const { return index_.find(address); }
 
+  // Rows at the addresses `from` [size], which are known, are at `to` from now on, where none are but
+  // those that are given here. Their numbers stay.
+  void rename(const uint64_t* from, const uint64_t* to, size_t size) {
+    std::vector<RowNumber> renamed(size);
+    for (size_t n = 0; n < size; ++n) renamed[n] = find(from[n]);
+    index_.rename(from, to, size);
+    for (size_t n = 0; n < size; ++n) rows_[renamed[n]].address = to[n];
+  }
+
   // What follows reads and writes of a row, ahead of it: first of all workers, then of trainers.
   void prefetch(RowNumber row) const { __builtin_prefetch(&rows_[row]); }
   void prefetch_copies(RowNumber row) const {
