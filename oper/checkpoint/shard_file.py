@@ -5,19 +5,18 @@ CRC-32, which torch writes and does not compare. So rows can be read from the mi
 any size, and a shard that is read whole is compared with its CRC-32.
 """
 
-import hashlib
 import io
 import math
 import os
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from oper.base.errors import OperError, one_line
+from oper.checkpoint.direct_file import DirectFile
 from oper.checkpoint.saved_index import Extent, SavedTensor, Shard
 from oper.files.input_files import Kind, open_file
 
@@ -25,45 +24,28 @@ SUFFIX = ".distcp"
 # A shard of at most so many bytes is read whole, so that its CRC-32 can be compared, and its rows
 # are taken from it. Those that `oper.save` writes have half as many, or fewer.
 MOST_WHOLE_BYTES = 1 << 26
-_PASSED_ON_BYTES = 1 << 26
-_HASHED_APART_BYTES = 1 << 20  # what is less is hashed before another thread would begin
 FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
 _NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
 
 
 class ShardFile:
-    """A new file of shards, with the SHA-256 of its bytes."""
+    """A new file of shards."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (closed by its own methods)
-        self._digest = hashlib.sha256()
-        self._hasher = ThreadPoolExecutor(1)
-        self.bytes = self._passed_on = 0
+        self._file = DirectFile(path)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes so far."""
+        return self._file.bytes
 
     def write(self, data: Any) -> int:
         """Add bytes at the end: `torch.save` writes into this file."""
-        size = memoryview(data).nbytes
-        if size < _HASHED_APART_BYTES:
-            self._digest.update(data)
-            self._file.write(data)
-        else:  # Both take about as long, and neither holds Python's lock.
-            hashing = self._hasher.submit(self._digest.update, data)
-            try:
-                self._file.write(data)
-            finally:
-                hashing.result()  # which reads what is the caller's
-        self.bytes += size
-        if self.bytes - self._passed_on >= _PASSED_ON_BYTES:
-            # The disk begins to write, and what it has written leaves the page cache: a checkpoint
-            # would push everything else out of it, and its pages be taken from the system anew.
-            os.posix_fadvise(self._file.fileno(), 0, self.bytes, os.POSIX_FADV_DONTNEED)
-            self._passed_on = self.bytes
-        return size
+        return self._file.write(data)
 
     def flush(self) -> None:
-        """Pass on what is buffered, as `torch.save` asks for after each shard."""
-        self._file.flush()
+        """Nothing: `torch.save` asks for it after each shard."""
 
     def add(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Add a shard, with no more of its storage than the tensor has; where it begins, and its
@@ -75,16 +57,12 @@ class ShardFile:
         return start, self.bytes - start
 
     def close(self) -> dict[str, Any]:
-        """Flush the file to the disk and close it; its bytes and SHA-256, as a marker has them."""
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
+        """Bring the file to the disk and close it; its bytes and SHA-256, as a marker has them."""
+        return {"sha256": self._file.close(), "bytes": self.bytes}
 
     def abandon(self) -> None:
         """Close the file, whether it is whole or to be removed."""
-        self._hasher.shutdown()
-        self._file.close()
+        self._file.abandon()
 
 
 class _Record(NamedTuple):

@@ -24,6 +24,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import oper
 from benchmarks.runtime.checkpoint import Growth
 from oper.base.errors import OperError
+from oper.checkpoint.direct_file import DirectFile
 from oper.checkpoint.shard_file import ShardFile
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import tables_of
@@ -202,16 +203,18 @@ def written_by_a_full_disk(rank: int, group: dist.ProcessGroup, folder: Path) ->
     expected = whole_model(model, group)
     train_step(model, dense, batch(3))
 
-    def write(file: ShardFile, data: Any) -> int:
+    def write(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.MonkeyPatch.context() as patch, small_pieces():
-        if rank == 1:
-            patch.setattr(ShardFile, "write", write)
-        with pytest.raises(OperError, match=r"rank 1 could not write its part \(No space left"):
-            oper.save(model, folder, step=2, overwrite=True)
-    dist.barrier(group)
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    # At once, and in the thread that writes, whose buffers are larger than what there is to write.
+    for kind, method in ((ShardFile, "write"), (DirectFile, "_write_at")):
+        with pytest.MonkeyPatch.context() as patch, small_pieces():
+            if rank == 1:
+                patch.setattr(kind, method, write)
+            with pytest.raises(OperError, match=r"rank 1 could not write its part \(No space left"):
+                oper.save(model, folder, step=2, overwrite=True)
+        dist.barrier(group)
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     train_step(model, dense, batch(4))
     assert oper.load(model, folder).step == 1
     compare(whole_model(model, group), expected, 0)

@@ -1,0 +1,117 @@
+"""A new file that goes to the disk past the page cache, with the SHA-256 of its bytes.
+
+Bytes are gathered in a few buffers. A full one is hashed and written by two threads, while others
+are filled. Where the file system takes memory as it lies (O_DIRECT), the kernel copies nothing and
+keeps no pages, which of a checkpoint is most of what it would do; elsewhere pages are dropped as
+soon as the disk has them: a checkpoint would push everything else out of the cache.
+"""
+
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BUFFERS, BUFFER_BYTES = 4, 1 << 23
+_BLOCK_BYTES = 4096  # of which direct writes have whole ones
+
+
+class _Filled(NamedTuple):
+    """A buffer that two threads read."""
+
+    buffer: mmap.mmap
+    hashed: Future[None]
+    written: Future[None]
+
+
+class DirectFile:
+    """A new file at `path`, to be closed or abandoned."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._direct = True
+        try:
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        except OSError:  # as of tmpfs, on older kernels
+            self._direct = False
+        self._digest = hashlib.sha256()
+        self._hasher, self._writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._free = [mmap.mmap(-1, BUFFER_BYTES, flags=private) for _ in range(BUFFERS)]
+        self._filled: deque[_Filled] = deque()
+        self._buffer, self._held = self._free.pop(), 0
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        """Add bytes at the end. OSError where some of them, or of those before, found no room."""
+        given = memoryview(data).cast("B")
+        taken = 0
+        while taken < len(given):
+            part = given[taken : taken + BUFFER_BYTES - self._held]
+            self._buffer[self._held : self._held + len(part)] = part
+            self._held += len(part)
+            taken += len(part)
+            self.bytes += len(part)
+            if self._held == BUFFER_BYTES:
+                self._pass_on()
+                self._buffer, self._held = self._next(), 0
+        return len(given)
+
+    def close(self) -> str:
+        """Wait until the disk has all bytes, and close the file; the SHA-256 of its bytes."""
+        if self._held:
+            self._pass_on()
+        while self._filled:
+            self._emptied()
+        os.ftruncate(self._descriptor, self.bytes)
+        os.fsync(self._descriptor)
+        self.abandon()
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        """Close the file, whether it is whole or to be removed."""
+        for pool in (self._hasher, self._writer):
+            pool.shutdown()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _pass_on(self) -> None:
+        """Have the buffer hashed and written, up to what it holds."""
+        view = memoryview(self._buffer)
+        start = self.bytes - self._held
+        hashed = self._hasher.submit(self._digest.update, view[: self._held])
+        whole = -(-self._held // _BLOCK_BYTES) * _BLOCK_BYTES
+        written = self._writer.submit(self._write_at, view[:whole], start)
+        self._filled.append(_Filled(self._buffer, hashed, written))
+
+    def _next(self) -> mmap.mmap:
+        """A buffer that can be filled."""
+        return self._free.pop() if self._free else self._emptied()
+
+    def _emptied(self) -> mmap.mmap:
+        """The buffer that was filled first, once it is written."""
+        filled = self._filled.popleft()
+        filled.hashed.result()
+        filled.written.result()
+        return filled.buffer
+
+    def _write_at(self, data: memoryview, start: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._descriptor, data[done:], start + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                # What it takes has other sizes, or lies elsewhere.
+                flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+                self._direct = False
+        if not self._direct:
+            os.posix_fadvise(self._descriptor, 0, start + done, os.POSIX_FADV_DONTNEED)
