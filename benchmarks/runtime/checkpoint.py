@@ -1,17 +1,20 @@
 """Saving and loading the tables of a model: rates, compared with the disk's, and memory.
 
 8 tables of 1 million rows, dim 64, with row-wise Adagrad (2.08 GB), on ranks of one process each.
-`disk` is what the same ranks reach together in the same run with as many bytes from memory, in
-writes of 16 MB and one fsync: left in the page cache, and, `uncached`, passed on to the disk every
-64 MB and dropped, as `oper.save` does. `oper` is `oper.save` and `oper.load`, which hash or compare
-what they write and read; `torch` is torch.distributed.checkpoint with the model's state dicts. All
-sides write a new checkpoint while the last one is there. They take turns; medians are shown.
+`disk` is what the same ranks reach together in the same run with as many bytes from memory and one
+fsync: in writes of 16 MB left in the page cache; `uncached`, passed on to the disk every 64 MB and
+dropped; and `direct`, past the page cache in writes of 2 MB, as `oper.save` does. `oper` is
+`oper.save` and `oper.load`, which hash or compare what they write and read; `torch` is
+torch.distributed.checkpoint with the model's state dicts. All sides write anew while the last files
+are there, and remove these when the time is taken, but for `oper, over the last`, which is
+`oper.save(…, overwrite=True)`. They take turns; medians are shown.
 Memory is the most that a rank's anonymous memory grew by, looked at every 2 ms; tables lie in
 shared memory and do not count.
 
     python -m benchmarks.runtime.checkpoint [--ranks 2] [--rounds 5] [--folder .] [--scale 1]
 """
 
+import mmap
 import os
 import shutil
 import statistics
@@ -40,7 +43,7 @@ from oper.cli.shared.console import new_table
 from oper.tables.table import tables_of
 
 TABLES, ROWS, DIM = 8, 1_000_000, 64
-WRITE_BYTES = 1 << 24
+WRITE_BYTES, DIRECT_BYTES = 1 << 24, 1 << 21
 SAMPLE_SECONDS = 0.002
 
 
@@ -82,16 +85,24 @@ def measure(
     model = make_model(rows)
     group = dist.group.WORLD
     share = TABLES * rows * (4 * DIM + 4) // dist.get_world_size()
-    data = os.urandom(WRITE_BYTES)
+    data, aligned = os.urandom(WRITE_BYTES), mmap.mmap(-1, DIRECT_BYTES)  # of whole pages
+    aligned.write(data[:DIRECT_BYTES])
 
-    def disk(cached: bool) -> None:
+    def cached(passes_on: bool) -> None:
         with open(folder / f"disk-{rank}.new", "wb") as file:
             for number in range(-(-share // WRITE_BYTES)):
                 file.write(data)
-                if not cached and number % 4 == 3:
+                if passes_on and number % 4 == 3:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             os.fsync(file.fileno())
-        os.rename(folder / f"disk-{rank}.new", folder / f"disk-{rank}")
+
+    def direct() -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_DIRECT
+        file = os.open(folder / f"disk-{rank}.new", flags)
+        for number in range(-(-share // DIRECT_BYTES)):
+            os.pwrite(file, aligned, number * DIRECT_BYTES)
+        os.fsync(file)
+        os.close(file)
 
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
@@ -104,14 +115,22 @@ def measure(
 
     def save_state() -> None:
         save_by_torch(state(), checkpoint_id=folder / "torch.new", process_group=group)
-        if rank == 0:
-            shutil.rmtree(folder / "torch", ignore_errors=True)
-            os.rename(folder / "torch.new", folder / "torch")
+
+    def replace_last() -> None:
+        dist.barrier()
+        for new in folder.glob("*.new") if rank == 0 else ():
+            last = new.with_suffix("")
+            if last.is_dir():
+                shutil.rmtree(last)
+            new.rename(last)
+        dist.barrier()
 
     sides: dict[tuple[str, str], Callable[[], object]] = {
-        ("save", "disk"): lambda: disk(True),
-        ("save", "disk, uncached"): lambda: disk(False),
-        ("save", "oper"): lambda: oper.save(model, folder / "oper", overwrite=True),
+        ("save", "disk"): lambda: cached(False),
+        ("save", "disk, uncached"): lambda: cached(True),
+        ("save", "disk, direct"): direct,
+        ("save", "oper"): lambda: oper.save(model, folder / "oper.new"),
+        ("save", "oper, over the last"): lambda: oper.save(model, folder / "oper", overwrite=True),
         ("save", "torch"): save_state,
         ("load", "oper"): lambda: oper.load(model, folder / "oper"),
         ("load", "torch"): load_state,
@@ -125,6 +144,7 @@ def measure(
                 begin = time.perf_counter()
                 do()
                 seconds = time.perf_counter() - begin
+            replace_last()
             times, most = found[key]
             found[key] = ([*times, seconds], max(most, growth.bytes))
     return found

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BUFFERS, BUFFER_BYTES = 4, 1 << 23
+BUFFERS, BUFFER_BYTES = 8, 1 << 21
 _BLOCK_BYTES = 4096  # of which direct writes have whole ones
 
 
