@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,37 @@ def test_the_format_of_plans_and_profiles_is_described_in_full(
     assert found - known - {"local", "same_node", "other_node"} == set()
 
 
-def test_commands_of_the_readme_write_to_names_of_their_own() -> None:
-    """So that they can be run one after the other in one folder: nothing is overwritten."""
+def test_the_commands_of_the_readme_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one folder, on logs as the text says they are, and overwrite nothing."""
     text = (REPOSITORY / "README.md").read_text("utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("oper ")]
-    outputs = [match[1] for line in lines if (match := re.search(r" -o (\S+)", line))]
-    assert len(outputs) > 8
-    assert sorted(outputs) == sorted(set(outputs))
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("oper ")]
+    assert len(commands) > 14
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+
+    def clicks(rows: int) -> pa.Table:
+        ids = {f"C{n}": (random.zipf(1.2, 9000) - 1) % rows for n in range(1, 5)}
+        ids["C3"][:rows] = np.arange(rows)
+        return pa.table(ids | {"C4": np.where(random.random(9000) < 0.1, -1, ids["C4"])})
+
+    pq.write_table(clicks(5000), "clicks.parquet")
+    pq.write_table(clicks(6000), "grown.parquet")
+    lengths = random.integers(1, 9, 9000)
+    items = (random.zipf(1.3, lengths.sum()) - 1) % 3000
+    np.savez("retailrocket.npz", item=items, lengths=lengths)
+    plan = ["plan", "profile", "--topology", "dgx-a100", "--batch-size", 65536, "-o", "other-plan"]
+    for before, needed in (
+        (["plan", "diff"], [*plan, "--extra-memory", "5%"]),
+        (["replan", "plan"], ["profile", "grown.parquet", "-o", "grown-profile", "--missing", -1]),
+    ):
+        at = next(n for n, command in enumerate(commands) if command[1:3] == before)
+        commands.insert(at, ["oper", *needed])
+    for command in commands:
+        fine(*command[1:])
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
