@@ -20,6 +20,7 @@ from oper.checker.rank_address_maps import RankMaps
 from oper.logs import Batch, Jagged, LogOptions, Prepared, RowReader, open_log
 from oper.logs.batches.columns import NoSuchColumnError
 from oper.logs.batches.timestamps import PER_SECOND
+from oper.logs.row_ids import BadIdError
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import Plan
 from oper.profiling.counting import take
@@ -160,6 +161,17 @@ def _reader(
         ) from error
 
 
+def _of_its_ids(reader: RowReader) -> Iterator[Batch]:
+    """The batches of a log. OperError where an id is none of the plan's."""
+    try:
+        yield from reader.batches(ids_only=True)
+    except BadIdError as error:
+        raise OperError(
+            f"{error.found}, and the log of the plan's profile has no others: give that one; if "
+            "such ids were skipped there, --on-bad-id skip"
+        ) from error
+
+
 def rows_of_log(
     folder: Path | str,
     log: Sequence[Path],
@@ -177,7 +189,7 @@ def rows_of_log(
     part = LogPart(plan.log_part if options.rows is None else {})
     reader = _reader(plan, folder, log, options, part)
     samples = 0
-    for batch in part.batches(reader.batches(ids_only=True)):
+    for batch in part.batches(_of_its_ids(reader)):
         samples += batch.samples
         for key, table in reader.tables_of.items():
             watch(table, batch.features[key])

@@ -18,6 +18,14 @@ from oper.tables.table import Table
 _DECIMAL = re.compile("-?[0-9]{1,20}")
 
 
+class BadIdError(OperError):
+    """An id that is no row of its table: what was `found`, and what to do about it."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found}: {remedy}")
+        self.found = found
+
+
 class IdMapper:
     """Maps the values of one table's columns; `skipped` counts those it left out."""
 
@@ -42,7 +50,7 @@ class IdMapper:
     def map(self, raw: Jagged, column: str, location: Location) -> Jagged:
         """Row ids int64 of a batch's raw values; `location` is the batch's.
 
-        OperError where a dense id is not a row of the table, unless such ids are skipped.
+        BadIdError where a dense id is not a row of the table, unless such ids are skipped.
         """
         raw = without(raw, self.table.ids.missing)
         match self.table.ids.kind:
@@ -68,11 +76,11 @@ class IdMapper:
             return Jagged(values, raw.lengths)
         if self._on_bad_id == "error":
             bad = int(np.argmin(good))
-            raise OperError(self._complaint(raw, bad, column, location))
+            raise self._complaint(raw, bad, column, location)
         self.skipped += int(len(good) - np.count_nonzero(good))
         return Jagged(values, raw.lengths).keep(good)
 
-    def _complaint(self, raw: Jagged, position: int, column: str, location: Location) -> str:
+    def _complaint(self, raw: Jagged, position: int, column: str, location: Location) -> BadIdError:
         value = raw.values[position]
         value = value.as_py() if isinstance(value, pa.Scalar) else int(value)
         if raw.unsigned:
@@ -91,9 +99,9 @@ class IdMapper:
             )
         else:
             remedy = "give the table `ids: hash` or `ids: vocab`"
-        return (
-            f"{where}: column {column!r} is {shown:.200}; {needed} was needed: {remedy}, "
-            'or skip such ids with --on-bad-id skip (from Python: on_bad_id="skip")'
+        return BadIdError(
+            f"{where}: column {column!r} is {shown:.200}; {needed} was needed",
+            f'{remedy}, or skip such ids with --on-bad-id skip (from Python: on_bad_id="skip")',
         )
 
     def _hash(self, values: Any) -> Ints:

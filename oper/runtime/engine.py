@@ -352,11 +352,11 @@ class EmbeddingEngine:
         of = moving[bucket_of[rows.table[moving]] >= 0]
         if not len(of):
             return
-        bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
+        of_bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
         before, after = owner[rows.before[of]], owner[rows.after[of]]
         self.source.move(
-            RowPlaces(bucket, before, rows.slot(of, before)),
-            RowPlaces(bucket, after, schedule.slot[of]),
+            RowPlaces(of_bucket, before, rows.slot(of, before)),
+            RowPlaces(of_bucket, after, schedule.slot[of]),
         )
 
     def copies_moved(self) -> None:

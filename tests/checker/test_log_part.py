@@ -171,3 +171,17 @@ def test_a_log_without_the_plans_columns_blames_no_option(here: Path) -> None:
     assert "--" not in said.errors
     said = oper("plan", "check", "q", "other.parquet", "--columns", "nothing")
     assert "--columns 'nothing': matches no column" in said.errors
+
+
+def test_ids_that_the_plans_log_cannot_have_are_another_logs(here: Path) -> None:
+    """Nobody who checks a plan is to give its tables more rows."""
+    plan(())
+    table = pq.read_table("log.parquet")
+    ids = table["C1"].to_numpy().copy()
+    ids[-1] = 1 << 20
+    pq.write_table(table.set_column(table.column_names.index("C1"), "C1", [ids]), "other.parquet")
+    said = oper("plan", "check", "q", "other.parquet")
+    assert said.status == 2
+    assert "column 'C1' is 1048576" in said.errors
+    assert "the log of the plan's profile has no others: give that one" in said.errors
+    assert "give the table at least" not in said.errors

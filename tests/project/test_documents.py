@@ -142,13 +142,12 @@ def test_the_commands_of_the_readme_run_one_after_the_other(
     lengths = random.integers(1, 9, 9000)
     items = (random.zipf(1.3, lengths.sum()) - 1) % 3000
     np.savez("retailrocket.npz", item=items, lengths=lengths)
-    plan = ["plan", "profile", "--topology", "dgx-a100", "--batch-size", 65536, "-o", "other-plan"]
     for before, needed in (
-        (["plan", "diff"], [*plan, "--extra-memory", "5%"]),
-        (["replan", "plan"], ["profile", "grown.parquet", "-o", "grown-profile", "--missing", -1]),
+        (["plan", "diff"], "plan profile --topology dgx-a100 --extra-memory 5% -o other-plan"),
+        (["replan", "plan"], "profile grown.parquet --missing -1 -o grown-profile"),
     ):
         at = next(n for n, command in enumerate(commands) if command[1:3] == before)
-        commands.insert(at, ["oper", *needed])
+        commands.insert(at, ["oper", *needed.split()])
     for command in commands:
         fine(*command[1:])
 
