@@ -53,10 +53,14 @@ class FollowedPlans:
         self._calls = 0
         self._proposed = _NONE  # on rank 0: the period of a plan that the ranks do not know yet
 
-    @property
-    def settles(self) -> bool:
-        """Whether rows are on their way, or will be soon: the running plan is not to be judged."""
-        return self.migration is not None or (self.policy == "migrate" and self._proposed != _NONE)
+    def on_the_way(self) -> str:
+        """How far rows are on their way, if they are or will be soon: the running plan is not to be
+        judged then. "" where they are not."""
+        if (migration := self.migration) is not None:
+            made, steps = migration.steps_made, plural(migration.steps, "step")
+            return f"rows move to a new plan, {made:,} of {steps} made"
+        soon = self.policy == "migrate" and self._proposed != _NONE
+        return "rows are about to move to a new plan" if soon else ""
 
     def made(
         self, plan: Plan, counts: Profile, verdict: str, period: int

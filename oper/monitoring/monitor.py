@@ -281,8 +281,8 @@ class Monitor:
         why_not = why_not_judged(window, self.plan.ranks)
         if not judges:
             why_not = "the period before was still being judged"
-        elif self._followed.settles:
-            why_not = "rows move to a new plan"
+        elif moving := self._followed.on_the_way():
+            why_not = moving
         total = self._counts.before
         if why_not or total is None:
             return replace(found, why_not_judged=why_not)

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import oper
+from oper.monitoring.followed_plans import FollowedPlans
 from oper.monitoring.json_lines import GrowingReports
 from oper.monitoring.sampled_iterations import SampledIterations
 from oper.plan.plan import Plan
@@ -289,3 +291,12 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
     for rank, errors in enumerate(found):
         for words, error in zip(expected, errors, strict=True):
             assert (words if isinstance(words, str) else words[rank]) in error
+
+
+def test_a_period_says_how_far_rows_are_on_their_way(tmp_path: Path) -> None:
+    followed = FollowedPlans("migrate", tmp_path)
+    assert followed.on_the_way() == ""
+    followed._proposed = 3
+    assert followed.on_the_way() == "rows are about to move to a new plan"
+    followed.migration = cast(Any, SimpleNamespace(steps_made=1034, steps=2000))
+    assert followed.on_the_way() == "rows move to a new plan, 1,034 of 2,000 steps made"
