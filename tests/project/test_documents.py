@@ -195,6 +195,30 @@ def test_the_python_of_the_document_of_profiles_runs(
     assert oper.Profile.load("profile-0").accesses.tolist() == [1] * 9
 
 
+def test_the_python_of_the_document_of_checkpoints_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch import nn
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+    import oper
+
+    monkeypatch.chdir(tmp_path)
+    config = EmbeddingBagConfig(9, 4, name="C1", feature_names=["C1"])
+    module = nn.Sequential(EmbeddingBagCollection([config]))
+    batch = KeyedJaggedTensor(["C1"], torch.arange(9), lengths=torch.ones(9, dtype=torch.int32))
+    profile = oper.profile([batch], module)
+    workload = oper.Workload("training", batch_size=9)
+    model = oper.shard(module, oper.make_plan(profile, oper.Topology.load("cpu:1"), workload))
+    oper.save(model, "checkpoint")
+    text = (REPOSITORY / "docs" / "checkpoints.md").read_text("utf-8")
+    (example,) = (each for each in python_of(text) if "oper.checkpoint" in each)
+    exec(compile(example, "docs/checkpoints.md", "exec"), {})
+    assert pq.read_table("C1.parquet").num_rows == 9
+    assert len(list(Path("checkpoint-of-8").glob("*.distcp"))) == 8
+
+
 def python_of(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
