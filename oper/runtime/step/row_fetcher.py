@@ -84,9 +84,10 @@ class RowFetcher:
         if self._symmetric is not None:
             with self._symmetric.reading():
                 return self._read_symmetric(batch, self._symmetric)
-        fetched = self._fetch(batch)
-        if self.source is not None and batch.trains:
-            fetched = self.source.read(batch, fetched)
+        source = self.source if batch.trains else None
+        fetched = self._fetch(batch, source)
+        if source is not None:
+            fetched = source.read(batch, fetched)
         bags = batch.forwarded
         if bags is None:
             return self._add_up(batch, fetched, batch.features, batch.out_elements)
@@ -130,11 +131,14 @@ class RowFetcher:
                         "reads those of other nodes in the lookup's kernel alone: plan with "
                         "--fetch distinct, or look up under torch.no_grad()"
                     )
-                fetched = self._fetch(batch)
+                fetched = self._fetch(batch, None)
                 return self._weight_gradients(batch, grad, fetched, batch.features)
-        fetched = self._fetch(batch)
-        if self.source is not None and batch.trains:
-            fetched = self.source.reread(batch, fetched)
+        source = self.source if batch.trains else None
+        if source is not None and not source.holds(batch):
+            source = None
+        fetched = self._fetch(batch, source)
+        if source is not None:
+            fetched = source.reread(batch, fetched)
         bags = batch.forwarded
         if bags is None:
             return self._weight_gradients(batch, grad, fetched, batch.features)
@@ -166,8 +170,8 @@ class RowFetcher:
         )
         return found
 
-    def _fetch(self, batch: PreparedBatch) -> Fetched:
-        """Fetch remote rows, where they are not read by pointer."""
+    def _fetch(self, batch: PreparedBatch, source: RowSource | None) -> Fetched:
+        """Fetch remote rows, where they are neither read by pointer nor had from a source."""
         if not self.needs_rows:
             return Fetched(batch.addresses, self._heap.bases)
         if self._symmetric is not None:
@@ -175,12 +179,11 @@ class RowFetcher:
         rows = batch.rows
         assert rows is not None
         bases = self._heap.bases.clone()
-        cached = self.source is not None and batch.trains
         # Of pooled tables by pointer: what is left of their bags is of this node.
         buckets = [
             b
             for b, bucket in enumerate(self._buckets)
-            if not (bucket.pooled or (bucket.tier and cached))
+            if not (bucket.pooled or (bucket.tier and source is not None))
         ]
         if not self._distinct:
             assert isinstance(rows, Runs)  # of the positions of accesses
@@ -247,7 +250,7 @@ class RowFetcher:
         return rows
 
     def _read_symmetric(self, batch: PreparedBatch, symmetric: SymmetricMemory) -> torch.Tensor:
-        fetched = self._fetch(batch)
+        fetched = self._fetch(batch, None)
         far = torch.zeros_like if self._distinct else lambda found: found
         return self._device.ops().pooled_rows_by_gets(
             fetched.addresses,

@@ -24,7 +24,7 @@ class Fetched(NamedTuple):
     """What the kernels read rows by: addresses, and where each rank's arenas begin."""
 
     addresses: torch.Tensor  # int64 [N]
-    bases: torch.Tensor  # int64 [widths, ranks + 1], rows that were fetched last
+    bases: torch.Tensor  # int64 [widths, ranks + 1], rows that were fetched last; a source's behind
     buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
 
 
@@ -50,9 +50,12 @@ class RowSource(Protocol):
     def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """What a batch that may be trained reads, from what it would read in the heap."""
 
+    def holds(self, batch: PreparedBatch) -> bool:
+        """Whether a batch that was read can be read again here, in its backward pass. Where it can
+        not, the heap is up to date then."""
+
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """What a batch that was read reads again in its backward pass, from what it would read in
-        the heap."""
+        """What such a batch reads again, from what it would read in the heap."""
 
     def update(
         self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step

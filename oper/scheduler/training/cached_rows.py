@@ -112,12 +112,16 @@ class CachedRows:
         self._read = batch.addresses
         return self._in_cache(accesses, heap)
 
+    def holds(self, batch: PreparedBatch) -> bool:
+        """Whether it was the last that was read, and its rows have not moved since."""
+        if self._read is batch.addresses:
+            return True
+        self.settle()
+        return False
+
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Where the rows of a batch are now."""
-        if self._read is batch.addresses:
-            return self._in_cache(_tier_accesses(batch, self._rank, self._first), heap)
-        self.settle()
-        return heap
+        return self._in_cache(_tier_accesses(batch, self._rank, self._first), heap)
 
     def update(
         self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
@@ -235,18 +239,20 @@ class CachedRows:
             self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
 
     def _in_cache(self, accesses: _TierAccesses, heap: Fetched) -> Fetched:
-        """A batch's addresses in the cache, which to the kernels is one more rank's arenas."""
+        """A batch's addresses in the cache, which to the kernels is one more rank's arenas, behind
+        those of rows that were fetched: of tables of the tier that are not trained."""
         assert self._caches is not None
         numbers = self._caches.numbers(accesses.addresses.numpy())
         places = np.zeros(len(numbers), dtype=np.int64)
         for b in range(len(self._buckets)):
             of_bucket = (accesses.buckets == b).numpy()
             places[of_bucket] = self._arenas.places_in_arena(b, numbers[of_bucket])
-        addresses, bases = heap.addresses.clone(), heap.bases.clone()
-        addresses[accesses.chosen] = self._ranks << SLOT_BITS | torch.from_numpy(places)
+        addresses, arenas = heap.addresses.clone(), heap.bases.new_zeros(len(heap.bases), 1)
+        field = heap.bases.shape[1]
+        addresses[accesses.chosen] = field << SLOT_BITS | torch.from_numpy(places)
         for width, pointer in self._arenas.pointers().items():
-            bases[width, self._ranks] = pointer
-        return Fetched(addresses, bases, heap.buffers)
+            arenas[width] = pointer
+        return Fetched(addresses, torch.cat([heap.bases, arenas], 1), heap.buffers)
 
     def _update_tier(self, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step) -> None:
         """Take the step in the tier, with the rows' gradients of all ranks."""

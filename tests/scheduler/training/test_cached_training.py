@@ -109,6 +109,7 @@ scripts = st.builds(
     st.sampled_from(["lru", "lfu", "light-lfu", "emark"]),
     scripts,
     st.sampled_from([None, (0, 1), (1,), (0,)]),
+    st.sampled_from(["raw", "distinct"]),
 )
 @example(
     Case(0, 2, rows=(250, 1, 400), steps=6),
@@ -117,12 +118,14 @@ scripts = st.builds(
     "lru",
     Script(late=(1,)),
     None,
+    "raw",
 )
-def test_any_cache_trains_as_the_unsharded_model(ranks, case, size, sync, evict, script, tier):
+def test_any_cache_trains_as_the_unsharded_model(
+    ranks, case, size, sync, evict, script, tier, fetch
+):
     tables = range(len(case.rows)) if tier is None else tier
-    plan = random_plan(
-        case.seed, tables_of(case), case.ranks, tier=tuple(t for t in tables if t < len(case.rows))
-    )
+    chosen = tuple(t for t in tables if t < len(case.rows))
+    plan = random_plan(case.seed, tables_of(case), case.ranks, tier=chosen, fetch=fetch)
     assert_equals_unsharded(ranks, case, plan, CacheSettings(size, sync, evict), script)
 
 
@@ -138,6 +141,17 @@ def test_sequences_of_which_some_tables_are_in_the_tier(ranks, case, sync, tier)
     case = replace(case, rows=(250, 90, 400))
     plan = random_plan(case.seed, tables_of(case), case.ranks, tier=tier)
     assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync))
+
+
+@pytest.mark.parametrize("nodes", [None, (0, 1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_that_are_fetched_beside_cached_ones_of_their_width(ranks, nodes, weighted):
+    """Tables of the tier that are not trained are fetched by distinct rows, others are cached."""
+    case = Case(7, 2, dims=(8,), rows=(250, 90, 400), steps=6, weighted=weighted)
+    case = replace(case, optimizers=("none", "adagrad", "none"))
+    plan = tiered(3, tables_of(case), 2, fetch="distinct")
+    script = Script(evaluate=(2,), late=(3,))
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("60%"), script, nodes)
 
 
 HOT = Case(3, 2, rows=(250, 100, 400), steps=8)  # 40 % of its accesses read row 0
@@ -239,9 +253,10 @@ def assert_moves_as_if_still(ranks, case, plans, cache, script, nodes=None) -> t
     st.sampled_from([None, (0, 1), (1,)]),
     st.sampled_from([1, 1000, 1 << 20]),
     st.booleans(),
+    st.sampled_from(["raw", "distinct"]),
 )
 def test_cached_rows_migrate_and_no_bit_changes(
-    ranks, case, size, sync, evict, script, tier, bytes_per_step, between
+    ranks, case, size, sync, evict, script, tier, bytes_per_step, between, fetch
 ):
     tables = [t for t in range(len(case.rows)) if tier is None or t in tier]
     plans = [
