@@ -10,8 +10,8 @@ READERS |= {"np.load", "open_memmap", "yaml.safe_load"}
 OTHERS = {
     "oper.base.free_memory": "the kernel's figures",
     "oper.base.standard_streams": "the null device and what a descriptor leads to",
+    "oper.checkpoint.direct_file": "what it writes",
     "oper.checkpoint.export": "what it writes",
-    "oper.checkpoint.shard_file": "what it writes",
     "oper.files.input_files": "the one way",
     "oper.files.storage": "what was written, to flush it",
     "oper.files.temporaries": "our own locks",

@@ -63,8 +63,8 @@ class RowRecords {
   // The number of a row, RowIndex::kNone of one that is not known.
   RowNumber find(uint64_t address) const { return index_.find(address); }
 
-  // Rows at the addresses `from` [size], which are known, are at `to` from now on, where none are but
-  // those that are given here. Their numbers stay.
+  // Rows at the addresses `from` [size], which are known, are at `to` from now on, where none are
+  // but those that are given here. Their numbers stay.
   void rename(const uint64_t* from, const uint64_t* to, size_t size) {
     std::vector<RowNumber> renamed(size);
     for (size_t n = 0; n < size; ++n) renamed[n] = find(from[n]);
