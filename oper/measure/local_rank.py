@@ -6,7 +6,6 @@ takes, nothing would end the process.
 
 import json
 import multiprocessing
-import multiprocessing.util
 import os
 import socket
 import sys
@@ -53,9 +52,6 @@ def run_local_rank(
         sys.exit(1)
     if rank == 0:
         store.set("measurement", json.dumps(asdict(measured)))
-    # The process ends behind what multiprocessing does then, and before Python's own end: a thread
-    # of gloo's that has yet to drop a collective's tensors would end it by signal 6 there.
-    multiprocessing.util.Finalize(None, os._exit, (0,), exitpriority=-1)
 
 
 def local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:

@@ -6,19 +6,15 @@ Ranks that are well and do not wait send the store nothing.
 """
 
 import _thread
-import atexit
 import contextlib
-import multiprocessing.util
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from oper.runtime.comm.deadline import Deadline
+from oper.runtime.comm import process_end
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
 _LEAST_SECONDS = 0.5  # for an answer, at a deadline too
@@ -103,7 +99,7 @@ class FailureStore:
 
         if self._answered is None or self._answered.is_set():
             self._answered = threading.Event()
-            _wait_at_exit_for(self._answered)
+            process_end.wait_for(self._answered, _ANSWER_SECONDS)
             with contextlib.suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(ask, (self._answered,))
                 began.wait(seconds)
@@ -112,28 +108,3 @@ class FailureStore:
             self._answered.wait(seconds)
         self.lost = not answers
         return answers[0] if answers else None
-
-
-# A thread that comes back from the store's native code while Python ends is ended in the midst of
-# C++, which ends the process by signal 6.
-
-_asked: "weakref.WeakSet[threading.Event]" = weakref.WeakSet()
-_waits_in: set[int] = set()  # this process; a forked child has no such threads
-
-
-def _wait_at_exit_for(answered: threading.Event) -> None:
-    if os.getpid() not in _waits_in:
-        _waits_in.add(os.getpid())
-        _asked.clear()
-        atexit.register(_wait_for_answers)
-        multiprocessing.util.Finalize(None, _wait_for_answers, exitpriority=0)
-    _asked.add(answered)
-
-
-def _wait_for_answers() -> None:
-    """Until no thread asks the store, or it is not to be expected to answer."""
-    if os.getpid() not in _waits_in:
-        return
-    deadline = Deadline(_ANSWER_SECONDS)
-    for answered in list(_asked):
-        answered.wait(deadline.left())

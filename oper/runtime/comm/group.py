@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError, first_line, one_line
 from oper.base.units import positive_seconds
+from oper.runtime.comm import process_end
 from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
 from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.lost_ranks import (
@@ -66,10 +67,8 @@ class Group:
         # Takes in what ranks of this host have sent for later, so that they do not wait for room.
         self.take_in: Callable[[], object] = lambda: None
         self._failures = FailureStore(group)
+        process_end.let_threads_finish()
         self._last_heartbeat = 0.0
-        # The work of the last collective. It is kept, so that no thread of gloo frees its tensors:
-        # that would need Python, and abort a script that ends now.
-        self._work: Any = None
 
     def run(
         self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
@@ -88,7 +87,6 @@ class Group:
         on, and raises as `run` does. It must be called, before the next collective ends."""
         with self._failing(action):
             work = collective(*arguments, group=self._group, async_op=True, **options)
-        self._work = work
         # Of tensors on a device: such work is done when the device is.
         on_device = any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in arguments)
         return lambda: (
