@@ -304,8 +304,9 @@ class EmbeddingEngine:
         digest = runtime_plan.plan_digest(plan)
         asked = digest + str(bytes_per_step).encode()
         self.node.agree(asked, "the plan to migrate to and its bytes per step")
-        if self._begun is not None and runtime_plan.plan_digest(self._begun.plan) == digest:
-            return self._begun
+        on_its_way = self._migration() if self._migration is not None else None
+        if on_its_way is not None and runtime_plan.plan_digest(on_its_way.plan) == digest:
+            return on_its_way
         problem = ""
         try:
             self._check_migration(plan)

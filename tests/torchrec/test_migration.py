@@ -22,6 +22,17 @@ def test_rows_migrate_under_pipelines(worlds, name, options):
     assert min(worlds.run(3, migration_cases.moved_in_a_pipeline, name, **options)) > 5
 
 
+@pytest.mark.parametrize("sync", ["bsp", "on-demand", "peer"])
+def test_waiting_gradients_are_added_up_in_one_order(worlds, sync):
+    """Whichever of three ranks' comes first: rows that migrate, and flushes, change that."""
+    still, moved, flushed = (
+        worlds.run(3, migration_cases.summed_as_they_come, sync, between)[0]
+        for between in ("nothing", "migrate", "evaluate")
+    )
+    migration_cases.assert_same_bits(moved, still)
+    migration_cases.assert_same_bits(flushed, still)
+
+
 def test_rows_do_not_migrate_under_gradients_that_are_held_back(worlds):
     worlds.run(2, migration_cases.moved_between_accumulated_steps)
 

@@ -50,8 +50,10 @@ class Parcels:
             if kind == m.PUSH_GRADIENT:
                 taken, parcel = _cut(parcel, len(of), 4 * description.dim)
                 grads = taken.view(torch.float32)
-                add = self._tier.subtract if self._bounded else self._tier.add_gradients
-                add(bucket, m.slots(of), grads)
+                if self._bounded:
+                    self._tier.subtract(bucket, m.slots(of), grads)
+                else:
+                    self._tier.add_gradients(bucket, m.slots(of), int(of["worker"][0]), grads)
                 continue
             rows, parcel = _cut(parcel, len(of), self.arenas.value_bytes(bucket))
             state_bytes = description.optimizer.state_bytes(description.dim)

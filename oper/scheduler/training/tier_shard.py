@@ -1,8 +1,8 @@
 """The tier's shard of one rank: rows that it alone writes, and gradients that wait there.
 
 A row that several workers trained at once takes one step with the sum of their gradients, once all
-of them have been pushed; until then the sum so far waits here with the number of the step and its
-learning rate.
+of them have been pushed; until then they wait here with the number of the step and its learning
+rate.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,19 @@ _WAITING = np.dtype(
 
 
 class _Sums:
-    """Gradients of a bucket's rows that wait for others of the same step."""
+    """Gradients of a bucket's rows that wait for others of the same step. They are added up in the
+    order of the workers, in whatever order they come: which of them leaves a cache first depends
+    on what moves and is flushed."""
 
-    def __init__(self, slots: int, dim: int) -> None:
+    def __init__(self, slots: int, dim: int, workers: int) -> None:
         self.index_of = np.full(slots, -1, dtype=np.int32)  # by the row's slot
-        self.grads = torch.zeros(0, dim)
         self.waiting = np.zeros(0, dtype=_WAITING)
         self._steps = 0
         self._free = np.zeros(0, dtype=np.int64)
+        # Which of the gradients is each worker's of a row that waits; -1 while it has not come.
+        self._part = np.full((0, workers), -1, dtype=np.int64)
+        self._grads = torch.zeros(0, dim)
+        self._free_grads = np.zeros(0, dtype=np.int64)
 
     def resize(self, slots: int) -> None:
         """Rows have so many slots."""
@@ -39,31 +44,55 @@ class _Sums:
 
     def expect(self, slots: Ints, workers: Ints, number: int, rate: float) -> None:
         """Gradients of one step, of so many workers, will come for each of these rows."""
-        lacking = len(slots) - len(self._free)
-        if lacking > 0:
+        more = _lacking(len(slots), self._free, len(self.waiting))
+        if more:
             known = len(self.waiting)
-            more = max(lacking, known)
-            self.grads = torch.cat([self.grads, torch.zeros(more, self.grads.shape[1])])
             self.waiting = np.concatenate([self.waiting, np.zeros(more, dtype=_WAITING)])
+            none = np.full((more, self._part.shape[1]), -1, dtype=np.int64)
+            self._part = np.concatenate([self._part, none])
             self._free = np.concatenate([self._free, np.arange(known, known + more)])
         at, self._free = self._free[: len(slots)], self._free[len(slots) :]
         self.index_of[slots] = at
-        self.grads[torch.from_numpy(at)] = 0
         self._steps += 1
         self.waiting["missing"][at], self.waiting["step"][at] = workers, self._steps
         self.waiting["number"][at], self.waiting["rate"][at] = number, rate
 
-    def add(self, slots: Ints, grads: torch.Tensor) -> Ints:
-        """Add one worker's gradients; the slots of rows for which none are missing now."""
+    def add(self, slots: Ints, worker: int, grads: torch.Tensor) -> Ints:
+        """Take one worker's gradients; the slots of rows for which none are missing now."""
         at = self.index_of[slots].astype(np.int64)
-        self.grads[torch.from_numpy(at)] += grads
+        more = _lacking(len(slots), self._free_grads, len(self._grads))
+        if more:
+            known = len(self._grads)
+            self._grads = torch.cat([self._grads, torch.zeros(more, self._grads.shape[1])])
+            self._free_grads = np.concatenate([self._free_grads, np.arange(known, known + more)])
+        part, self._free_grads = self._free_grads[: len(slots)], self._free_grads[len(slots) :]
+        self._grads[torch.from_numpy(part)] = grads
+        self._part[at, worker] = part
         self.waiting["missing"][at] -= 1
         return slots[self.waiting["missing"][at] == 0]
 
+    def sums(self, at: Ints) -> torch.Tensor:
+        """The sums of rows for which none are missing, by where they wait, float32 [n, dim]."""
+        found = torch.zeros(len(at), self._grads.shape[1])
+        for part in self._part[at].T:
+            came = part >= 0
+            found[torch.from_numpy(came)] += self._grads[torch.from_numpy(part[came])]
+        return found
+
     def remove(self, slots: Ints) -> None:
         """Nothing waits for these rows any more."""
-        self._free = np.concatenate([self._free, self.index_of[slots].astype(np.int64)])
+        at = self.index_of[slots].astype(np.int64)
+        parts = self._part[at]
+        self._free = np.concatenate([self._free, at])
+        self._free_grads = np.concatenate([self._free_grads, parts[parts >= 0]])
+        self._part[at] = -1
         self.index_of[slots] = -1
+
+
+def _lacking(wanted: int, free: Ints, known: int) -> int:
+    """How many places more there are to be, where so many are wanted: at least twice as many."""
+    lacking = wanted - len(free)
+    return max(lacking, known) if lacking > 0 else 0
 
 
 class TierShard:
@@ -71,7 +100,8 @@ class TierShard:
 
     def __init__(self, heap: Heap, buckets: Sequence[Bucket]) -> None:
         self._heap, self._buckets = heap, buckets
-        self._sums = [_Sums(len(heap.rows(b.width)), b.dim) for b in buckets]
+        workers = heap.node.ranks
+        self._sums = [_Sums(len(heap.rows(b.width)), b.dim, workers) for b in buckets]
 
     def resize(self) -> None:
         """Follow the heap, whose arenas may have grown."""
@@ -95,15 +125,15 @@ class TierShard:
         """Gradients of this step will come for rows from so many workers each."""
         self._sums[bucket].expect(slots, workers, step.number, rate)
 
-    def add_gradients(self, bucket: int, slots: Ints, grads: torch.Tensor) -> None:
+    def add_gradients(self, bucket: int, slots: Ints, worker: int, grads: torch.Tensor) -> None:
         """Add one worker's gradients; rows for which none are missing then take their step."""
         sums = self._sums[bucket]
-        done = np.sort(sums.add(slots, grads))
+        done = np.sort(sums.add(slots, worker, grads))
         at = sums.index_of[done].astype(np.int64)
         steps = sums.waiting["step"][at]
         for step in np.unique(steps):
             now = steps == step
-            grads = sums.grads[torch.from_numpy(at[now])]
+            grads = sums.sums(at[now])
             of_step = sums.waiting[at[now][0]]
             self.step(bucket, [done[now]], [grads], float(of_step["rate"]), int(of_step["number"]))
         sums.remove(done)
