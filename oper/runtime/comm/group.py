@@ -50,6 +50,9 @@ class Seen(Protocol):
     def lost(self, ranks: Collection[int], action: str) -> str:
         """Why ranks that were waited for are gone; "" if none is known to be."""
 
+    def words(self) -> str:
+        """Why a rank has failed, which may not have ended yet; "" if none has said so."""
+
 
 class Group:
     """All ranks of a process group, for collectives that each must end within the deadline.
@@ -161,6 +164,8 @@ class Group:
         one has failed; both at most twice a second."""
         if time.monotonic() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
             self._last_heartbeat = time.monotonic()
+            if seen := self._seen():
+                _raise(seen.words())
             _raise(self._failures.heartbeat(action, left))
 
     def check(self) -> None:

@@ -93,6 +93,10 @@ class Liveness:
         said = os.pread(self._locks[rank], 1 + _WORDS_BYTES, 0)
         return said[1:].decode(errors="replace") if said[:1] == _FAILED else ""
 
+    def words(self) -> str:
+        """Why one of them has failed, the first that said so; "" if none did."""
+        return next(filter(None, map(self.failure, self._locks)), "")
+
     def lost(self, ranks: Collection[int], action: str) -> str:
         """Why ranks of this node that are waited for to do `action` are gone, in words that are
         true on every rank; "" if they are not."""

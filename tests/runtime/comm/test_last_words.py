@@ -48,7 +48,7 @@ def _end_by(rank: int, group: Any, name: str, waits_in_group: bool) -> tuple[str
     signals = Signals(node, ["done"])
     assert node.group is not None
     if rank == 1:
-        time.sleep(0.3)
+        time.sleep(0.1)  # it has ended, or left its words, when the store would be asked first
         if ENDS[name][0] is None:
             os._exit(0)
         raise mortal_ranks.EndsBy(ENDS[name][0])
@@ -67,6 +67,26 @@ def test_how_a_rank_ended_is_known_without_the_store(name: str, waits_in_group: 
     told, seconds = mortal_ranks.run(2, _end_by, name, waits_in_group, silent=[1])[0]
     assert told.startswith(ENDS[name][1])
     assert seconds < 2.5  # not the 3 s that a store may take
+
+
+def _live_on(rank: int, group: Any) -> tuple[str, float] | None:
+    node = Node.join(group)
+    assert node.group is not None
+    if rank == 1:
+        node.liveness.leave_words("rank 1 failed: no room")
+        time.sleep(20)
+    store: Any = _Stopped()
+    node.group._failures._store = store
+    began = time.monotonic()
+    with pytest.raises(LostRankError) as told:
+        node.group.gather(b"1", "finish")
+    return str(told.value), time.monotonic() - began
+
+
+def test_the_words_of_a_rank_that_has_not_ended_are_read_before_the_store() -> None:
+    told, seconds = mortal_ranks.run(2, _live_on, silent=[1])[0]
+    assert told == "rank 1 failed: no room"
+    assert seconds < 2.5
 
 
 _FORKS = """
