@@ -56,8 +56,8 @@ from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
 from oper.runtime.step.row_source import (
+    HeapPlaces,
     MakeSource,
-    RowPlaces,
     RowSource,
     SourceParts,
     buckets_in_heap,
@@ -356,8 +356,8 @@ class EmbeddingEngine:
         of_bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
         before, after = owner[rows.before[of]], owner[rows.after[of]]
         self.source.move(
-            RowPlaces(of_bucket, before, rows.slot(of, before)),
-            RowPlaces(of_bucket, after, schedule.slot[of]),
+            HeapPlaces(of_bucket, before, rows.slot(of, before)),
+            HeapPlaces(of_bucket, after, schedule.slot[of]),
         )
 
     def copies_moved(self) -> None:

@@ -28,7 +28,7 @@ class Fetched(NamedTuple):
     buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
 
 
-class RowPlaces(NamedTuple):
+class HeapPlaces(NamedTuple):
     """Where n rows are in the heap: by the source's bucket, counted from 0, the owner, and the slot
     there, [n] each."""
 
@@ -67,7 +67,7 @@ class RowSource(Protocol):
     def settle(self) -> None:
         """Bring the heap up to date, before rows are read there."""
 
-    def move(self, before: RowPlaces, after: RowPlaces) -> None:
+    def move(self, before: HeapPlaces, after: HeapPlaces) -> None:
         """Rows are about to move to other places in the heap, once it is up to date with them."""
 
     def forget(self) -> None:

@@ -34,7 +34,7 @@ from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
 from oper.runtime.memory.heap import check_memory
 from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
-from oper.runtime.step.row_source import Fetched, RowPlaces, RowSource, SourceParts, Step
+from oper.runtime.step.row_source import Fetched, HeapPlaces, RowSource, SourceParts, Step
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler import transmissions as m
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
@@ -158,7 +158,7 @@ class CachedRows:
         self._wait_for_writes("flush its cache")
         self._settled = True
 
-    def move(self, before: RowPlaces, after: RowPlaces) -> None:
+    def move(self, before: HeapPlaces, after: HeapPlaces) -> None:
         """Push what the tier lacks of rows, which are at other addresses then. Caches keep them."""
         self._read = None  # by addresses of before
         self._tier.resize()
@@ -341,7 +341,7 @@ def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
             )
 
 
-def _addresses(rows: RowPlaces) -> Ints:
+def _addresses(rows: HeapPlaces) -> Ints:
     return rows.bucket << WIDTH_SHIFT | rows.owner << SLOT_BITS | rows.slot
 
 
