@@ -16,15 +16,17 @@ of training takes
                         none where a rank is alone, whose gradients nobody else reads
 
 Pipelines prepare two batches ahead of the one that is trained. In inference there are ids and
-addresses alone; where distinct rows are fetched by NVSHMEM also runs and the sort, addresses of
-what was fetched, and a buffer of the widest rows, which grows by a quarter more than is needed.
+addresses alone. Where distinct rows are fetched by NVSHMEM there are, in either, runs and the sort,
+addresses of what was fetched, and a buffer of the widest rows, which grows by a quarter more than
+is needed.
 
 On several nodes lists, rows and gradients of other nodes are on their way: of a row that a rank
 fetches there, for itself or for others of its node, there are up to
 
     3 copies of 8 + 4 · D   in inference: as it is sent, as it is received, a quarter more
     5 copies                in training: as it was received; its gradient in parts of mailboxes, in
-                            their sum, in messages sent and received
+                            their sum, in messages sent and received. By NVSHMEM: its gradient in a
+                            message, and, a quarter more each, as it is left there and as it comes
     100                     of lists, for each access: rows, keys, where they are found
 
 A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
@@ -111,7 +113,7 @@ class ProcessorStep:
 class DeviceStep:
     """A step of a rank on a device, whose batch has so many accesses, of rows of at most `dim`
     values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
-    `fetched_row_bytes`: in inference, of the widest row where distinct rows are fetched; else 0.
+    `fetched_row_bytes`: of the widest row where kernels fetch distinct rows; else 0.
     `sent_bytes`: of slots and gradients of the rows of other nodes that a rank's batch reads, where
     ranks send them; else 0."""
 
@@ -133,16 +135,16 @@ class DeviceStep:
     @property
     def _own_bytes(self) -> float:
         """Bytes for what a rank does by itself, and with others of its node."""
+        prepared, fetched = PREPARED_BATCHES * _READ_BYTES, 0.0
+        if self.training or self.fetched_row_bytes:
+            prepared += PREPARED_BATCHES * _RUN_BYTES + _SORT_BYTES
+        if self.fetched_row_bytes:
+            fetched = _ADDRESS_BYTES + self.fetched_row_bytes * (1 + 1 / _SLACK)
         if not self.training:
-            fetched = 0.0
-            if self.fetched_row_bytes:
-                fetched = PREPARED_BATCHES * _RUN_BYTES + _SORT_BYTES + _ADDRESS_BYTES
-                fetched += self.fetched_row_bytes * (1 + 1 / _SLACK)
-            return self.accesses * (PREPARED_BATCHES * _READ_BYTES + fetched)
-        prepared = PREPARED_BATCHES * (_READ_BYTES + _RUN_BYTES) + _SORT_BYTES
+            return self.accesses * (prepared + fetched)
         summing = _SUM_BYTES + 4 * self.dim / _ACCESSES_OF_PARTIAL_SUMS
         mailbox = mailbox_row_bytes(self.dim) * (1 + 1 / _SLACK) if self.ranks > 1 else 0.0
-        return self.accesses * (prepared + summing + mailbox)
+        return self.accesses * (prepared + fetched + summing + mailbox)
 
     def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
         """Bytes for replicas, by whatever method: devices have one (docs/gpu.md)."""

@@ -35,6 +35,9 @@ constexpr const char* kFetchRows =
     " Tensor run_count, Tensor bases, Tensor symmetric, int[] widths, int[] row_bytes,"
     " Tensor row_bytes_there, Tensor(b!) buffer, int rank, int stream, Tensor? report) -> ()";
 
+constexpr const char* kGetPieces =
+    "get_pieces(Tensor pieces, Tensor source, Tensor(a!) buffer, int stream) -> ()";
+
 constexpr const char* kWeightGradients =
     "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
     " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor";

@@ -160,8 +160,12 @@ class EmbeddingEngine:
         by_position, always = fetcher.needs_rows, fetcher.needs_runs
         sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
         self._sorter = sorter
-        together = memory.all_to_all is not None and symmetric is None
-        room = StepRoom(dims, self.ranks, self.training, sends=together)
+        by_kernels = symmetric is not None
+        together = memory.all_to_all is not None and not by_kernels
+        sends = together or (memory.all_to_all is not None and self.training)
+        row_bytes = [self.heap.rows(bucket.width).shape[1] for bucket in self.buckets]
+        fetched = max(row_bytes, default=0) if by_kernels and distinct else 0
+        room = StepRoom(dims, self.ranks, self.training, sends, fetched)
         self._preparer = BatchPreparer(
             self.features,
             self.placement,

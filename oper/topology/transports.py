@@ -3,8 +3,8 @@
     shared_memory   ranks of one host map its memory
     peer            devices of one node map each other's memory
     collective      ranks of several nodes send rows to each other; those of a node map its memory
-    nvshmem         devices of one node or several, in inference: a lookup's kernel itself asks the
-                    devices whose memory is not mapped, by NVSHMEM
+    nvshmem         devices of one node or several: kernels themselves ask the devices whose memory
+                    is not mapped for rows, and for gradients, by NVSHMEM
 
 NVSHMEM's memory is symmetric: all ranks have as much of it as the one that has the most, so that
 none may hold more rows than the smallest device has room for.

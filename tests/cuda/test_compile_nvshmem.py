@@ -14,7 +14,7 @@ pytestmark = pytest.mark.check
 
 # Those of `pool_bags` are so many that two blocks stay on a multiprocessor, with 32 KB of rows on
 # their way; the fetch needs few warps at once, each with a row.
-MOST_REGISTERS = {"pool_bags": 128, "fetch_rows": 128}
+MOST_REGISTERS = {"pool_bags": 128, "fetch_rows": 128, "get_pieces": 128}
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,14 @@ FAULTS = {
         ENDS,
     ),
     "no quiet of the fetch": ("fetch_rows", "if (asked) nvshmem_quiet();", "(void)asked;", ENDS),
+    "no quiet of the pieces": ("get_pieces", "if (asked) nvshmem_quiet();", "(void)asked;", ENDS),
+    "a piece of the next rank": (
+        "get_pieces",
+        "static_cast<int>(piece.rank));",
+        "static_cast<int>(piece.rank + 1));",
+        ENDS,
+    ),
+    "every other piece": ("get_pieces", "n += warps", "n += 2 * warps", WRONG),
     "lanes that fetch unlike rows": (
         "fetch_rows",
         "static_cast<int>(owner));",

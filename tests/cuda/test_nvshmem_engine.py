@@ -49,6 +49,9 @@ CASES = [
 ]
 
 
+WAITS = "A kernel here waits for rows or gradients that do not come any more"
+
+
 def assert_equal(ranks: Ranks, cases: list[tuple[Case, Any]], *libraries: Path) -> list[Any]:
     found = ranks.run(ranks.most, serve_on_both, cases, *map(str, libraries))
     for of_rank in found:
@@ -136,7 +139,20 @@ def test_a_killed_rank_ends_those_that_wait_for_its_rows(
         assert f"{dead} {said}" in text
     # Those of the other node wait in a kernel, which nothing ends but their process.
     assert found[0] is None
-    assert "A lookup here waits for rows that do not come any more" in text or ranks == 4
+    assert WAITS in text or ranks == 4
+
+
+def test_a_rank_that_dies_before_others_have_its_gradients(
+    emulated: Path, emulated_nvshmem: Path, tmp_path: Path
+) -> None:
+    case = Case(22, 2, optimizer="adagrad")
+    plan = plan_of(case, mode="training", fetch="distinct")
+    given = (case, plan, str(emulated), str(emulated_nvshmem), str(tmp_path / "said"))
+    function = nvshmem_engines.die_before_gradients_are_brought
+    assert mortal_ranks.run(2, function, *given) == [None, None]
+    text = (tmp_path / "said0").read_text()
+    assert "rank 1 gave no sign of life for 3 s" in text
+    assert WAITS in text
 
 
 def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> None:
@@ -235,6 +251,10 @@ def test_devices_are_done_before_other_nodes_are_told(
     for done in two.run(2, nvshmem_engines.told_nodes, *given):
         first, last = done.index("read its rows (step 1)"), done.index("update its rows (step 1)")
         assert done[first - 1] == done[last - 1] == "device is done"
+        told = done.index("exchange gradients (step 1)")  # how many: they are not there yet
+        assert {*done[told + 1 : first]} == {"device is done"}
+        # Kernels bring them: of replicas alone hosts exchange more.
+        assert {*done[first + 1 : last]} == {"update", "sum replicas", "device is done"}
         assert "update" not in done[:first]
         assert "update" in done[first:last]
         assert done[last + 1 :] == []

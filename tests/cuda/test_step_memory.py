@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ from oper.cost.holder_sets import Sums
 from oper.cost.step_memory import DeviceStep
 from oper.topology.topology import Topology
 from tests.support.cuda.device_engines import batch_on, device_of, start
+from tests.support.cuda.nvshmem_engines import nodes_of, plan_of
 from tests.support.cuda.step_memory_cases import Taken, take_steps
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, tables_of
@@ -150,6 +152,26 @@ def test_what_goes_between_nodes(
             if dim == 128:
                 # What was sent counts, and may be gone: gloo drops it when it comes to it.
                 assert of_rank.bytes > 0.5 * step.batch_bytes
+
+
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_what_goes_between_nodes_by_nvshmem(
+    ranks: Ranks, library: str | None, emulated_nvshmem: Path, fetch: str
+) -> None:
+    """In training: distinct rows, and gradients as they are left there and as they come."""
+    if library is None:
+        pytest.skip("ranks of NVSHMEM need a device each")
+    number, samples, rows, dim = 4, 2_500, (150_000, 100_000), 128
+    case = Case(8, number, "adagrad", dims=(dim,), rows=rows)
+    plan = plan_of(case, mode="training", fetch=fetch, replicated=0.0, listed=1.0)
+    reads = np.array([2, 1]) * 3 * samples
+    distinct = float((-np.array(rows) * np.expm1(-reads / rows)).sum())
+    step = replace(step_of(case, samples, True), sent_bytes=distinct * (8 + 4 * dim) / 2)
+    if fetch == "distinct":
+        step = replace(step, fetched_row_bytes=4 * dim)
+    given = (case, plan, samples, 0, library, nodes_of(number), str(emulated_nvshmem))
+    for of_rank in ranks.run(number, take_steps, *given):
+        assert 0.5 * step.batch_bytes < of_rank.bytes <= step.batch_bytes + SMALL
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -1,5 +1,6 @@
 // torch.ops.oper.load_nvshmem_library and what the host asks of NVSHMEM: to start, and for memory
-// that all ranks have at one place; and fetch_rows, which brings distinct rows of other ranks.
+// that all ranks have at one place; fetch_rows, which brings distinct rows of other ranks; and
+// get_pieces, which brings whatever they have there.
 
 #include "device/nvshmem.h"
 
@@ -32,6 +33,7 @@ void load_nvshmem_library(const std::string& path, const std::string& host_libra
   NvshmemLibrary found;
   library.find("oper_nvshmem_lookup", found.lookup);
   library.find("oper_nvshmem_fetch_rows", found.fetch_rows);
+  library.find("oper_nvshmem_get_pieces", found.get_pieces);
   library.find("oper_nvshmem_unique_id", found.unique_id);
   library.find("oper_nvshmem_start", found.start);
   library.find("oper_nvshmem_versions", found.versions);
@@ -169,6 +171,23 @@ void fetch_rows(const at::Tensor& addresses, const at::Tensor& positions,
   }
 }
 
+// Brings pieces of what other ranks have where `source` is here, in symmetric memory, to `buffer`:
+// int64 [pieces, 4], each with its rank, where it begins there and comes to here, and its bytes.
+void get_pieces(const at::Tensor& pieces, const at::Tensor& source, const at::Tensor& buffer,
+                int64_t stream) {
+  const c10::DeviceGuard guard(buffer.device());
+  for (const at::Tensor* given : {&pieces, &source}) check_on(*given, buffer, "what is fetched by");
+  TORCH_CHECK_VALUE(pieces.dim() == 2, "pieces: [pieces, 4] was needed");
+  PiecesArguments a{};
+  a.pieces = structs<RemotePiece>(pieces, "pieces");
+  a.size = pieces.size(0);
+  a.source = elements<uint8_t>(source, "source");
+  elements<uint8_t>(buffer, "buffer");
+  a.buffer = buffer.mutable_data_ptr<uint8_t>();
+  check_device(nvshmem_library().get_pieces(&a, reinterpret_cast<void*>(stream)),
+               "the fetch of pieces could not be started");
+}
+
 }  // namespace
 
 const NvshmemLibrary& nvshmem_library() {
@@ -189,6 +208,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("register_buffer(Tensor buffer) -> ()");
   m.def("unregister_buffer(Tensor buffer) -> ()");
   m.def(oper::schemas::kFetchRows);
+  m.def(oper::schemas::kGetPieces);
 }
 
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
@@ -202,8 +222,17 @@ TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
   m.impl("register_buffer", oper::register_buffer);
   m.impl("unregister_buffer", oper::unregister_buffer);
 }
-TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("fetch_rows", oper::fetch_rows); }
+TORCH_LIBRARY_IMPL(oper, CUDA, m) {
+  m.impl("fetch_rows", oper::fetch_rows);
+  m.impl("get_pieces", oper::get_pieces);
+}
 
 // For tests, of memory that the emulator takes for a device's.
-TORCH_LIBRARY_FRAGMENT(oper_emulated, m) { m.def(oper::schemas::kFetchRows); }
-TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("fetch_rows", oper::fetch_rows); }
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(oper::schemas::kFetchRows);
+  m.def(oper::schemas::kGetPieces);
+}
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
+  m.impl("fetch_rows", oper::fetch_rows);
+  m.impl("get_pieces", oper::get_pieces);
+}

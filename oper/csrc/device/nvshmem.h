@@ -9,6 +9,7 @@ namespace oper {
 struct NvshmemLibrary {
   GetLauncher* lookup = nullptr;
   FetchLauncher* fetch_rows = nullptr;
+  PiecesLauncher* get_pieces = nullptr;
   MakeUniqueId* unique_id = nullptr;
   StartNvshmem* start = nullptr;
   NvshmemVersions* versions = nullptr;

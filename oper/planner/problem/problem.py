@@ -60,7 +60,7 @@ class ClassProblem:
             ranks=self.ranks,
             training=training,
             gradient_ratio=classes.gradient_ratio,
-            fetched_row_bytes=max(classes.width_memory) if fetches and not training else 0.0,
+            fetched_row_bytes=max(classes.width_memory) if fetches else 0.0,
             sent_bytes=self._sent_bytes,
         )
 

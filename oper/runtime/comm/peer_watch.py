@@ -131,8 +131,8 @@ class PeerWatch:
         """End the process, with what the others are to say of it too."""
         self._liveness.leave_words(self._lost)
         sys.stderr.write(
-            f"oper: rank {self._rank}: {self._lost}. A lookup here waits for rows that do not come "
-            "any more, and only the end of its process ends it.\n"
+            f"oper: rank {self._rank}: {self._lost}. A kernel here waits for rows or gradients "
+            "that do not come any more, and only the end of its process ends it.\n"
         )
         sys.stderr.flush()
         os._exit(1)

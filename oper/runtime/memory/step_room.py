@@ -35,16 +35,29 @@ class StepRoom:
     """The steps of an engine whose rows have up to `dims` values."""
 
     def __init__(
-        self, dims: Sequence[int], ranks: int, training: bool, sends: bool = False
+        self,
+        dims: Sequence[int],
+        ranks: int,
+        training: bool,
+        sends: bool = False,
+        fetched_row_bytes: int = 0,
     ) -> None:
-        """`sends`: rows of other nodes are sent there and back."""
+        """`sends`: rows of other nodes, or their gradients, are on their way in messages.
+        `fetched_row_bytes`: see DeviceStep."""
         self._dim, self._ranks, self._training = max(dims, default=0), ranks, training
-        self._sends = sends
+        self._sends, self._fetched_row_bytes = sends, fetched_row_bytes
 
     def error(self, error: Exception, accesses: int) -> OperError:
         """That of a batch of so many accesses for which there was no room."""
         sent = accesses * mailbox_row_bytes(self._dim) if self._sends else 0.0
-        step = DeviceStep(accesses, self._dim, self._ranks, self._training, sent_bytes=sent)
+        step = DeviceStep(
+            accesses,
+            self._dim,
+            self._ranks,
+            self._training,
+            fetched_row_bytes=self._fetched_row_bytes,
+            sent_bytes=sent,
+        )
         return NoRoomError(
             f"{first_line(error)}; a step of {accesses:,} accesses takes up to "
             f"{round(step.batch_bytes):,} bytes of a device beside rows, replicas' sums and the "

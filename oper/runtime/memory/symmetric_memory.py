@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from oper.base import native
 from oper.base.errors import OperError, first_line
+from oper.cost.step_memory import with_slack
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.peer_watch import PeerWatch
@@ -30,10 +31,37 @@ from oper.topology.transports import NVSHMEM, STAGE_BYTES
 _started: list[tuple[int, list[int]]] = []
 
 
+class RegisteredBuffer:
+    """Memory of a device into which kernels bring what other ranks have; it grows and is kept."""
+
+    def __init__(self, device: Cuda) -> None:
+        self._device = device
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device.torch_device)
+
+    def of(self, bytes: int) -> torch.Tensor:
+        """The memory, of at least so many bytes; what was in it may be lost."""
+        if self._memory.numel() < bytes:
+            self._device.synchronize()
+            self.give_back()
+            made = torch.empty(
+                with_slack(bytes), dtype=torch.uint8, device=self._device.torch_device
+            )
+            native.ops().register_buffer(made)
+            self._memory = made
+        return self._memory
+
+    def give_back(self) -> None:
+        """Nothing is brought there any more."""
+        if len(self._memory):
+            native.ops().unregister_buffer(self._memory)
+        self._memory = self._memory[:0].clone()
+
+
 class SymmetricMemory:
     """NVSHMEM's memory of one engine, and the lookups that read it. Made by all ranks together.
 
-    `stage` is where rows lie on their way, and `rows` this rank's, once they are allocated.
+    `stage` is where rows lie on their way, and `rows` this rank's, once they are allocated;
+    `fetched` is for distinct rows, `inbox` for gradients.
     """
 
     def __init__(self, node: Node, device: Cuda) -> None:
@@ -41,7 +69,8 @@ class SymmetricMemory:
         self.stage = torch.empty(0, dtype=torch.uint8)
         self.rows: DeviceMemory | None = None
         self._waits, self._using = _Waits(), threading.RLock()
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.fetched, self.inbox = RegisteredBuffer(device), RegisteredBuffer(device)
+        self._outbox = torch.empty(0, dtype=torch.uint8, device=device.torch_device)
         self._watch = PeerWatch(node, self._waits.are_some)
         node.at_close(self._watch.stop)
         _load(node, device)
@@ -84,28 +113,20 @@ class SymmetricMemory:
         self.rows = mapped[self._node.rank]
         return mapped
 
-    def buffer(self, bytes: int) -> torch.Tensor:
-        """Memory of a device into which rows are fetched, of at least so many bytes."""
-        if self._buffer.numel() < bytes:
-            ops = native.ops()
+    def outbox(self, most: int) -> torch.Tensor:
+        """Memory of this rank from which others bring what is in it, of at least `most` bytes. To
+        be called on all ranks together, with one `most`, once nobody reads what was in it."""
+        if len(self._outbox) < most:
             self._device.synchronize()
-            self._give_buffer_back()
-            size = bytes + bytes // 4
-            made = torch.empty(size, dtype=torch.uint8, device=self._device.torch_device)
-            ops.register_buffer(made)
-            self._buffer = made
-        return self._buffer
-
-    def _give_buffer_back(self) -> None:
-        if len(self._buffer):
-            native.ops().unregister_buffer(self._buffer)
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+            self._free(self._outbox)
+            self._outbox = self._allocated(with_slack(most))
+        return self._outbox
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Inside, work is started that asks other ranks for rows. LostRankError where one is gone.
 
-        Stage and buffer are this work's until it is done: what is started next comes after it, on
+        Stage and buffers are this work's until it is done: what is started next comes after it, on
         other streams too, and other threads wait until this one has started it."""
         with self._using, self._waits.of_host():
             self._watch.check()
@@ -124,13 +145,18 @@ class SymmetricMemory:
                 self._device.synchronize()
                 self._watch.check()
                 signals.barrier("release its tables")
-                self._give_buffer_back()
-                with self._waits.of_host():
-                    for memory in (self.rows.memory, self.stage):
-                        native.ops().free_symmetric(memory)
+                for buffer in (self.fetched, self.inbox):
+                    buffer.give_back()
+                for memory in (self.rows.memory, self.stage, self._outbox):
+                    self._free(memory)
         finally:
             self.rows = None
             self._watch.stop()
+
+    def _free(self, memory: torch.Tensor) -> None:
+        if len(memory):
+            with self._waits.of_host():
+                native.ops().free_symmetric(memory)
 
     def _allocated(self, bytes: int) -> torch.Tensor:
         try:

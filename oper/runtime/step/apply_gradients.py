@@ -18,7 +18,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -288,13 +288,15 @@ class Gradients:
         """Update this rank's rows by what there is for them, then its copies of the replicas, whose
         sums come last."""
         exchange, sent = self._exchange, self._sent_buckets
-        if self._read_by_kernels:
-            # Lookups of other nodes read rows that are updated here, with gradients or without.
-            self._tell_nodes(f"read its rows (step {step})")
-        received: Mapping[int, RowGradients] = {}
+        bring: Callable[[], Mapping[int, RowGradients]] = dict
         if exchange is not None and sent:
             parts = [mailboxes.read(rank) for rank in exchange.members]
-            received = exchange.send_gradients(parts, sent, f"exchange gradients (step {step})")
+            bring = exchange.offer_gradients(parts, sent, f"exchange gradients (step {step})")
+        if self._read_by_kernels:
+            # Lookups of other nodes read rows that are updated here, with gradients or without; and
+            # kernels bring gradients that others have by then.
+            self._tell_nodes(f"read its rows (step {step})")
+        received = bring()
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
         groups = {b: self._own_group(b) for b in trained}
         mine = {rank: mailboxes.read(rank) for rank in self._node.peers}

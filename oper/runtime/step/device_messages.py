@@ -15,7 +15,13 @@ from oper.base.arrays import Ints
 from oper.cost.step_memory import LINE_VALUES
 from oper.runtime.comm.shared_segment import LINE_BYTES
 from oper.runtime.memory.device import Cuda
-from oper.runtime.tables.row_gradients import RowGradients, groups_on_host, laid_out_on_host, merged
+from oper.runtime.tables.row_gradients import (
+    Piece,
+    RowGradients,
+    groups_on_host,
+    laid_out_on_host,
+    merged,
+)
 
 _MOST_GROUPS = native.shared("buckets of a device's step", 960)  # that are laid out at once
 
@@ -42,26 +48,29 @@ class DeviceMessages:
     ) -> tuple[Ints, torch.Tensor]:
         """The same of as many groups as are merged at once."""
         each = [*dims] * (len(groups) // len(dims))
-        chosen = [
-            RowGradients.of_pieces(
-                [part.piece(g, dim, at) for g, dim in zip(groups, each, strict=True)],
-                each,
-                self._device.torch_device,
-            )
+        of_parts = [
+            [part.piece(g, dim, at) for g, dim in zip(groups, each, strict=True)]
             for part, at in zip(parts, groups_on_host(parts), strict=True)
         ]
-        found = chosen[0] if len(chosen) == 1 else merged(chosen, each, self._device)
-        rows, values = groups_on_host([found])[0]
-        counts = np.diff(rows)
-        ends = values[:-1] + counts * each
+        pieces = of_parts[0] if len(parts) == 1 else self._merged(of_parts, each)
         nothing = torch.zeros(LINE_BYTES, dtype=torch.uint8, device=self._device.torch_device)
-        pieces = [nothing[:0]]
+        made = [nothing[:0]]
         for first in range(0, len(groups), len(dims)):
-            last = first + len(dims)
-            slots = found.slots[rows[first] : rows[last]]
-            for piece in (slots, found.values[values[first] : ends[last - 1]]):
-                pieces += [piece.view(torch.uint8), nothing[: -piece.nbytes % LINE_BYTES]]
-        return counts, torch.cat(pieces)
+            message = pieces[first : first + len(dims)]
+            slots = [slots.view(torch.uint8) for slots, _ in message]
+            made += [*slots, nothing[: -sum(map(len, slots)) % LINE_BYTES]]
+            for _, gradients in message:
+                made += [gradients.reshape(-1).view(torch.uint8)]
+                made += [nothing[: -gradients.nbytes % LINE_BYTES]]
+        return np.array([len(slots) for slots, _ in pieces], dtype=np.int64), torch.cat(made)
+
+    def _merged(self, of_parts: Sequence[Sequence[Piece]], each: Sequence[int]) -> list[Piece]:
+        """The rows of each group in any of the parts, with the sums of their gradients."""
+        device = self._device
+        chosen = [RowGradients.of_pieces(of, each, device.torch_device) for of in of_parts]
+        found = merged(chosen, each, device)
+        (at,) = groups_on_host([found])
+        return [found.piece(group, dim, at) for group, dim in enumerate(each)]
 
     def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
         """See Messages."""

@@ -12,7 +12,9 @@ All widths go together, as on a network it is messages that take time:
     gradients   how many rows of each bucket there are; their slots, and the gradients
 
 What lies how in messages, and who sends them to whom: row_messages.py. Rows lie on devices where
-the heap does; how many there are is the host's to know, which the network asks for.
+the heap does; how many there are is the host's to know, which the network asks for. Where kernels
+read rows of other nodes, gradients alone are exchanged here, and come by kernels too
+(gradient_gets.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +26,11 @@ import torch
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.shared_segment import LINE_BYTES
+from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.row_messages import Routes
+from oper.runtime.step.gradient_gets import GradientGets
+from oper.runtime.step.row_messages import GradientRoutes, Routes
 from oper.runtime.tables.row_gradients import RowGradients
 
 
@@ -70,6 +74,10 @@ class RowExchange:
             senders = {*node.peers, *self.askers}
             self.order = [r for members in self._proxies.nodes for r in members if r in senders]
         self._routes = Routes(self._proxies, self.owners, self.askers, self._device)
+        self._of_gradients: GradientRoutes = self._routes
+        if memory.symmetric is not None:
+            assert isinstance(self._device, Cuda)
+            self._of_gradients = GradientGets(node, memory.symmetric, away, self._device)
 
     @classmethod
     def of(
@@ -172,17 +180,19 @@ class RowExchange:
 
     # Gradients.
 
-    def send_gradients(
+    def offer_gradients(
         self, parts: Sequence[RowGradients], buckets: Sequence[int], action: str
-    ) -> dict[int, RowGradients]:
-        """Send each owner the gradients of its rows, summed over the parts in their order; what
-        came of each asker for this rank's rows, a group a bucket. `action` says in errors what
+    ) -> Callable[[], Mapping[int, RowGradients]]:
+        """Have for each owner the gradients of its rows, summed over the parts in their order. What
+        is returned brings what came of each asker for this rank's rows, a group a bucket; kernels
+        bring it once all ranks have been told that all have theirs. `action` says in errors what
         other ranks were waited for."""
         dims = [self._buckets[b].dim for b in buckets]
         groups = self.groups(self.owners, buckets)
-        counts, received = self._routes.send_gradients(parts, groups, dims, action)
+        rows, messages = self._of_gradients.messages.summed(parts, groups, dims)
+        counts = rows.reshape(-1, len(dims))
         self._count("relayed_gradient", counts, 4 * np.array(dims))
-        return received
+        return self._of_gradients.offer(counts, messages, dims, action)
 
     def _count(self, what: str, counts: Ints, row_bytes: Ints) -> None:
         counted = np.zeros((2, self._node.ranks), dtype=np.int64)

@@ -278,7 +278,7 @@ class RowFetcher:
         runs = batch.rows
         assert isinstance(runs, Runs)  # of the positions of accesses
         room = len(batch.addresses) + len(self._buckets)
-        buffer = symmetric.buffer(room * int(self._row_bytes.max(initial=1)))
+        buffer = symmetric.fetched.of(room * int(self._row_bytes.max(initial=1)))
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
         bases[:, self._ranks] = buffer.data_ptr()
         self._device.ops().fetch_rows(

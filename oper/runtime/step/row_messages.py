@@ -5,7 +5,8 @@ take time. First goes how many rows there are of each bucket, and then, of gradi
 slots and after them the gradients, bucket after bucket.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +71,18 @@ class HostMessages:
         return RowGradients(slots.view(torch.int64), groups, values.view(torch.float32))
 
 
+class GradientRoutes(Protocol):
+    """Ways by which messages of gradients go to owners."""
+
+    messages: Messages
+
+    def offer(
+        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
+    ) -> Callable[[], dict[int, RowGradients]]:
+        """Have messages for owners, one after another, with so many rows of each bucket,
+        [owners, buckets]. What is returned brings what came of each asker, a group a bucket."""
+
+
 class Routes:
     """Messages about rows between this rank and those that it asks, its `owners`, and those that
     ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
@@ -93,6 +106,12 @@ class Routes:
         rows, messages = self.messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
         return counts, self.exchange_gradients(counts, messages, dims, action)
+
+    def offer(
+        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
+    ) -> Callable[[], dict[int, RowGradients]]:
+        """See GradientRoutes."""
+        return partial(self.exchange_gradients, counts, messages, dims, action)
 
     def exchange_gradients(
         self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str

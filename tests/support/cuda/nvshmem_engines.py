@@ -18,6 +18,7 @@ from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import symmetric_memory
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.step.apply_gradients import Gradients
+from oper.runtime.step.gradient_gets import GradientGets
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.topology.links import LINKED
 from tests.support.cuda.device_engines import EmulatedDevice, batch_on, dying
@@ -225,6 +226,31 @@ def train_until_a_death(
     """The last rank is killed in its second step, when it comes to `at`."""
     engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 6)
     with dying(engine, at, dies=rank == case.ranks - 1):
+        for step in range(3):
+            out = engine(batch_on(engine.device, case, step, rank))
+            out.backward(gradient_of(case, step, rank, out))
+    return "nobody died"
+
+
+def die_before_gradients_are_brought(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str, said: str
+) -> str:
+    """The last rank is killed in its second step, after all were told that gradients are there and
+    before the others bring its own; what they say on stderr is in a file of their own."""
+    os.dup2(os.open(f"{said}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    engine, times = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks), 3), 0
+
+    def late(self: GradientGets, *arguments: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 2:
+            if rank == case.ranks - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1)
+        return brought(self, *arguments)
+
+    brought = GradientGets._bring
+    with patch.object(GradientGets, "_bring", late):
         for step in range(3):
             out = engine(batch_on(engine.device, case, step, rank))
             out.backward(gradient_of(case, step, rank, out))

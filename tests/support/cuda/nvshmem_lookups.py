@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.runtime.step import gradient_gets
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from tests.support.cuda import fake_nvshmem
 
@@ -167,12 +169,35 @@ class Ready:
         )  # fmt: skip
         return found
 
+    def brought(self) -> torch.Tensor:
+        """Bytes of all ranks' memory, each from a place of its own on, brought by pieces."""
+        ops, begins = native.ops(), 5 * np.arange(self.ranks)
+        sizes = len(self.memory) - begins
+        with patch.object(gradient_gets, "PIECE_BYTES", 100 + self.lookup.seed):
+            pieces = gradient_gets.pieces_of(range(self.ranks), begins, sizes)
+        buffer = torch.full((int(sizes.sum()),), 7, dtype=torch.uint8)
+        ops.register_buffer(buffer)
+        torch.ops.oper_emulated.get_pieces(torch.from_numpy(pieces), self.memory, buffer, 0)
+        ops.unregister_buffer(buffer)
+        return buffer
+
+    def to_be_brought(self) -> torch.Tensor:
+        """What `brought` should be: rows, and what symmetric memory holds at first."""
+        found = []
+        for rank in range(self.ranks):
+            memory = torch.full_like(self.memory, 0xFF)
+            for f, rows in enumerate(of[rank] for of in self._kept):
+                memory[self.starts[f][rank] :][: rows.numel()] = rows.view(-1)
+            found.append(memory[5 * rank :])
+        return torch.cat(found)
+
 
 def serve(
     rank: int, group: Any, kernels: str, library: str, lookups: list[Lookup], fetch: bool
 ) -> dict[str, int]:
-    """Look up by gets, and by `fetch` of distinct rows too: how many lookups were wrong in any
-    order of threads, and how many accesses there were to rows without a pointer."""
+    """Look up by gets, and by `fetch` of distinct rows too, and then bring pieces of all memory:
+    how often what was found was wrong in any order of threads, and how many accesses there were to
+    rows without a pointer."""
     ops = native.ops()
     ops.load_device_library(kernels)
     fake = fake_nvshmem.start(library, rank, group, node_of(rank, dist.get_world_size(group)))
@@ -188,6 +213,9 @@ def serve(
             wrong += sum(not torch.equal(f.view(torch.int32), expected.view(torch.int32))
                          for f in found)  # fmt: skip
             tried += len(found)
+            if fetch:
+                wrong += not torch.equal(ready.brought(), ready.to_be_brought())
+                tried += 1
         far += ready.far * len(lookup.orders)
         ops.free_symmetric(stage)
         ops.free_symmetric(ready.memory)

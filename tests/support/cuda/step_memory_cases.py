@@ -16,7 +16,7 @@ from oper.runtime.allreduce import device_bitmap
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import device_slots, gradient_mailbox
 from oper.runtime.memory.device import Device
-from tests.support.cuda.device_engines import device_of
+from tests.support.cuda.device_engines import EmulatedDevice, device_of
 from tests.support.cuda.plain_batch import PlainBatch
 from tests.support.runtime.engine_cases import Case, features_of, module_tables
 
@@ -103,7 +103,7 @@ class Taken:
     ids: int
     allocated: int
     mailbox: int
-    between_nodes: int  # lists and rows of other nodes
+    between_nodes: int  # lists and rows of other nodes, gradients that these bring
     replica_buffer: int
     replicas: list[int]
     held: list[int]  # after each batch whose gradients are accumulated
@@ -123,10 +123,16 @@ def take_steps(
     accumulated: int,
     library: str | None,
     nodes: Any = None,
+    nvshmem: str = "",
 ) -> Taken:
     """Steps with batches prepared ahead, as pipelines have them; of a plan for inference, lookups.
-    Then so many batches whose gradients are accumulated."""
-    device, ids, outputs = device_of(library), 0, 0
+    Then so many batches whose gradients are accumulated. `nvshmem`: the library of its fake, where
+    nodes are joined by it."""
+    ids = outputs = outbox = 0
+    device = device_of(library)
+    if nvshmem:
+        assert library is not None
+        device = EmulatedDevice(library, nvshmem, nodes[rank])
     with shared_memory() as asked:
         engine = EmbeddingEngine(
             plan, module_tables(case), group=group, weighted=case.weighted, deadline_seconds=60,
@@ -161,6 +167,8 @@ def take_steps(
     replicas: list[int] = []
     if engine.gradients is not None and engine.gradients._replicas is not None:
         replicas = engine.gradients._replicas._method._replicas.counts  # type: ignore[attr-defined]
+    if (symmetric := engine._memory.symmetric) is not None:
+        outbox = symmetric._outbox.nbytes
     engine.close()
     return Taken(
         preparing=preparing.bytes,
@@ -168,7 +176,7 @@ def take_steps(
         # The output of a lookup, and its gradient.
         allocated=peak.bytes - (2 if engine.training else 1) * outputs,
         mailbox=asked("gradient_mailbox"),
-        between_nodes=asked("device_slots"),
+        between_nodes=asked("device_slots") + outbox,
         replica_buffer=asked("device_bitmap"),
         replicas=list(replicas),
         held=held,

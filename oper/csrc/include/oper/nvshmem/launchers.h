@@ -37,11 +37,28 @@ struct FetchArguments {
   const BatchReport* report;
 };
 
+// Bytes of another rank's symmetric memory that are brought here: where they lie there, from the
+// source on, and come to here, in the buffer.
+struct RemotePiece {
+  int64_t rank;
+  int64_t from;
+  int64_t to;
+  int64_t bytes;
+};
+
+struct PiecesArguments {
+  const RemotePiece* pieces;  // [size], on the device
+  int64_t size;
+  const uint8_t* source;  // where the memory of any rank would lie in this rank's
+  uint8_t* buffer;        // symmetric or registered
+};
+
 // Starts the lookup of `features` features, the largest of which has most_bags bags; chooses the
 // chunk.
 using GetLauncher = int(GetArguments*, int64_t row_type, int64_t features, int64_t most_bags,
                         void* stream);
 using FetchLauncher = int(const FetchArguments*, void* stream);
+using PiecesLauncher = int(const PiecesArguments*, void* stream);
 
 // What names a group of ranks that start together: one of them makes it, and all are told.
 constexpr int64_t kUniqueIdBytes = 128;
@@ -64,6 +81,6 @@ using RegisterBuffer = int(uint64_t pointer, uint64_t bytes);
 using UnregisterBuffer = int(uint64_t pointer);
 
 constexpr int64_t kNvshmemInterface =
-    (int64_t{3} << 32) + sizeof(GetArguments) + sizeof(FetchArguments);
+    (int64_t{4} << 32) + sizeof(GetArguments) + sizeof(FetchArguments) + sizeof(PiecesArguments);
 
 }  // namespace oper

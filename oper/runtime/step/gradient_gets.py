@@ -1,0 +1,89 @@
+"""Gradients of rows of other nodes, which their owners bring by NVSHMEM's gets (§5: one-sided).
+
+A rank leaves what it has for all owners of other nodes in its OUTBOX, in symmetric memory, one
+message after another (device_messages.py). Nothing orders a get after what it reads, so the hosts
+do, by two exchanges of all ranks:
+
+    told      each rank knows how many gradients others have for it, and where these lie there; and
+              outboxes are as long as the longest needs: all ranks replace them together
+    written   all outboxes are written (apply_gradients.py: with it lookups have read their rows)
+
+Then kernels bring the messages. Outboxes are written again in the next step, before which all ranks
+have said that they updated their rows.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from oper.base.arrays import Ints
+from oper.runtime.comm.node import Node
+from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.symmetric_memory import SymmetricMemory
+from oper.runtime.step.device_messages import DeviceMessages
+from oper.runtime.step.row_messages import Messages
+from oper.runtime.tables.row_gradients import RowGradients
+
+# Of what one warp asks for at once: enough for a network to be used well, and few enough that many
+# warps have something to ask for.
+PIECE_BYTES = 1 << 16
+
+
+class GradientGets:
+    """The messages of gradients between this rank and those of other nodes, its `others`,
+    ascending. All ranks of the group call each of these together."""
+
+    def __init__(
+        self, node: Node, symmetric: SymmetricMemory, others: Sequence[int], device: Cuda
+    ) -> None:
+        self._node, self._symmetric, self._others = node, symmetric, list(others)
+        self._device = device
+        self.messages: Messages = DeviceMessages(device)
+
+    def offer(
+        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
+    ) -> Callable[[], dict[int, RowGradients]]:
+        """See GradientRoutes (row_messages.py). What is returned is to be called once all ranks
+        have come to there, and what they had started on their devices before is done."""
+        sizes = self.messages.bytes(counts, dims)
+        told = np.zeros((self._node.ranks, 2 + len(dims)), dtype=np.int64)
+        told[:, 0] = sizes.sum()
+        told[self._others, 1] = sizes.cumsum() - sizes
+        told[self._others, 2:] = counts
+        given, theirs = torch.from_numpy(told), torch.empty(told.shape, dtype=torch.int64)
+        assert self._node.group is not None
+        self._node.group.run(dist.all_to_all_single, theirs, given, action=action)
+        outbox = self._symmetric.outbox(int(theirs[:, 0].max()))
+        outbox[: len(messages)].copy_(messages)
+        of_others = theirs.numpy()[self._others]
+        return partial(self._bring, outbox, of_others[:, 1], of_others[:, 2:], dims)
+
+    def _bring(
+        self, outbox: torch.Tensor, begins: Ints, counts: Ints, dims: Sequence[int]
+    ) -> dict[int, RowGradients]:
+        sizes = self.messages.bytes(counts, dims)
+        pieces = torch.from_numpy(pieces_of(self._others, begins, sizes))
+        with self._symmetric.reading():
+            inbox = self._symmetric.inbox.of(int(sizes.sum()))
+            there = pieces.to(inbox.device, non_blocking=True)
+            self._device.ops().get_pieces(there, outbox, inbox, self._device.stream)
+        came = inbox[: int(sizes.sum())].split(sizes.tolist())
+        return {
+            rank: self.messages.read(message, of, dims)
+            for rank, message, of in zip(self._others, came, counts, strict=True)
+        }
+
+
+def pieces_of(ranks: Sequence[int], begins: Ints, sizes: Ints) -> Ints:
+    """The pieces of messages of ranks, which begin there so far in and come here one after another,
+    int64 [pieces, 4]: rank, begin there, begin here, bytes."""
+    numbers = -(-sizes // PIECE_BYTES)
+    message = np.repeat(np.arange(len(sizes)), numbers)
+    inside = PIECE_BYTES * (np.arange(numbers.sum()) - (numbers.cumsum() - numbers)[message])
+    here = (sizes.cumsum() - sizes)[message] + inside
+    bytes = np.minimum(sizes[message] - inside, PIECE_BYTES)
+    of = np.asarray(ranks, dtype=np.int64)[message]
+    return np.stack([of, begins[message] + inside, here, bytes], axis=1)
