@@ -32,13 +32,6 @@ class DirectFile:
     """A new file at `path`, to be closed or abandoned."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._direct = True
-        try:
-            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        except OSError:  # as of tmpfs, on older kernels
-            self._direct = False
         self._digest = hashlib.sha256()
         self._hasher, self._writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -46,6 +39,14 @@ class DirectFile:
         self._filled: deque[_Filled] = deque()
         self._buffer, self._held = self._free.pop(), 0
         self.bytes = 0
+        # Last, so that nothing is left open where there is no memory for the rest.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._direct = True
+        try:
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        except OSError:  # as of tmpfs, on older kernels
+            self._direct = False
 
     def write(self, data: Any) -> int:
         """Add bytes at the end. OSError where some of them, or of those before, found no room."""

@@ -185,6 +185,9 @@ class Group:
             stopped = [r for r in others if is_stopped(self.processes.get(r))]
             return f"{text(stopped or others)}; {_NO_STORE}"
         if late := [r for r in others if first.get(r) == last.get(r)]:
+            seen = self._seen()
+            if seen and all(seen.lost([r], action) for r in late):
+                return seen.lost(late, action)
             return text(late)
         reasons = {r: beat.partition(" ")[2] for r, beat in sorted(last.items())}
         waits = "; ".join(f"rank {r} for others to {what}" for r, what in reasons.items())

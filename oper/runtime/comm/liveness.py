@@ -85,7 +85,7 @@ class Liveness:
         if lock is None or os.getpid() != self._process or os.pread(lock, 1, 0):
             return
         with contextlib.suppress(OSError):  # no memory is left: others name the rank alone
-            os.pwrite(lock, text.encode(errors="replace")[:_WORDS_BYTES], 1)
+            os.pwrite(lock, _cut(text, _WORDS_BYTES), 1)
             os.pwrite(lock, kind, 0)
 
     def failure(self, rank: int) -> str:
@@ -213,6 +213,14 @@ class Liveness:
         question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, process = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
         return None if kind == fcntl.F_UNLCK else max(process, 0)  # -1: of another namespace
+
+
+def _cut(text: str, most: int) -> bytes:
+    """A text of at most so many bytes, which ends with a mark where it was longer."""
+    given, mark = text.encode(errors="replace"), "…".encode()
+    if len(given) <= most:
+        return given
+    return given[: most - len(mark)].decode(errors="ignore").encode() + mark
 
 
 # What this process does for all of its nodes: as it ends, and while it runs.

@@ -7,17 +7,19 @@ after whoever waited for it has gone on. torch joins those only where nothing ho
 group any more, and DistributedDataParallel, TorchRec and we do.
 """
 
-import atexit
 import multiprocessing.util
 import os
 import threading
 import time
 import weakref
 
+from oper.runtime.comm.deadline import Deadline
+
 # A thread of gloo's that waits for Python's lock has it within microseconds; this is for one that
 # waits for a core. Without it 19 of 100 runs of two ranks on busy cores ended by signal 6.
 _GLOO_SECONDS = 0.1
-_events: "weakref.WeakKeyDictionary[threading.Event, float]" = weakref.WeakKeyDictionary()
+_EVENT_SECONDS = 3.0  # for all of them together: what takes longer is not expected to come
+_events: "weakref.WeakSet[threading.Event]" = weakref.WeakSet()
 _ends_in: set[int] = set()  # this process; a forked child has none of its threads
 
 
@@ -26,19 +28,20 @@ def let_threads_finish() -> None:
     if os.getpid() not in _ends_in:
         _ends_in.add(os.getpid())
         _events.clear()
-        atexit.register(_finish)
-        multiprocessing.util.Finalize(None, _finish, exitpriority=0)  # they skip atexit
+        # Processes of multiprocessing do this and skip atexit; others do it in atexit.
+        multiprocessing.util.Finalize(None, _finish, exitpriority=0)
 
 
-def wait_for(done: threading.Event, seconds: float) -> None:
-    """Wait for it before this process ends, for so long at the most."""
+def wait_for(done: threading.Event) -> None:
+    """Wait for it before this process ends, if it is not hopeless."""
     let_threads_finish()
-    _events[done] = seconds
+    _events.add(done)
 
 
 def _finish() -> None:
     if os.getpid() not in _ends_in:
         return
-    for done, seconds in list(_events.items()):
-        done.wait(seconds)
+    deadline = Deadline(_EVENT_SECONDS)
+    for done in list(_events):
+        done.wait(max(deadline.left(), 0))
     time.sleep(_GLOO_SECONDS)  # without Python's lock

@@ -89,6 +89,41 @@ def test_the_words_of_a_rank_that_has_not_ended_are_read_before_the_store() -> N
     assert seconds < 2.5
 
 
+def _leave(rank: int, group: Any) -> str | None:
+    node = Node.join(group, deadline_seconds=2)
+    assert node.group is not None
+    if rank == 1:
+        node.close()
+        time.sleep(20)
+    with pytest.raises(LostRankError) as told:
+        node.group.gather(b"1", "finish")
+    return str(told.value)
+
+
+def test_a_rank_that_left_is_named_where_it_was_waited_for_until_the_deadline() -> None:
+    told = mortal_ranks.run(2, _leave, silent=[1])[0]
+    assert told.startswith("rank 1 left while rank 0 waited for it to finish: the script ended")
+
+
+def _say_much(rank: int, group: Any, cut: int) -> str:
+    node = Node.join(group)
+    if rank == 1:
+        node.liveness.leave_words("a" * cut + "é" * 2000)
+        time.sleep(20)
+    deadline = time.monotonic() + 10
+    while not (words := node.liveness.words()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return words
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_long_words_end_with_a_mark(cut: int) -> None:
+    """Wherever a character of two bytes ends."""
+    told = mortal_ranks.run(2, _say_much, cut, silent=[1])[0]
+    assert told.endswith("éé…")
+    assert len(told.encode()) <= 1024
+
+
 _FORKS = """
 import contextlib, os
 from oper.runtime.comm.liveness import Liveness

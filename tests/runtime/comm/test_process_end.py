@@ -49,3 +49,24 @@ def test_a_process_ends_after_threads_in_native_code(thread: str) -> None:
     script = [sys.executable, "-c", BEGIN + thread]
     ended = subprocess.run(script, capture_output=True, timeout=60)
     assert ended.returncode == 0, ended.stderr.decode()
+
+
+# Two waits for what never comes. What was registered before is told last, how long the end took.
+FOR_EVER = """
+import atexit, threading, time
+
+began = []
+atexit.register(lambda: print(time.monotonic() - began[0]))
+from oper.runtime.comm import process_end
+
+events = [threading.Event() for _ in range(2)]
+for event in events:
+    process_end.wait_for(event)
+began.append(time.monotonic())
+"""
+
+
+def test_a_process_does_not_wait_for_ever_and_does_so_once() -> None:
+    ended = subprocess.run([sys.executable, "-c", FOR_EVER], capture_output=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert 3 < float(ended.stdout) < 5
