@@ -99,7 +99,7 @@ class FailureStore:
 
         if self._answered is None or self._answered.is_set():
             self._answered = threading.Event()
-            process_end.wait_for(self._answered)
+            process_end.wait_for(self._answered, _ANSWER_SECONDS)
             with contextlib.suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(ask, (self._answered,))
                 began.wait(seconds)

@@ -18,8 +18,7 @@ from oper.runtime.comm.deadline import Deadline
 # A thread of gloo's that waits for Python's lock has it within microseconds; this is for one that
 # waits for a core. Without it 19 of 100 runs of two ranks on busy cores ended by signal 6.
 _GLOO_SECONDS = 0.1
-_EVENT_SECONDS = 3.0  # for all of them together: what takes longer is not expected to come
-_events: "weakref.WeakSet[threading.Event]" = weakref.WeakSet()
+_events: "weakref.WeakKeyDictionary[threading.Event, float]" = weakref.WeakKeyDictionary()
 _ends_in: set[int] = set()  # this process; a forked child has none of its threads
 
 
@@ -32,16 +31,17 @@ def let_threads_finish() -> None:
         multiprocessing.util.Finalize(None, _finish, exitpriority=0)
 
 
-def wait_for(done: threading.Event) -> None:
-    """Wait for it before this process ends, if it is not hopeless."""
+def wait_for(done: threading.Event, seconds: float) -> None:
+    """Wait for it before this process ends, for so long at the most; all such waits go on at
+    once."""
     let_threads_finish()
-    _events.add(done)
+    _events[done] = seconds
 
 
 def _finish() -> None:
     if os.getpid() not in _ends_in:
         return
-    deadline = Deadline(_EVENT_SECONDS)
+    deadline = Deadline(max(_events.values(), default=0.0))
     for done in list(_events):
         done.wait(max(deadline.left(), 0))
     time.sleep(_GLOO_SECONDS)  # without Python's lock

@@ -54,7 +54,7 @@ class RegisteredBuffer:
         """Nothing is brought there any more."""
         if len(self._memory):
             native.ops().unregister_buffer(self._memory)
-        self._memory = self._memory[:0].clone()
+        self._memory = self._memory.new_empty(0)
 
 
 class SymmetricMemory:
@@ -119,6 +119,7 @@ class SymmetricMemory:
         if len(self._outbox) < most:
             self._device.synchronize()
             self._free(self._outbox)
+            self._outbox = self._outbox.new_empty(0)  # where there is no memory for more
             self._outbox = self._allocated(with_slack(most))
         return self._outbox
 

@@ -24,11 +24,10 @@ from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.step.device_messages import DeviceMessages
-from oper.runtime.step.row_messages import Messages
 from oper.runtime.tables.row_gradients import RowGradients
 
 # Of what one warp asks for at once: enough for a network to be used well, and few enough that many
-# warps have something to ask for.
+# warps have something to ask for. Not measured on any.
 PIECE_BYTES = 1 << 16
 
 
@@ -41,14 +40,16 @@ class GradientGets:
     ) -> None:
         self._node, self._symmetric, self._others = node, symmetric, list(others)
         self._device = device
-        self.messages: Messages = DeviceMessages(device)
+        self._messages = DeviceMessages(device)
 
-    def offer(
-        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
-    ) -> Callable[[], dict[int, RowGradients]]:
-        """See GradientRoutes (row_messages.py). What is returned is to be called once all ranks
-        have come to there, and what they had started on their devices before is done."""
-        sizes = self.messages.bytes(counts, dims)
+    def offer_gradients(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
+    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
+        """See GradientRoutes (row_messages.py). They may be brought once all ranks have offered
+        theirs, and what these had started on their devices until then is done."""
+        rows, messages = self._messages.summed(parts, groups, dims)
+        counts = rows.reshape(-1, len(dims))
+        sizes = self._messages.bytes(counts, dims)
         told = np.zeros((self._node.ranks, 2 + len(dims)), dtype=np.int64)
         told[:, 0] = sizes.sum()
         told[self._others, 1] = sizes.cumsum() - sizes
@@ -59,12 +60,12 @@ class GradientGets:
         outbox = self._symmetric.outbox(int(theirs[:, 0].max()))
         outbox[: len(messages)].copy_(messages)
         of_others = theirs.numpy()[self._others]
-        return partial(self._bring, outbox, of_others[:, 1], of_others[:, 2:], dims)
+        return counts, partial(self._bring, outbox, of_others[:, 1], of_others[:, 2:], dims)
 
     def _bring(
         self, outbox: torch.Tensor, begins: Ints, counts: Ints, dims: Sequence[int]
     ) -> dict[int, RowGradients]:
-        sizes = self.messages.bytes(counts, dims)
+        sizes = self._messages.bytes(counts, dims)
         pieces = torch.from_numpy(pieces_of(self._others, begins, sizes))
         with self._symmetric.reading():
             inbox = self._symmetric.inbox.of(int(sizes.sum()))
@@ -72,7 +73,7 @@ class GradientGets:
             self._device.ops().get_pieces(there, outbox, inbox, self._device.stream)
         came = inbox[: int(sizes.sum())].split(sizes.tolist())
         return {
-            rank: self.messages.read(message, of, dims)
+            rank: self._messages.read(message, of, dims)
             for rank, message, of in zip(self._others, came, counts, strict=True)
         }
 

@@ -189,10 +189,9 @@ class RowExchange:
         other ranks were waited for."""
         dims = [self._buckets[b].dim for b in buckets]
         groups = self.groups(self.owners, buckets)
-        rows, messages = self._of_gradients.messages.summed(parts, groups, dims)
-        counts = rows.reshape(-1, len(dims))
+        counts, bring = self._of_gradients.offer_gradients(parts, groups, dims, action)
         self._count("relayed_gradient", counts, 4 * np.array(dims))
-        return self._of_gradients.offer(counts, messages, dims, action)
+        return bring
 
     def _count(self, what: str, counts: Ints, row_bytes: Ints) -> None:
         counted = np.zeros((2, self._node.ranks), dtype=np.int64)

@@ -72,15 +72,13 @@ class HostMessages:
 
 
 class GradientRoutes(Protocol):
-    """Ways by which messages of gradients go to owners."""
+    """Ways by which gradients go to owners."""
 
-    messages: Messages
-
-    def offer(
-        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
-    ) -> Callable[[], dict[int, RowGradients]]:
-        """Have messages for owners, one after another, with so many rows of each bucket,
-        [owners, buckets]. What is returned brings what came of each asker, a group a bucket."""
+    def offer_gradients(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
+    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
+        """Have for each owner the gradients of some rows, as `Routes.send_gradients` is given them:
+        how many rows there are, [owners, buckets], and what brings those of the askers."""
 
 
 class Routes:
@@ -103,15 +101,16 @@ class Routes:
         bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
         sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
         errors what other ranks were waited for."""
+        counts, bring = self.offer_gradients(parts, groups, dims, action)
+        return counts, bring()
+
+    def offer_gradients(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
+    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
+        """See GradientRoutes."""
         rows, messages = self.messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
-        return counts, self.exchange_gradients(counts, messages, dims, action)
-
-    def offer(
-        self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
-    ) -> Callable[[], dict[int, RowGradients]]:
-        """See GradientRoutes."""
-        return partial(self.exchange_gradients, counts, messages, dims, action)
+        return counts, partial(self.exchange_gradients, counts, messages, dims, action)
 
     def exchange_gradients(
         self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str

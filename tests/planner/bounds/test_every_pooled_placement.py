@@ -37,8 +37,8 @@ ROUNDING = 1e-9
 LATENCY = 2e-11  # of all hops of copies' sums, in seconds: what is written out leaves it out
 
 
-def check(folder: Path, seed: int) -> float:
-    """The plan's objective over the least of all placements."""
+def check(folder: Path, seed: int) -> float | None:
+    """In training the plan's objective over the least of all placements."""
     random: Any = np.random.default_rng([30, seed])
     rows = ROWS[seed % 6 if seed % 10 else 6 + seed % 20 // 10]
     mode = str(random.choice(["training", "inference"]))
@@ -58,7 +58,7 @@ def check(folder: Path, seed: int) -> float:
             least = min(least, cost)
     assert bound <= least * (1 + ROUNDING) + LATENCY
     if mode == "inference":
-        return 1.0
+        return None
     assert plan.cost.objective_seconds >= least * (1 - ROUNDING)
     return plan.cost.objective_seconds / least if least > 0 else 1.0
 
@@ -70,6 +70,8 @@ def test_no_bound_is_above_the_optimum(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.slow
 def test_of_many_tiny_problems_no_bound_is_above_the_optimum(tmp_path: Path) -> None:
-    found = np.array([check(tmp_path, seed) for seed in range(QUICK, SEEDS)])
-    print(f"plans above the optimum by more than 1 %: {(found > 1.01).mean():.1%}")
-    print(f"the worst: {found.max() - 1:.1%}")
+    found = [check(tmp_path, seed) for seed in range(QUICK, SEEDS)]
+    ratios = np.array([ratio for ratio in found if ratio is not None])
+    assert len(ratios) >= 900
+    print(f"of {len(ratios)} plans above the optimum by 1 % and more: {(ratios > 1.01).mean():.1%}")
+    print(f"median {np.median(ratios):.3f}, the worst {ratios.max():.3f}")

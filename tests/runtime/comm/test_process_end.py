@@ -61,7 +61,7 @@ from oper.runtime.comm import process_end
 
 events = [threading.Event() for _ in range(2)]
 for event in events:
-    process_end.wait_for(event)
+    process_end.wait_for(event, 3.0)
 began.append(time.monotonic())
 """
 
