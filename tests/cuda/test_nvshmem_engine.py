@@ -155,6 +155,17 @@ def test_a_rank_that_dies_before_others_have_its_gradients(
     assert WAITS in text
 
 
+def test_where_there_is_no_room_for_gradients_smaller_batches_are_advised(
+    emulated: Path, emulated_nvshmem: Path
+) -> None:
+    case = Case(22, 2, optimizer="adagrad")
+    plan = plan_of(case, mode="training", fetch="distinct")
+    given = (case, plan, str(emulated), str(emulated_nvshmem))
+    for outcome in mortal_ranks.run(2, nvshmem_engines.train_without_room, *given):
+        assert "bytes of NVSHMEM's memory were needed" in str(outcome)
+        assert "make batches smaller, plan with a larger --reserve" in str(outcome)
+
+
 def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> None:
     case = Case(1, 2)
     given = (case, plan_of(case), str(emulated), str(emulated_nvshmem))
@@ -252,7 +263,8 @@ def test_devices_are_done_before_other_nodes_are_told(
         first, last = done.index("read its rows (step 1)"), done.index("update its rows (step 1)")
         assert done[first - 1] == done[last - 1] == "device is done"
         told = done.index("exchange gradients (step 1)")  # how many: they are not there yet
-        assert {*done[told + 1 : first]} == {"device is done"}
+        room = "make room for gradients of other nodes' rows"  # in the first step
+        assert {*done[told + 1 : first]} == {"device is done", room}
         # Kernels bring them: of replicas alone hosts exchange more.
         assert {*done[first + 1 : last]} == {"update", "sum replicas", "device is done"}
         assert "update" not in done[:first]

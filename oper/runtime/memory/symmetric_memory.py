@@ -25,6 +25,7 @@ from oper.runtime.comm.peer_watch import PeerWatch
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.comm.shared_segment import DeviceMemory
 from oper.runtime.memory.device import Cuda, Device
+from oper.runtime.memory.step_room import NoRoomError
 from oper.topology.transports import NVSHMEM, STAGE_BYTES
 
 # The rank that NVSHMEM has here, and the ranks of the job that it runs for: it starts once.
@@ -118,6 +119,9 @@ class SymmetricMemory:
         be called on all ranks together, with one `most`, once nobody reads what was in it."""
         if len(self._outbox) < most:
             self._device.synchronize()
+            self._device.free_memory()  # gives back what torch has unused
+            # A rank that fails until here is named; the calls of NVSHMEM would wait for it.
+            self._node.check_all("", "make room for gradients of other nodes' rows")
             self._free(self._outbox)
             self._outbox = self._outbox.new_empty(0)  # where there is no memory for more
             self._outbox = self._allocated(with_slack(most))
@@ -166,7 +170,7 @@ class SymmetricMemory:
                     max(bytes, 1), self._device.torch_device
                 )
         except RuntimeError as error:
-            raise OperError(
+            raise NoRoomError(
                 f"{bytes:,} bytes of NVSHMEM's memory were needed on {self._device.torch_device}: "
                 f"{first_line(error)}. Where the device has as much free, NVSHMEM_SYMMETRIC_SIZE "
                 "and NVSHMEM_MAX_MEMORY_PER_GPU may be too small for it"

@@ -7,10 +7,11 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 
+from oper.base import native
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
@@ -255,6 +256,19 @@ def die_before_gradients_are_brought(
             out = engine(batch_on(engine.device, case, step, rank))
             out.backward(gradient_of(case, step, rank, out))
     return "nobody died"
+
+
+def train_without_room(
+    rank: int, group: Any, case: Case, plan: Plan, kernels: str, nvshmem: str
+) -> str:
+    """NVSHMEM has no memory left when the first gradients are to be left for others."""
+    engine = start(case, plan, group, device_of(kernels, nvshmem, rank, case.ranks))
+    out = engine(batch_on(engine.device, case, 0, rank))
+    operators = Mock(wraps=native.ops())
+    operators.allocate_symmetric.side_effect = RuntimeError("no memory")
+    with patch("oper.runtime.memory.symmetric_memory.native.ops", lambda: operators):
+        out.backward(gradient_of(case, 0, rank, out))
+    return "there was room"
 
 
 def serve_until_a_death(
