@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.graph_step import graph_step as graph_step
     from oper.torchrec.load_checkpoint import load as load
     from oper.torchrec.measure_latency import measure_latency as measure_latency
     from oper.torchrec.migration import migrate as migrate
@@ -91,6 +92,7 @@ _HOME = {
     "drift": "oper.planner.replan.drift",
     "drift_by_window": "oper.planner.replan.drift",
     "explain": "oper.analysis.row_facts",
+    "graph_step": "oper.torchrec.graph_step",
     "load": "oper.torchrec.load_checkpoint",
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.measure_latency",
@@ -135,6 +137,7 @@ __all__ = [
     "drift",
     "drift_by_window",
     "explain",
+    "graph_step",
     "load",
     "make_plan",
     "measure_latency",

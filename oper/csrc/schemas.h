@@ -56,7 +56,7 @@ constexpr const char* kUpdateRuns =
     " int group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"
     " float scale, bool by_bag, Tensor(a!) rows, Tensor(b!) state, int dim, int dtype,"
     " str optimizer, float[] settings, Tensor(c!) updated, int stream=0, bool means=True,"
-    " Tensor(d!)? marks=None) -> ()";
+    " Tensor(d!)? marks=None, Tensor? packed=None) -> ()";
 
 constexpr const char* kLayOutGradients =
     "lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups";
@@ -68,7 +68,7 @@ constexpr const char* kMergeGradients =
 constexpr const char* kUpdateRows =
     "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
     " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings, Tensor(c!) updated,"
-    " int stream=0, Tensor(d!)? marks=None) -> ()";
+    " int stream=0, Tensor(d!)? marks=None, Tensor? packed=None) -> ()";
 
 constexpr const char* kMarkReplicas =
     "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"

@@ -105,6 +105,7 @@ def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
         if not getattr(collection, "is_pipelined", False):
             count((arguments, named))
 
+    before.counts_batches = True  # type: ignore[attr-defined]  # on the host: see oper.graph_step
     with ExitStack() as stack:
         stack.callback(collection.register_forward_pre_hook(before, with_kwargs=True).remove)
         if hasattr(collection, "input_dist"):

@@ -49,6 +49,7 @@ from oper.runtime.migration.schedule import Schedule, SlotPool
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.bag_forwarding import BagForwarding
+from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
@@ -121,7 +122,7 @@ class EmbeddingEngine:
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
-            self.signals = Signals(self.node, counters, self.device.done)
+            self.signals = _signals(self.node, counters, self.device)
             self.counters = Counters(self.ranks)
             symmetric = SymmetricMemory.of(self.node, plan, self.device)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
@@ -498,6 +499,12 @@ class EmbeddingEngine:
                 self._memory.symmetric.close(self.signals)
         finally:
             self._guard.close()
+
+
+def _signals(node: Node, counters: Sequence[str], device: Device) -> Signals:
+    if device.kind == "cpu":
+        return Signals(node, counters)
+    return DeviceSignals(node, counters, device)
 
 
 def _check_bounds(bounds: str) -> None:

@@ -104,5 +104,8 @@ class BucketOptimizer(FusedOptimizer):
             self._take_learning_rate()
 
     def _take_learning_rate(self) -> None:
+        capture = self._engine.device.capture
+        if capture is not None:  # a rate that is set later is taken when the step is run
+            capture.before(self._take_learning_rate)
         lr = finite_number(self.param_groups[0]["lr"], "the tables' lr")
         self._engine.learning_rates[self._bucket] = lr

@@ -32,6 +32,7 @@ from oper.base.errors import OperError
 from oper.runtime import initial_values
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.tables.kernel_structs import as_features
 from oper.tables.table import tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.fused_optimizer import BucketOptimizer
@@ -286,7 +287,7 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         assert ctx.features is not None
         assert ctx.batch is not None
         # The same feature of several tables stands in a batch once for each, in the tables' order.
-        counts = ctx.batch.segment_offset.diff().tolist()
+        counts = as_features(ctx.batch.own_features)["bags"].tolist()  # an access each
         parts = output.view(-1, self._dim).split(counts)
         by_key: dict[str, list[torch.Tensor]] = {}
         for key, part in zip(ctx.batch.keys, parts, strict=True):

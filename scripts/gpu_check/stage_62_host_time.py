@@ -1,13 +1,15 @@
-"""What a batch takes of the host: to prepare, look up and train it, and how often the host waits.
+"""What a batch takes of the host: to prepare, look up and train it, and how often the host waits;
+and what it takes where the step is captured, and run as a graph.
 
 An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
-batch begins, so that no queue is waited for.
+batch begins, so that no queue is waited for. `step_seconds` and `graph_step_seconds` are from there
+to the end of the device's work.
 """
 
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS = 60.0
@@ -27,6 +29,7 @@ def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
 
     from oper.runtime.engine import EmbeddingEngine
     from oper.runtime.memory.device import Cpu, Cuda
+    from oper.runtime.step_graph import StepGraph
     from tests.support.cuda.plain_batch import PlainBatch
     from tests.support.runtime.engine_cases import Case, module_tables, tables_of
     from tests.support.runtime.runtime_plans import random_plan
@@ -54,14 +57,39 @@ def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
         began = time.perf_counter()
         out.backward(grad)
         train.append(time.perf_counter() - began)
+
+    def step() -> None:
+        engine(batch).sum().backward()
+
     found = {
         "prepare_seconds": statistics.median(prepare[3:]),
         "lookup_seconds": statistics.median(lookup[3:]),
         "train_seconds": statistics.median(train[3:]),
-        "waits": None if device == "cpu" else waits_of(lambda: engine(batch).sum().backward()),
+        "waits": None if device == "cpu" else waits_of(step),
+        "step_seconds": statistics.median(timed(step, on.synchronize, rounds)[1]),
     }
+    graph, graph_step = None, None
+    if device != "cpu":
+        captured = StepGraph([engine], step)
+        on_host, to_the_end = timed(lambda: captured.run({}), on.synchronize, rounds)
+        graph, graph_step = statistics.median(on_host), statistics.median(to_the_end)
     engine.close()
-    return found
+    return found | {"graph_seconds": graph, "graph_step_seconds": graph_step}
+
+
+def timed(
+    work: Callable[[], object], wait: Callable[[], object], rounds: int
+) -> tuple[list[float], list[float]]:
+    """What `work` takes the host, and what it takes until it has been waited for, each time."""
+    on_host, to_the_end = [], []
+    for _ in range(rounds + 3):
+        wait()
+        began = time.perf_counter()
+        work()
+        on_host.append(time.perf_counter() - began)
+        wait()
+        to_the_end.append(time.perf_counter() - began)
+    return on_host[3:], to_the_end[3:]
 
 
 def waits_of(work: Any) -> int:

@@ -44,6 +44,8 @@ MOST_REGISTERS = {
     "sum_slice": 64,
     "gather_slices": 40,
 }
+# Those of steps that are captured, which read their settings from memory.
+READS_SETTINGS, MOST_WITH_SETTINGS = re.compile("step_r(ows|uns)I.*Li[14]ELb1E"), 80
 # CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
 # whose keys have 64 bits and values 32.
 PAIRS = "DeviceRadixSortOnesweepKernelINS1_5radix10policy_hubImijE"
@@ -80,6 +82,10 @@ def family(kernel: str) -> str:
     return next(name for name in MOST_REGISTERS if name in kernel)
 
 
+def most_registers(kernel: str) -> int:
+    return MOST_WITH_SETTINGS if READS_SETTINGS.search(kernel) else MOST_REGISTERS[family(kernel)]
+
+
 def test_every_kernel_is_there_for_every_architecture(kernels: list[Kernel]) -> None:
     by_architecture = defaultdict(set)
     for kernel in kernels:
@@ -93,7 +99,7 @@ def test_every_kernel_is_there_for_every_architecture(kernels: list[Kernel]) -> 
 
 def test_registers_and_spills(kernels: list[Kernel]) -> None:
     ours = [kernel for kernel in kernels if not kernel.is_cub]
-    beyond = [k for k in ours if k.registers > MOST_REGISTERS[family(k.name)] or k.spilled]
+    beyond = [k for k in ours if k.registers > most_registers(k.name) or k.spilled]
     assert not beyond, beyond
 
 

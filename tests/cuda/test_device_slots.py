@@ -68,6 +68,8 @@ class _Recorded:
 
     kind = "cuda"
 
+    capture = None
+
     def __init__(self) -> None:
         self.stream, self.waits = 0, list[str]()
 

@@ -82,7 +82,8 @@ class Arena(gradient_batches.Arena):
         given = [[device.put(t) for t in of] for of in lists.tensors]
         group = [GROUP] * len(lists.slots)
         marks = device.put(self.marks)
-        rest = [*self.arguments(step), updated, device.stream, marks]
+        settings, packed = self.settings_on(device, step)
+        rest = [*self.arguments(step)[:-1], settings, updated, device.stream, marks, packed]
         device.start("update_rows", *given, group, rows, state, *rest, order=order)
         self.rows, self.state, self.marks = rows.cpu(), state.cpu(), marks.cpu()
         return int(updated) - 100
@@ -200,7 +201,7 @@ def test_refused_arguments(device: Device) -> None:
     rows, state = device.put(arena.rows), device.put(arena.state)
     updated = device.put(torch.tensor([0]))
     given: list[Any] = [slots, values, groups, [GROUP] * 2, rows, state, *arena.arguments(1)]
-    given += [updated, device.stream]
+    given += [updated, device.stream, None, None]
     wrong: list[tuple[dict[int, Any], type[Exception], str]] = [
         ({0: slots[:1]}, ValueError, "1, 2, 2 and 2 of them"),
         ({0: [t.int() for t in slots]}, TypeError, "slots"),
@@ -213,6 +214,8 @@ def test_refused_arguments(device: Device) -> None:
         ({8: "lamb"}, ValueError, "lamb is not known"),
         ({9: [0.1] * 3}, ValueError, "settings: 3 values"),
         ({9: [*given[9][:-1], -1.0]}, ValueError, "rounding_step -1 is no number of a step"),
+        ({13: device.put(torch.zeros(3).long())}, ValueError, "packed: 24 bytes, and the 48"),
+        ({13: device.put(torch.zeros(6))}, TypeError, "packed"),
         (
             {0: slots * 37, 1: values * 37, 2: groups * 37, 3: [0] * 74},
             ValueError,

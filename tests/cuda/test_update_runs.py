@@ -58,8 +58,9 @@ def update_on(device: Device, batch: Batch, arenas: list[Arena], order: int) -> 
         for group in range(batch.groups.shape[1] - 1):
             bucket = group // batch.codes
             given = arguments_on(device, batch, group, there[bucket])
-            given += [*arenas[bucket].arguments(step), updated, device.stream, batch.means]
-            given.append(marks[bucket])
+            settings, packed = arenas[bucket].settings_on(device, step)
+            given += [*arenas[bucket].arguments(step)[:-1], settings, updated, device.stream]
+            given += [batch.means, marks[bucket], packed]
             device.start("update_runs", *given, order=order)
     for arena, (rows, state), marked in zip(arenas, there, marks, strict=True):
         arena.rows, arena.state, arena.marks = rows.cpu(), state.cpu(), marked.cpu()

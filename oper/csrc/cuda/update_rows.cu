@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kThreads = 256;
 constexpr int64_t kBlocksAtOnce = 8;  // of a multiprocessor, at the most: 2,048 threads
 
-template <typename Optimizer, int kCount>
+template <typename Optimizer, int kCount, bool kThere>
 cudaError_t start(UpdateArguments a, int64_t most_rows, cudaStream_t stream) {
   a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t rows_of_block = kThreads / a.lanes;
@@ -19,8 +19,8 @@ cudaError_t start(UpdateArguments a, int64_t most_rows, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
   const Launch how{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(a.lists)), kThreads,
                    stream};
-  return a.lists > 1 ? launch(how, step_rows<Optimizer, kCount, true>, a)
-                     : launch(how, step_rows<Optimizer, kCount, false>, a);
+  return a.lists > 1 ? launch(how, step_rows<Optimizer, kCount, kThere, true>, a)
+                     : launch(how, step_rows<Optimizer, kCount, kThere, false>, a);
 }
 
 }  // namespace
@@ -30,9 +30,7 @@ extern "C" int oper_cuda_update_rows(const oper::UpdateArguments* a, int64_t opt
                                      int64_t most_rows, void* stream) {
   using namespace oper;
   const auto on = static_cast<cudaStream_t>(stream);
-  return with_optimizer(static_cast<size_t>(optimizer), [&](auto of) {
-    using Optimizer = decltype(of);
-    return a->wide_rows ? start<Optimizer, 4>(*a, most_rows, on)
-                        : start<Optimizer, 1>(*a, most_rows, on);
+  return with_step(*a, optimizer, [&](auto of, auto count, auto there) {
+    return start<decltype(of), count(), there()>(*a, most_rows, on);
   });
 }

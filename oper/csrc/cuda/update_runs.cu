@@ -12,13 +12,13 @@ constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a t
 // Turns of blocks: those that finish early make room for others, where runs are unlike.
 constexpr int64_t kTurns = 4;
 
-template <typename Optimizer, int kCount>
+template <typename Optimizer, int kCount, bool kThere>
 cudaError_t start(RunUpdateArguments a, cudaStream_t stream) {
   a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t needed = (a.sums.accesses * a.lanes + kThreads - 1) / kThreads;
   const int64_t blocks = std::min(needed, kTurns * kBlocks * multiprocessors());
   const Launch how{dim3(static_cast<unsigned>(blocks)), kThreads, stream};
-  return launch(how, step_runs<Optimizer, kCount>, a);
+  return launch(how, step_runs<Optimizer, kCount, kThere>, a);
 }
 
 }  // namespace
@@ -28,8 +28,7 @@ extern "C" int oper_cuda_update_runs(const oper::RunUpdateArguments* a, int64_t 
                                      void* stream) {
   using namespace oper;
   const auto on = static_cast<cudaStream_t>(stream);
-  return with_optimizer(static_cast<size_t>(optimizer), [&](auto of) {
-    using Optimizer = decltype(of);
-    return a->wide_rows ? start<Optimizer, 4>(*a, on) : start<Optimizer, 1>(*a, on);
+  return with_step(*a, optimizer, [&](auto of, auto count, auto there) {
+    return start<decltype(of), count(), there()>(*a, on);
   });
 }

@@ -14,11 +14,19 @@
 namespace oper {
 
 // Sets the arenas, with the marks of their slots if any are kept, the settings of optimizer number
-// `optimizer`, and where rows are counted.
+// `optimizer`, which are `packed` in their place where that is given, and where rows are counted.
 inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
                      size_t optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
-                     const std::optional<at::Tensor>& marks, StepArguments& a) {
+                     const std::optional<at::Tensor>& marks,
+                     const std::optional<at::Tensor>& packed, StepArguments& a) {
   a.settings = settings_of(settings);
+  if (packed) {
+    check_on(*packed, rows, "packed");
+    const auto* const words = elements<int64_t>(*packed, "packed");
+    TORCH_CHECK_VALUE(packed->nbytes() == sizeof(Settings), "packed: ", packed->nbytes(),
+                      " bytes, and the ", sizeof(Settings), " of pack_settings were needed");
+    a.there = reinterpret_cast<const Settings*>(words);
+  }
   a.arena = arena_of(rows, state, dim, dtype, optimizer, marks);
   a.slots = rows.size(0);
   check_on(state, rows, "state");

@@ -36,11 +36,11 @@ void update_rows(at::TensorList slots, at::TensorList values, at::TensorList gro
                  at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state,
                  int64_t dim, int64_t dtype, c10::string_view optimizer,
                  at::ArrayRef<double> settings, at::Tensor& updated, int64_t stream,
-                 const std::optional<at::Tensor>& marks) {
+                 const std::optional<at::Tensor>& marks, const std::optional<at::Tensor>& packed) {
   const c10::DeviceGuard guard(rows.device());
   const size_t number = number_of(optimizer);
   UpdateArguments a{};
-  set_step(rows, state, dim, dtype, number, settings, updated, marks, a);
+  set_step(rows, state, dim, dtype, number, settings, updated, marks, packed, a);
   const size_t lists = slots.size();
   TORCH_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
                     "slots, values, groups, group: ", lists, ", ", values.size(), ", ",

@@ -22,11 +22,12 @@ void update_runs(const at::Tensor& grad, const at::Tensor& positions, const at::
                  const at::Tensor& features, const at::Tensor& segment_offset, double scale,
                  bool by_bag, at::Tensor& rows, at::Tensor& state, int64_t dim, int64_t dtype,
                  c10::string_view optimizer, at::ArrayRef<double> settings, at::Tensor& updated,
-                 int64_t stream, bool means, const std::optional<at::Tensor>& marks) {
+                 int64_t stream, bool means, const std::optional<at::Tensor>& marks,
+                 const std::optional<at::Tensor>& packed) {
   const c10::DeviceGuard guard(rows.device());
   const size_t number = number_of(optimizer);
   RunUpdateArguments a{};
-  set_step(rows, state, dim, dtype, number, settings, updated, marks, a);
+  set_step(rows, state, dim, dtype, number, settings, updated, marks, packed, a);
   check_on(grad, rows, "grad");
   elements<float>(grad, "grad");
   const Sums sums = sums_of(grad, positions, run_start, offsets, weights, features, segment_offset,

@@ -23,6 +23,7 @@ from functools import partial
 
 import torch
 
+from oper.base.errors import OperError
 from oper.cost.step_memory import LINE_VALUES, most_values, with_slack
 from oper.runtime.allreduce.methods import Replicas
 from oper.runtime.allreduce.proxies import Proxies
@@ -67,6 +68,7 @@ class DeviceBitmap:
         lines = node.share_first(Segment.create(size, size, "accesses"))
         shape = [len(node.peers), LINE_BYTES // 8]
         self._accesses = lines.tensor(0, shape, torch.int64).numpy()[:, 0]
+        self._most_accesses = 0  # of all ranks in a step so far
         self._values = 0  # in this step's sum
         self._buffers: list[torch.Tensor] = []
         self.read_bytes = torch.zeros(1, dtype=torch.int64, device=on)
@@ -76,10 +78,17 @@ class DeviceBitmap:
     def shared_bytes(self) -> int:
         return self._bitmap_bytes + self._segments.mine.reserve_bytes
 
+    @property
+    def segments(self) -> list[DeviceSegment]:
+        """The memory of all ranks that gradients are written to now."""
+        return self._segments.known
+
     def mark(self, rows: SortedRows) -> None:
-        self._accesses[self._rank] = len(rows.slots)
+        self._say_accesses(len(rows.slots))
+        if self._device.capture is not None:
+            self._device.capture.check(partial(self._say_accesses, len(rows.slots)))
         bitmaps = sum(bitmap.nbytes for bitmap in self._bitmaps)
-        self.read_bytes = torch.full_like(self.read_bytes, bitmaps)
+        self.read_bytes = self._dims.new_full((1,), bitmaps)
         self._device.ops().mark_replicas(
             rows.slots,
             rows.before,
@@ -89,6 +98,9 @@ class DeviceBitmap:
             self._bitmaps[self._rank],
             self._device.stream,
         )
+
+    def _say_accesses(self, number: int) -> None:
+        self._accesses[self._rank] = number
 
     def write(self, sums: RowGradients) -> None:
         replicas, ops, stream = self._replicas, self._device.ops(), self._device.stream
@@ -122,6 +134,10 @@ class DeviceBitmap:
         """Bitmaps in which every touched replica is marked, and how many accesses all ranks
         have."""
         accesses = int(self._accesses.sum())
+        self._most_accesses = max(self._most_accesses, accesses)
+        if self._device.capture is not None:
+            accesses = self._most_accesses
+            self._device.capture.check(partial(self._check_accesses, accesses))
         if self._over_nodes is None:
             return self._bitmaps, accesses
         action, proxies = "unite touched replicas", self._proxies
@@ -142,8 +158,22 @@ class DeviceBitmap:
         )
         return [of_node, *received.values()], accesses + sum(int(n) for n in counts.values())
 
+    def _check_accesses(self, most: int) -> None:
+        """OperError where all ranks' batches have more accesses than a captured step is for."""
+        accesses = int(self._accesses.sum())
+        if accesses > most:
+            raise OperError(
+                f"the batches of this node's ranks have {accesses:,} accesses, and this rank's "
+                f"step was captured for {most:,}: give the step of oper.graph_step the largest "
+                "batches first, on all ranks"
+            )
+
     def reduce(self) -> None:
-        self._buffers = [self._buffer(self._segments.of(peer)) for peer in self._peers]
+        segments = {peer: self._segments.of(peer) for peer in self._peers}
+        if self._device.capture is not None:
+            for peer, segment in segments.items():
+                self._device.capture.check(partial(self._segments.check_same, peer, segment))
+        self._buffers = [self._buffer(segment) for segment in segments.values()]
         if self._over_nodes is not None:
             self._reduce_over_nodes(self._over_nodes)
             return

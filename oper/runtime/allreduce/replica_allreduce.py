@@ -37,6 +37,7 @@ from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Rep
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients
@@ -108,6 +109,11 @@ class ReplicaAllReduce:
     def shared_bytes(self) -> int:
         """Bytes of this rank's shared memory; they grow with what is touched in a step."""
         return self._method.shared_bytes
+
+    @property
+    def segments(self) -> list[DeviceSegment]:
+        """The memory that devices of the node leave gradients in now."""
+        return self._method.segments if isinstance(self._method, DeviceBitmap) else []
 
     def begin(self, step: int, rows: SortedRows) -> None:
         """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment
 
@@ -70,3 +71,18 @@ class GrowingSegments:
             segment.close()
             self._segments[rank], self._known[rank] = segment, generation
         return self._segments[rank]
+
+    @property
+    def known(self) -> list[DeviceSegment]:
+        """Those of all ranks, as far as this one has seen."""
+        return list(self._segments.values())
+
+    def check_same(self, rank: int, segment: DeviceSegment) -> None:
+        """OperError where that of a rank, which has said that there is something to read, is none
+        of before any more."""
+        if self.of(rank) is not segment:
+            raise OperError(
+                f"rank {rank}'s batch needed more memory than any before, and this rank's step "
+                "was captured with what there was: give the step of oper.graph_step the largest "
+                "batches first, on all ranks"
+            )

@@ -1,7 +1,10 @@
 """The device of an engine: where its rows are, and the kernels that read them there."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +18,12 @@ from oper.runtime.memory.device_support import (
     said_visible,
     why_no_device,
 )
+from oper.runtime.memory.step_capture import Piece, StepCapture
+
+Result = TypeVar("Result")
+
+# Which step is captured on a device, as torch has one capture of a stream for all who use it.
+_captures: dict[torch.device, StepCapture] = {}
 
 # What rows are copied by, the widest first.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -43,6 +52,7 @@ class Cpu:
     kind = architecture = name = "cpu"
     torch_device = torch.device("cpu")
     stream = 0
+    capture: StepCapture | None = None
 
     def ops(self) -> Any:
         """The operators on this device's tensors."""
@@ -110,10 +120,36 @@ class Cpu:
         """Wait until all that was started is done."""
 
 
+class GraphPiece:
+    """A CUDA graph of a part of a step; all of a step take their memory from one pool. A step's
+    backward is captured in a thread of autograd's, so that pieces may begin in one thread and end
+    in another."""
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def begin(self) -> None:
+        """Capture what is started on this thread's stream from now on."""
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+
+    def end(self) -> bool:
+        """Capture no more. Whether anything was captured."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            self._graph.capture_end()
+        # Torch tells it by a warning alone. A graph of nothing, taken for one, would do no harm.
+        return not any("graph is empty" in str(each.message).lower() for each in told)
+
+    def replay(self) -> None:
+        """Start it on this thread's stream."""
+        self._graph.replay()
+
+
 class Cuda:
     """One CUDA device. Work is started on torch's current stream; nothing waits for it."""
 
     kind = "cuda"
+    _beside: Any = None  # the stream on which steps are captured
 
     def __init__(self, torch_device: torch.device | str = "cuda") -> None:
         given = torch.device(torch_device)
@@ -138,6 +174,11 @@ class Cuda:
         """The stream that work is started on, as the kernels take it."""
         return torch.cuda.current_stream(self.torch_device).cuda_stream
 
+    @property
+    def capture(self) -> StepCapture | None:
+        """The step that is captured here now, None while none is."""
+        return _captures.get(self.torch_device)
+
     def ops(self) -> Any:
         """The operators on this device's tensors."""
         return native.device_ops()
@@ -155,16 +196,56 @@ class Cuda:
         return segment
 
     def check_no_capture(self) -> None:
-        """OperError while a CUDA graph is captured here."""
-        if torch.cuda.is_current_stream_capturing():
+        """OperError while a CUDA graph is captured here by others than oper.graph_step."""
+        if self.capture is None and torch.cuda.is_current_stream_capturing():
             raise OperError(
-                "a CUDA graph is being captured, and lookups of tables cannot be in it: ranks wait "
-                "for each other on the host. Leave them out, and capture what comes after them"
+                "a CUDA graph is being captured, and lookups of tables cannot be in it as they are:"
+                " ranks wait for each other on the host. Let oper.graph_step(model, step) capture "
+                "the step, or leave lookups out, and capture what comes after them"
             )
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Inside, work is started on a stream of its own, as graphs ask for: after what was started
+        before, and before what comes later."""
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self.torch_device)
+        stream, current = self._beside, torch.cuda.current_stream(self.torch_device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+    def pieces(self) -> Callable[[], Piece]:
+        """What makes the pieces of a step that is going to be captured."""
+        gc.collect()  # what is freed while it is captured would end that
+        self.synchronize()
+        pool = torch.cuda.graph_pool_handle()
+        return lambda: GraphPiece(pool)
+
+    def captured(self, work: Callable[[], Result]) -> tuple[StepCapture, Result]:
+        """What `work` starts, captured and not run, and what it returns: tensors that have their
+        values whenever the step was run."""
+        capture = StepCapture(self.pieces())
+        _captures[self.torch_device] = capture
+        try:
+            capture.begin()
+            result = work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of a graph that has failed already
+                capture.end()
+            raise
+        else:
+            capture.end()
+        finally:
+            del _captures[self.torch_device]
+        return capture, result
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep the memory of tensors that were made on another stream until the work that was
         started on this one is done: a batch may be prepared beside the training of another."""
+        if self.capture is not None:  # which keeps all of its memory
+            return
         stream = torch.cuda.current_stream(self.torch_device)
         for tensor in tensors:
             if tensor.device == self.torch_device:

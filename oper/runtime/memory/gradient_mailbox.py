@@ -111,6 +111,11 @@ class DeviceMailboxes:
     def bytes(self) -> int:
         return self._segments.mine.reserve_bytes
 
+    @property
+    def segments(self) -> list[DeviceSegment]:
+        """The memory of all ranks' mailboxes now."""
+        return self._segments.known
+
     def open(self, rows: SortedRows) -> RowGradients:
         most = len(rows.slots)
         if most > self._room(self.bytes):
@@ -126,6 +131,8 @@ class DeviceMailboxes:
         known = self._contents.get(rank)
         if known is None or known[0] is not segment:
             known = self._contents[rank] = (segment, self._content(segment))
+        if self._device.capture is not None:
+            self._device.capture.check(partial(self._segments.check_same, rank, segment))
         return known[1]
 
     def _content(self, segment: DeviceSegment) -> RowGradients:

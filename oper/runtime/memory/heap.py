@@ -92,7 +92,8 @@ class Heap:
             self._segments[node.rank].use_huge_pages(int(start), int(size))
         allocating = int(taken.max()) / _MIN_BYTES_PER_SECOND
         node.gather(b"", "allocate its heap", extra_seconds=allocating)
-        self._slots, self._views = slots, self._views_of(slots)
+        # By rows and states, width and rank.
+        self._slots, self.views = slots, self._views_of(slots)
         bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
         for peer, segment in self._segments.items():
             bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
@@ -132,12 +133,12 @@ class Heap:
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
         self.node.check_process()
-        return self._views[0][width][self.node.rank if rank is None else rank]
+        return self.views[0][width][self.node.rank if rank is None else rank]
 
     def state(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Optimizer state by slot, uint8 [slots, state_bytes]."""
         self.node.check_process()
-        return self._views[1][width][self.node.rank if rank is None else rank]
+        return self.views[1][width][self.node.rank if rank is None else rank]
 
     @property
     def slots(self) -> Ints:
@@ -153,7 +154,7 @@ class Heap:
         """Give the arenas these sizes [W, M], of at most `most_slots`; what lies in slots that stay
         is kept. For all ranks, between two barriers. Memory that is left is not given back."""
         assert (slots <= self.most_slots).all()
-        self._slots, self._views = slots, self._views_of(slots)
+        self._slots, self.views = slots, self._views_of(slots)
         self.touched.resize(slots[:, self.node.rank])
         if self.device.kind == "cpu":
             self.bytes = max(self.bytes, int(_bytes_of(slots, self._sizes)[self.node.rank]))

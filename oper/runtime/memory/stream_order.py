@@ -4,6 +4,9 @@ Pipelines look a batch up on one stream while another trains the batch before. O
 goes on in the order of its start, and ranks wait for each other by signals; what remains is to keep
 the streams of a rank apart: an update comes after all reads that were started before it, and a read
 after the last update.
+
+In a step that is captured nothing is kept in order with what is outside: a captured step reads and
+writes in one, and who runs it says so.
 """
 
 from typing import Any
@@ -15,29 +18,33 @@ class StreamOrder:
     """Which streams read and wrote the rows on a device; nothing to do on the CPU."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._on_device = device, device.kind != "cpu"
+        self._device = device
         self._reads: dict[int, Any] = {}  # by stream, the last one
         self._write: list[Any] = []
+
+    @property
+    def _kept(self) -> bool:
+        return self._device.kind != "cpu" and self._device.capture is None
 
     def before_read(self, fetches: bool) -> None:
         """To be called before rows are read. `fetches`: ranks fetch some together before, to where
         the rows of the last fetch were; this one says that it has read those."""
-        if self._on_device:
+        if self._kept:
             self._device.after([*self._write, *(self._reads.values() if fetches else ())])
 
     def after_read(self) -> None:
         """To be called once a read was started."""
-        if self._on_device:
+        if self._kept:
             self._reads[self._device.stream] = self._device.point()
 
     def before_write(self) -> None:
         """To be called before others are told that this rank has read its rows, and before any are
         written."""
-        if self._on_device:
+        if self._kept:
             self._device.after([*self._reads.values(), *self._write])
             self._reads.clear()
 
     def after_write(self) -> None:
         """To be called once an update was started."""
-        if self._on_device:
+        if self._kept:
             self._write = [self._device.point()]

@@ -51,6 +51,11 @@ class TouchedRows:
         """What kernels mark the rows of a width in, bool [slots]; None before `begin`."""
         return None if self._marks is None else self._marks[width]
 
+    @property
+    def all_marks(self) -> list[torch.Tensor]:
+        """Those of all widths; none before `begin`."""
+        return self._marks or []
+
     def mark(self, width: int, slots: Ints) -> None:
         """Mark rows by their slots."""
         if self._marks is not None:

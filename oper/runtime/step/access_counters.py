@@ -4,12 +4,15 @@ All are totals since the start or the last `reset`; vectors are indexed by rank.
 a device is brought here when somebody looks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from oper.base.errors import OperError
 
 _SCALARS = (
     "lookups",  # batches read
@@ -59,13 +62,16 @@ class Counters:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
+        # Kept as they are: a step that was captured adds to them.
+        self._later: dict[_Named, torch.Tensor] = {}
         self.reset()
 
     def reset(self) -> None:
         """Start again from zero."""
         self._totals = dict.fromkeys(_SCALARS, 0)
         self._by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
-        self._later: dict[_Named, torch.Tensor] = {}
+        for counts in self._later.values():
+            counts.zero_()
         self._pending: list[tuple[Future[Any], Callable[[Any], Mapping[str, Any]]]] = []
 
     @property
@@ -84,6 +90,26 @@ class Counters:
         """Add to counters by name."""
         for name, count in counts.items():
             (self._totals if name in self._totals else self._by_rank)[name] += count
+
+    @contextmanager
+    def setting_aside(self) -> Iterator[dict[str, Any]]:
+        """What the host adds inside is not counted, and is what this gives in the end: of a step
+        that is captured, which is to be counted when it is run. OperError where a device would
+        count what it has not counted before."""
+        totals, by_rank = dict(self._totals), {n: v.copy() for n, v in self._by_rank.items()}
+        later, added = dict(self._later), dict[str, Any]()
+        try:
+            yield added
+            if self._later.keys() != later.keys():
+                raise OperError(
+                    "a step was captured that does what the steps before did not: let the step be "
+                    "the same each time"
+                )
+        finally:
+            now = self._totals | self._by_rank
+            more = {name: now[name] - old for name, old in (totals | by_rank).items()}
+            added.update({name: count for name, count in more.items() if np.any(count)})
+            self._totals, self._by_rank, self._later = totals, by_rank, later
 
     def add_later(self, counts: torch.Tensor, named: _Named) -> None:
         """Add what `named` makes of counts, of one shape every time, once somebody looks: the host
@@ -110,9 +136,9 @@ class Counters:
         pending, self._pending = self._pending, []
         for one in pending:
             self._add_result(*one)
-        later, self._later = self._later, {}
-        for named, counts in later.items():
+        for named, counts in self._later.items():
             self.add(**named(counts.cpu().numpy()))
+            counts.zero_()
 
     def to_dict(self) -> dict[str, Any]:
         """The totals as numbers and lists, which JSON holds."""

@@ -39,6 +39,7 @@ from oper.runtime.memory.gradient_mailbox import (
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.captured_settings import CapturedSettings
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
@@ -99,6 +100,7 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
+        self.captured: CapturedSettings | None = None  # of the step that is captured now
 
     @property
     def _most_held(self) -> tuple[int, int]:
@@ -108,6 +110,21 @@ class Gradients:
         values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
         lines = most_values(0, [bucket.dim for bucket in self._buckets])
         return sum(slots), values + lines
+
+    def settings_to_come(self) -> CapturedSettings:
+        """Those of a step that is going to be captured."""
+        return CapturedSettings(self._buckets, self._device, self.optimizer_steps + 1)
+
+    @property
+    def memory(self) -> list[object]:
+        """What gradients of devices go through now; as much of it is replaced as has to grow, or
+        as rows move."""
+        found: list[object] = [self._replicas, self._copies]
+        if isinstance(self.mailboxes, DeviceMailboxes):
+            found += self.mailboxes.segments
+        if self._replicas is not None:
+            found += self._replicas.segments
+        return found
 
     @property
     def holding(self) -> bool:
@@ -343,8 +360,15 @@ class Gradients:
             updated,
             self._device,
             self._heap.touched.marks(bucket.width),
+            self._packed(b),
         )
         self._counters.add_later(updated, _updated_rows)
+
+    def _packed(self, b: int) -> torch.Tensor | None:
+        """Where a bucket's settings will be when this update of a captured step is run."""
+        if self.captured is None:
+            return None
+        return self.captured.of(b, self.optimizer_steps)
 
     def _update_by_runs(self, b: int, batch: PreparedBatch, grad: torch.Tensor) -> None:
         """Sum the gradients of each row of a bucket over its accesses in a batch, on a device, and
@@ -377,6 +401,7 @@ class Gradients:
             self._device.stream,
             self._means,
             self._heap.touched.marks(bucket.width),
+            self._packed(b),
         )
         self._counters.add_later(updated, _updated_rows)
 

@@ -54,6 +54,14 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
         )
 
 
+def segment_offset(batch: Any) -> torch.Tensor:
+    """Where each of a batch's features begins, int64 [F + 1], where its values are."""
+    if batch.stride() == 0:
+        return batch.values().new_zeros(len(batch.keys()) + 1, dtype=torch.int64)
+    begins: torch.Tensor = batch.offsets()[:: batch.stride()].to(torch.int64).contiguous()
+    return begins
+
+
 def check_offsets(batch: Any) -> None:
     """Check a batch's offsets against its values, as the kernels rely on them."""
     keys, values, offsets = batch.keys(), batch.values(), batch.offsets()

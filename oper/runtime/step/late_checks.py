@@ -8,7 +8,7 @@ csrc/include/oper/cuda/launchers.h, is int64 [2]: the first bad id, and the firs
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,21 @@ class _Checked(NamedTuple):
     """A batch whose report is on its way, with what its error has to name."""
 
     report: OnTheWay
-    batch: Any  # KeyedJaggedTensor
-    segment_offset: torch.Tensor
+    batch: Any  # KeyedJaggedTensor, as it was given
+    order: Sequence[int] | None  # by which its keys were brought into the module's
+    lookups: Sequence[tuple[Feature, Table]]
+
+    def ordered(self) -> Any:
+        """The batch with its keys in the module's order."""
+        return self.batch if self.order is None else self.batch.permute(self.order)
+
+
+class CapturedCheck(NamedTuple):
+    """A batch that a captured step reads, whose report is written each time the step is run."""
+
+    report: torch.Tensor
+    batch: Any
+    order: Sequence[int] | None
     lookups: Sequence[tuple[Feature, Table]]
 
 
@@ -38,6 +51,7 @@ class LateChecks:
     def __init__(self, device: Device, rank: int, bounds: str) -> None:
         self._device, self._rank, self._bounds = device, rank, bounds
         self._on_the_way = deque[_Checked]()
+        self._captured: list[CapturedCheck] = []
 
     def report(self) -> torch.Tensor:
         """A report for the kernels to write."""
@@ -47,12 +61,29 @@ class LateChecks:
         self,
         report: torch.Tensor,
         batch: Any,
-        segment_offset: torch.Tensor,
+        order: Sequence[int] | None,
         lookups: Sequence[tuple[Feature, Table]],
     ) -> None:
-        """Bring a report to the host, once the work that was started is done."""
-        brought = self._device.bring(report)
-        self._on_the_way.append(_Checked(brought, batch, segment_offset, lookups))
+        """Bring a report to the host, once the work that was started is done; of a batch as it was
+        given, and then brought into `order` where that is not None."""
+        if self._device.capture is None:
+            self._expect(CapturedCheck(report, batch, order, lookups), batch)
+        else:
+            self._captured.append(CapturedCheck(report, batch, order, lookups))
+
+    def take_captured(self) -> list[CapturedCheck]:
+        """Those of the step that has been captured."""
+        found, self._captured = self._captured, []
+        return found
+
+    def expect_again(self, captured: CapturedCheck, given: Mapping[int, Any]) -> None:
+        """Bring the report of a captured step that was just run, in which batches that were `given`
+        are in the place of those by whose `id` they are known."""
+        self._expect(captured, given.get(id(captured.batch), captured.batch))
+
+    def _expect(self, check: CapturedCheck, batch: Any) -> None:
+        brought = self._device.bring(check.report)
+        self._on_the_way.append(_Checked(brought, batch, check.order, check.lookups))
 
     def tell(self, all_of_them: bool = False) -> None:
         """OperError of the first batch whose report is there and names something; ids out of range
@@ -65,7 +96,7 @@ class LateChecks:
             bad_id, bad_bag = checked.report.get().tolist()
             try:
                 if bad_bag != NOTHING_BAD:
-                    batch_checks.check_offsets(checked.batch)
+                    batch_checks.check_offsets(checked.ordered())
                     raise OperError(f"{_changed('lengths')}: those of bag {bad_bag} did not fit")
                 if bad_id != NOTHING_BAD:
                     self._tell_of_ids(checked, bad_id)
@@ -73,7 +104,9 @@ class LateChecks:
                 raise OperError(f"in an earlier batch: {error}") from error
 
     def _tell_of_ids(self, checked: _Checked, bad_id: int) -> None:
-        values, first = checked.batch.values().cpu(), checked.segment_offset.cpu()
+        batch = checked.ordered()
+        first = batch_checks.segment_offset(batch).cpu()
+        values = batch.values().cpu()
         batch_checks.replace_bad_ids(values, first, checked.lookups, self._rank, self._bounds)
         if self._bounds == "fatal":
             text = f"id number {bad_id} was none of its table's rows"

@@ -20,6 +20,7 @@ from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
 from oper.runtime.step.bag_forwarding import Accesses, BagForwarding
+from oper.runtime.step.device_copies import DeviceCopies
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
@@ -59,7 +60,7 @@ class BatchPreparer:
         self._trains = trains
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
-        self._described: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._segments_there, self._features_there = DeviceCopies(device), DeviceCopies(device)
         # A read of rows reads all of them, of frozen tables too.
         self._sort_all = reads_rows
 
@@ -67,7 +68,7 @@ class BatchPreparer:
         """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module; of
         what is on a device, where an earlier batch had ids or lengths that it cannot have."""
         self._device.check_no_capture()
-        if self._late is not None:
+        if self._late is not None and self._device.capture is None:
             self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         try:
@@ -76,22 +77,30 @@ class BatchPreparer:
         except NO_ROOM as error:
             raise self._room.error(error, batch.values().numel()) from error
 
+    @property
+    def late(self) -> LateChecks | None:
+        """The checks of batches on a device."""
+        return self._late
+
     def again(self, batch: PreparedBatch) -> PreparedBatch:
         """A batch that was prepared before rows moved, with the addresses of now."""
         with torch.set_grad_enabled(batch.trains):
             return self.prepare(batch.given)
 
     def _prepared(self, batch: Any) -> PreparedBatch:
-        order = self._features.order(batch.keys())
+        order, given = self._features.order(batch.keys()), batch
         if self._late is None:
             batch, one_each, segment_offset = bags_on_host(batch, order)
             report, of_samples = None, None if one_each else batch.offsets().contiguous()
             addresses = self._translate(tuple(batch.keys()), batch.values(), segment_offset)
         else:
-            batch, segment_offset = bags_on_device(batch, order, self._features.pooled)
+            captured = self._device.capture is not None
+            bring = ordered_by_counts if captured else bags_on_device
+            batch, segment_offset, on_host = bring(batch, order, self._features.pooled)
             report, of_samples = self._late.report(), batch.offsets().contiguous()
-            there = segment_offset.to(self._device.torch_device, non_blocking=True)
-            addresses = self._translate_unseen(batch, there, report, self._late)
+            there = self._segments_there.of(segment_offset) if on_host else segment_offset
+            addresses = self._translate_unseen(batch, there, report)
+            self._late.expect(report, given, order, self._planned(tuple(batch.keys())))
         keys, samples = tuple(batch.keys()), int(batch.stride())
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
@@ -108,9 +117,9 @@ class BatchPreparer:
             read, forwarded = self._forwarding.join(read)
             descriptors = read.features
         on_device = None
-        if self._late is not None:
+        if self._late is not None and self._trains:
             shift = 0 if forwarded is None else elements
-            on_device = self._there(descriptors, len(keys), shift)
+            on_device = self._features_there.of(_shifted(descriptors, len(keys), shift))
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)
@@ -126,21 +135,6 @@ class BatchPreparer:
             on_device,
             forwarded,
         )
-
-    def _there(self, descriptors: torch.Tensor, own: int, shift: int) -> torch.Tensor | None:
-        """The features' descriptors on the device, where gradients are summed by them; those of the
-        last batch, where they are the same ones. The gradient of the bags of clients, whose
-        features come after this rank's `own`, lies `shift` values behind that of the output."""
-        if not self._trains:
-            return None
-        if self._described is None or self._described[0] is not descriptors:
-            shifted = descriptors
-            if len(descriptors) > own:
-                shifted = descriptors.clone()
-                as_features(shifted)["out_base"][own:] += shift
-            there = shifted.to(self._device.torch_device, non_blocking=True)
-            self._described = descriptors, there
-        return self._described[1]
 
     def finish(self) -> None:
         """OperError where an earlier batch had ids or lengths that it cannot have."""
@@ -160,7 +154,7 @@ class BatchPreparer:
             return self._placement.map.translate_features(values, segment_offset, tables)
 
     def _translate_unseen(
-        self, batch: Any, segment_offset: torch.Tensor, report: torch.Tensor, late: LateChecks
+        self, batch: Any, segment_offset: torch.Tensor, report: torch.Tensor
     ) -> torch.Tensor:
         """Translate a batch on a device; what is wrong in it is told with a later one."""
         keys, values = tuple(batch.keys()), batch.values()
@@ -168,7 +162,7 @@ class BatchPreparer:
         if keys not in self._tables_there:
             self._tables_there[keys] = self._tables(keys).to(on)
         ops.check_bags(batch.offsets().contiguous(), values.numel(), report, stream)
-        addresses = self._placement.map.translate_features(
+        return self._placement.map.translate_features(
             values,
             segment_offset,
             self._tables_there[keys],
@@ -176,8 +170,6 @@ class BatchPreparer:
             stream=stream,
             report=report,
         )
-        late.expect(report, batch, segment_offset, self._planned(keys))
-        return addresses
 
     def _tables(self, keys: tuple[str, ...]) -> torch.Tensor:
         """The number of each feature's table in the plan, int64 [F]."""
@@ -189,9 +181,21 @@ class BatchPreparer:
         return [(lookup, self._features.planned(lookup)) for lookup in lookups]
 
 
+def _shifted(descriptors: torch.Tensor, own: int, shift: int) -> torch.Tensor:
+    """The features' descriptors by which gradients are summed: the gradient of the bags of clients,
+    whose features come after this rank's `own`, lies `shift` values behind that of the output."""
+    if len(descriptors) == own:
+        return descriptors
+    shifted = descriptors.clone()
+    as_features(shifted)["out_base"][own:] += shift
+    return shifted
+
+
 # A batch whose keys are in the module's order, whether each of its bags holds one id, and where
 # each feature begins: int64 [F + 1] in the host's memory.
 Divided = tuple[Any, bool, torch.Tensor]
+# The same of a batch on a device, but that where features begin may lie there, or on the host.
+DividedThere = tuple[Any, torch.Tensor, bool]
 
 
 def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
@@ -209,9 +213,7 @@ def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
     return batch, False, batch.offsets()[::samples].to(torch.int64).contiguous()
 
 
-def bags_on_device(
-    batch: Any, order: Sequence[int] | None, pooled: bool
-) -> tuple[Any, torch.Tensor]:
+def bags_on_device(batch: Any, order: Sequence[int] | None, pooled: bool) -> DividedThere:
     """Bring the keys of a batch on a device into `order`, and find where each feature begins: on
     the device, unless the host must know the size of an output that is not pooled. It waits for the
     device then, where the batch has no lengths of its keys on the host; and to bring keys into
@@ -223,15 +225,50 @@ def bags_on_device(
     offsets = batch.offsets()
     if samples * features == 0 or offsets.numel() != samples * features + 1:
         batch_checks.check_offsets(batch)
-        return batch, torch.zeros(features + 1, dtype=torch.int64)
+        return batch, torch.zeros(features + 1, dtype=torch.int64), True
     if pooled:
-        return batch, offsets[::samples].to(torch.int64).contiguous()
+        return batch, batch_checks.segment_offset(batch), False
     lengths = batch.length_per_key_or_none()
     begins = offsets[::samples].tolist() if lengths is None else [0, *accumulate(lengths)]
     ascending = all(begin <= end for begin, end in pairwise(begins))
     if begins[0] or begins[-1] != batch.values().numel() or not ascending:
         batch_checks.check_offsets(batch)
-    return batch, torch.tensor(begins)
+    return batch, torch.tensor(begins), True
+
+
+def ordered_by_counts(batch: Any, order: Sequence[int] | None, pooled: bool) -> DividedThere:
+    """As `bags_on_device`, in a step that is captured, where the host cannot look at lengths: a
+    batch whose keys are in another order, or whose output is not pooled, must have the number of
+    its keys' values on the host. Lengths of other numbers are told as such that do not fit."""
+    if order is None and pooled:
+        return batch, batch_checks.segment_offset(batch), False
+    counts = batch.length_per_key_or_none()
+    if counts is None:
+        why = "the output is not pooled" if order is None else "keys have to be brought into order"
+        raise OperError(
+            f"a step is captured, and {why}, for which the host must know how many values each key "
+            "has: call the batch's length_per_key() before it is put on the device"
+        )
+    if order is not None:
+        batch = _taken(batch, order, [0, *accumulate(counts)])
+    if pooled:
+        return batch, batch_checks.segment_offset(batch), False
+    begins = [0, *accumulate(counts if order is None else [counts[key] for key in order])]
+    return batch, torch.tensor(begins), True
+
+
+def _taken(batch: Any, order: Sequence[int], begins: Sequence[int]) -> Any:
+    """Some keys of a batch, whose values begin at these."""
+    samples, keys = int(batch.stride()), list(batch.keys())
+    lengths, values, weights = batch.offsets().diff(), batch.values(), batch.weights_or_none()
+    spans = [slice(begins[key], begins[key + 1]) for key in order]
+    return type(batch)(
+        [keys[key] for key in order],
+        torch.cat([values[span] for span in spans]),
+        None if weights is None else torch.cat([weights[span] for span in spans]),
+        stride=samples,
+        lengths=torch.cat([lengths[key * samples : (key + 1) * samples] for key in order]),
+    )
 
 
 def _has_one_id_each(batch: Any) -> bool:

@@ -49,7 +49,7 @@ class Sorter:
     ) -> None:
         self._bad_ids_too = bad_ids_too
         self.rank, self._ranks, self._device = node.rank, node.ranks, device
-        self._bucket_slots = list(bucket_slots)
+        self.bucket_slots = list(bucket_slots)
         self._widest = max(dims, default=0)
         self._by_position, self._always = by_position, always
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
@@ -59,7 +59,7 @@ class Sorter:
 
     def resize(self, bucket_slots: Sequence[int]) -> None:
         """Each bucket's slots are these from now on, of the rank that has the most."""
-        self._bucket_slots = list(bucket_slots)
+        self.bucket_slots = list(bucket_slots)
 
     def sort(
         self,
@@ -87,7 +87,7 @@ class Sorter:
     def _numbers(self, accesses: int, bags: int) -> bool:
         """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
         sums rows of its own, for which accesses must be sorted."""
-        rows = (1 + self._ranks) * sum(self._bucket_slots)
+        rows = (1 + self._ranks) * sum(self.bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
         widest = MOST_DIM if accesses >= LONG_BAG * bags else NARROW_DIM
         wanted = self._widest <= widest and not self._always
@@ -100,14 +100,14 @@ class Sorter:
         return self._thread.submit(find, *given)
 
     def _number(self, *read: Any) -> BatchRows:
-        found = native.ops().number_rows(*read, self._bucket_slots)
+        found = native.ops().number_rows(*read, self.bucket_slots)
         return rows_of_tensors(found, self._ranks, by_bag=False)
 
     def _sort(self, *given: Any) -> BatchRows:
         *read, bags, report = given
         ops, stream = self._device.ops(), self._device.stream
         of_device = (stream, report, self._bad_ids_too)
-        found = ops.sort_accesses(*read, self._bucket_slots, bags, *of_device)
+        found = ops.sort_accesses(*read, self.bucket_slots, bags, *of_device)
         return rows_of_tensors(found, self._ranks, bags is not None)
 
 

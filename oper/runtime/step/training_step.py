@@ -24,6 +24,8 @@ from oper.runtime.memory.stream_order import StreamOrder
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
+from oper.runtime.step.captured_step import CapturedStep
+from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
@@ -59,6 +61,7 @@ class TrainingStep:
         self._on_device = memory.heap.device.kind != "cpu"
         self._order = StreamOrder(memory.heap.device)
         self._all_trained = all(bucket.trained for bucket in memory.buckets)
+        self._node = memory.node
         self.rank, self.ranks = memory.node.rank, memory.node.ranks
 
     @property
@@ -89,6 +92,35 @@ class TrainingStep:
                 f"a graph of torch.compile cannot look up tables on {self._heap.device.kind} "
                 "devices: leave the lookup out of it, as the sharded modules do"
             )
+
+    def to_capture(self) -> CapturedStep:
+        """A step that is going to be captured. OperError where none of these can be."""
+        late, signals = self._preparer.late, self._signals
+        if late is None or not isinstance(signals, DeviceSignals):
+            raise OperError(
+                "the tables are on the CPU, where there are no graphs: shard the model with "
+                'device="cuda:0", or call the step as it is'
+            )
+        if len(self._node.peers) < self._node.ranks:
+            raise OperError(
+                "a step of ranks on several nodes cannot be captured, as the host must be told how "
+                "many rows go from node to node: call the step as it is"
+            )
+        if self._checked_features is not None:
+            raise OperError(
+                "a step whose gradients are checked cannot be captured, as the host looks at them: "
+                "leave check_gradients out"
+            )
+        placed = (self._placement, self._order, late, self._counters)
+        return CapturedStep(self._guard, signals, *placed, self._gradients)
+
+    @property
+    def memory(self) -> list[object]:
+        """What a captured step reads, writes and finds rows by: it is out of date where any of this
+        is another object."""
+        found = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
+        found += self._heap.touched.all_marks
+        return found if self._gradients is None else [*found, *self._gradients.memory]
 
     def rows_of(
         self,

@@ -388,6 +388,7 @@ def update_rows(
     updated: Tensor,
     on: Kernels,
     marks: Tensor | None = None,
+    packed: Tensor | None = None,
 ) -> None:
     """Sum the gradients of each row over the parts, in their order, and update the row once.
 
@@ -401,6 +402,8 @@ def update_rows(
         updated: int64 [1], to which the number of rows updated is added.
         on: where all of that lies.
         marks: bool [slots], set where a row is updated.
+        packed: on a device, memory that has the step's settings (`packed_settings`) when it is
+            run; those of `lr` and `step` then have no effect.
     """
     on.ops().update_rows(
         [part.slots for part in parts],
@@ -416,4 +419,11 @@ def update_rows(
         updated,
         on.stream,
         marks,
+        packed,
     )
+
+
+def packed_settings(settings: StepSettings) -> Tensor:
+    """Settings as kernels take them from a device's memory, int64 [words], on the host."""
+    found: Tensor = native.ops().pack_settings(settings)
+    return found

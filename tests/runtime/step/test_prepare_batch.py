@@ -66,7 +66,7 @@ def test_both_divide_alike(seed, features, samples, longest, reordered, pooled, 
     if known:
         made[1].length_per_key()
     on_host, _, begins_on_host = bags_on_host(made[0], order)
-    on_device, begins_on_device = bags_on_device(made[1], order, pooled)
+    on_device, begins_on_device, _ = bags_on_device(made[1], order, pooled)
     assert on_host.keys() == on_device.keys()
     assert torch.equal(on_host.values(), on_device.values())
     assert torch.equal(begins_on_host, begins_on_device)

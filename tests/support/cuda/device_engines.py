@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay
+from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay, Result
+from oper.runtime.memory.step_capture import Piece, StepCapture
 from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.cuda.fake_nvshmem import FakeNvshmem
 from tests.support.cuda.plain_batch import PlainBatch
+from tests.support.cuda.recorded_graph import Memory, Recorded, recording
 from tests.support.runtime.engine_cases import (
     Case,
     batch_parts,
@@ -63,6 +65,7 @@ class EmulatedDevice(Cuda):
         self.architecture, self.name = "sm_90", "emulated"
         self.kept: list[int] = []  # where the tensors are that were to be kept
         self.captures = False  # whether a graph is captured
+        self._recorded = Memory()  # of a step's pieces
 
     def ops(self) -> Any:
         return torch.ops.oper_emulated  # and none of the CPU's, which would take this memory too
@@ -82,6 +85,19 @@ class EmulatedDevice(Cuda):
         captures = patch("torch.cuda.is_current_stream_capturing", return_value=self.captures)
         with captures:  # torch's own, of a build without CUDA, raises
             super().check_no_capture()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        yield
+
+    def pieces(self) -> Callable[[], Piece]:
+        memory = self._recorded
+        return lambda: Recorded(memory)
+
+    def captured(self, work: Callable[[], Result]) -> tuple[StepCapture, Result]:
+        self._recorded = Memory()
+        with recording(self._recorded):
+            return super().captured(work)
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         self.kept += [tensor.data_ptr() for tensor in tensors]

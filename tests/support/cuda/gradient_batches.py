@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.plan.layout import SLOT_BITS, SLOT_MASK
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
-from oper.runtime.tables.optimizers import STATES, Optimizer
+from oper.runtime.tables.optimizers import STATES, Optimizer, packed_settings
 from tests.support.cuda.devices import Device
 from tests.support.runtime.accesses import random_accesses, sorted_runs
 
@@ -204,6 +204,16 @@ class Arena:
     def arguments(self, step: int) -> list[Any]:
         settings = self.optimizer.settings(LR, step)
         return [self.dim, DTYPE_CODE[self.dtype], self.optimizer.kind, settings]
+
+    def settings_on(self, device: Device, step: int) -> tuple[list[float], torch.Tensor | None]:
+        """Those of a step as a kernel's argument; of each other step in the device's memory, beside
+        an argument that is of another step."""
+        settings = self.optimizer.settings(LR, step)
+        if step % 2:
+            return list(settings), None
+        return list(self.optimizer.settings(LR / 2, step + 7)), device.put(
+            packed_settings(settings)
+        )
 
 
 def assert_equal_arenas(found: Arena, expected: Arena) -> None:

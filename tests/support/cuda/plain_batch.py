@@ -16,9 +16,11 @@ class PlainBatch:
         stride: int,
         lengths: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
+        length_per_key: list[int] | None = None,
     ) -> None:
         self._keys, self._values, self._weights = list(keys), values, weights
         self._stride, self._lengths, self._offsets = stride, lengths, offsets
+        self._length_per_key = length_per_key
 
     def keys(self) -> list[str]:
         return self._keys
@@ -47,7 +49,7 @@ class PlainBatch:
         return self._offsets
 
     def length_per_key_or_none(self) -> list[int] | None:
-        return None
+        return self._length_per_key
 
     def stride(self) -> int:
         return self._stride

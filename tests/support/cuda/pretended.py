@@ -4,7 +4,8 @@ host with those of a device fails as it would there, and everything is computed 
 The emulated device takes host memory for a device's, and cannot tell the two apart. Here torch's
 FakeTensorMode, which knows by each operator which devices may go together, judges every operator
 first. It then runs on the host tensors that are meant, so that the host can read what it reads.
-What oper's own operators take is in `ON_HOST`, as their bindings check it (oper/csrc/device/).
+What oper's own operators take is in operator_places.py, as their bindings check it
+(oper/csrc/device/).
 """
 
 import contextlib
@@ -28,13 +29,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import OnTheWay
 from tests.support.cuda.device_engines import EmulatedDevice
+from tests.support.cuda.operator_places import is_on_host
 
 DEVICE = torch.device("cuda:0")
 
-# Arguments that oper's operators for devices take in the host's memory, and those that they bring
-# to the device themselves.
-ON_HOST = {"features"}
-SUMS = {"oper::sum_gradients", "oper::update_runs"}  # take even those from the device
+# Arguments that oper's operators for devices bring to the device themselves.
 ON_EITHER = {"segment_offset", "segment_table"}
 
 
@@ -140,13 +139,12 @@ class _Pretending(TorchDispatchMode):
 
     def _judge_ours(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         names = [argument.name for argument in func._schema.arguments]
-        on_host = set() if func.name().replace("_emulated", "") in SUMS else ON_HOST
         for argument, given in (*zip(names, args, strict=False), *kwargs.items()):
             if argument in ON_EITHER:
                 continue
             for value in given if isinstance(given, list) else [given]:
                 there = isinstance(value, OnDevice)
-                if isinstance(value, torch.Tensor) and there == (argument in on_host):
+                if isinstance(value, torch.Tensor) and there == is_on_host(func, argument):
                     where = "the device" if there else "the host"
                     raise MixedDevicesError(f"{func.name()}: {argument} is on {where}")
 

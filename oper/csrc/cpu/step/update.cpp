@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -87,7 +88,8 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
 void update_all(at::TensorList slots, at::TensorList values, at::TensorList groups,
                 at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state, int64_t dim,
                 int64_t dtype, c10::string_view optimizer, at::ArrayRef<double> settings,
-                at::Tensor& updated, int64_t /*stream*/, const std::optional<at::Tensor>& marks) {
+                at::Tensor& updated, int64_t /*stream*/, const std::optional<at::Tensor>& marks,
+                const std::optional<at::Tensor>& /*packed*/) {
   const size_t number = number_of(optimizer);
   const Settings step = settings_of(settings);
   const Arena arena = arena_of(rows, state, dim, dtype, number, marks);
@@ -109,9 +111,21 @@ void update_all(at::TensorList slots, at::TensorList values, at::TensorList grou
   *count += distinct;
 }
 
+// Settings as kernels of devices take them from memory: int64 words.
+at::Tensor pack_settings(at::ArrayRef<double> settings) {
+  static_assert(sizeof(Settings) % sizeof(int64_t) == 0);
+  const Settings step = settings_of(settings);
+  at::Tensor packed = at::empty({sizeof(Settings) / sizeof(int64_t)}, at::kLong);
+  std::memcpy(packed.data_ptr(), &step, sizeof(step));
+  return packed;
+}
+
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(oper, m) { m.def(oper::schemas::kUpdateRows); }
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(oper::schemas::kUpdateRows);
+  m.def("pack_settings(float[] settings) -> Tensor", pack_settings);
+}
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }
 

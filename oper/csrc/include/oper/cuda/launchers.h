@@ -221,6 +221,8 @@ struct StepArguments {
   Arena arena;
   int64_t slots;  // of the arena
   Settings settings;
+  const Settings* there;  // null, or where they are in the place of `settings`: a graph that has
+                          // the step finds other ones each time it runs
   unsigned long long* updated;  // rows are counted here
   int64_t wide_rows;   // 1: four values of rows and gradients each can be read and written at once
   int64_t wide_state;  // 1: four values of the state's parts as well, if that is so of rows

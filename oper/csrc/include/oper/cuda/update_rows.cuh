@@ -11,6 +11,8 @@
 // Where the gradients come from is a type of its own, so that update_runs.cuh takes the same steps.
 #pragma once
 
+#include <type_traits>
+
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
 #include "oper/cuda/listed_rows.cuh"
@@ -74,7 +76,8 @@ __device__ __forceinline__ uint16_t round_value(float value, RowType type, const
 
 template <int kCount>
 __device__ __forceinline__ void store_values(uint8_t* row, int64_t slot, int d,
-                                             const StepArguments& a, const float (&w)[kCount]) {
+                                             const StepArguments& a, const Settings& s,
+                                             const float (&w)[kCount]) {
   if (a.arena.type == kFloat32) {
     Piece<4 * kCount> piece;
 #pragma unroll
@@ -82,13 +85,12 @@ __device__ __forceinline__ void store_values(uint8_t* row, int64_t slot, int d,
     store(row + 4 * d, piece);
     return;
   }
-  const RowBits random(a.settings.rounding, slot);
+  const RowBits random(s.rounding, slot);
   Piece<2 * kCount> piece{};
 #pragma unroll
   for (int k = 0; k < kCount; ++k)
-    piece.word[k / 2] |=
-        static_cast<uint32_t>(round_value(w[k], a.arena.type, a.settings, random, d + k))
-        << (16 * (k % 2));
+    piece.word[k / 2] |= static_cast<uint32_t>(round_value(w[k], a.arena.type, s, random, d + k))
+                         << (16 * (k % 2));
   store(row + 2 * d, piece);
 }
 
@@ -239,12 +241,19 @@ __device__ __forceinline__ Group group_of_lanes(int lanes) {
   return {warp_lane & (lanes - 1), warp_lane & -lanes};
 }
 
+// The settings of the step. Kernels that read them from memory have more registers for them, and
+// fewer blocks at once.
+template <bool kThere>
+__device__ __forceinline__ const Settings& settings_of(const StepArguments& a) {
+  return kThere ? *a.there : a.settings;
+}
+
 // Takes the step of all rows that `row` goes through, by the gradients that it gathers.
-template <typename Optimizer, int kCount, typename Gradients>
+template <typename Optimizer, int kCount, bool kThere, typename Gradients>
 __device__ __forceinline__ void step_all(const StepArguments& a, const Group& group,
                                          Gradients& row) {
   constexpr int kParts = value_parts(Optimizer::kState);
-  const Settings& s = a.settings;
+  const Settings& s = settings_of<kThere>(a);
   const int lanes = static_cast<int>(a.lanes), dim = static_cast<int>(a.arena.dim);
   const int warp_lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const int rows_of_warp = kWarpThreads / lanes;
@@ -305,7 +314,7 @@ __device__ __forceinline__ void step_all(const StepArguments& a, const Group& gr
       }
 #pragma unroll
       for (int p = 0; p < kParts; ++p) store_state(state + p * dim + d, a.wide_state, of_value[p]);
-      store_values(values, row.slot, d, a, w);
+      store_values(values, row.slot, d, a, s, w);
     }
     updated += row.mine && group.lane == 0;
   }
@@ -314,11 +323,25 @@ __device__ __forceinline__ void step_all(const StepArguments& a, const Group& gr
   if (warp_lane == 0 && updated > 0) atomicAdd(a.updated, static_cast<unsigned long long>(updated));
 }
 
-template <typename Optimizer, int kCount, bool kMany>
-__global__ void __launch_bounds__(256, 4) step_rows(const __grid_constant__ UpdateArguments a) {
+template <typename Optimizer, int kCount, bool kThere, bool kMany>
+__global__ void __launch_bounds__(256, kThere ? 3 : 4)
+    step_rows(const __grid_constant__ UpdateArguments a) {
   const Group group = group_of_lanes(static_cast<int>(a.lanes));
   ListedGradients<kCount, kMany> row(a, group);
-  step_all<Optimizer, kCount>(a, group, row);
+  step_all<Optimizer, kCount, kThere>(a, group, row);
+}
+
+// Calls f with what a step's kernel is made for, as constants: its optimizer, how many values are
+// worked on at once, and whether its settings are in memory.
+template <typename F>
+cudaError_t with_step(const StepArguments& a, int64_t optimizer, F&& f) {
+  return with_optimizer(static_cast<size_t>(optimizer), [&](auto of) {
+    const auto with_count = [&](auto count) {
+      return a.there == nullptr ? f(of, count, std::false_type()) : f(of, count, std::true_type());
+    };
+    return a.wide_rows ? with_count(std::integral_constant<int, 4>())
+                       : with_count(std::integral_constant<int, 1>());
+  });
 }
 
 }  // namespace oper

@@ -83,10 +83,11 @@ struct RunGradients {
   }
 };
 
-template <typename Optimizer, int kCount>
-__global__ void __launch_bounds__(256, 4) step_runs(const __grid_constant__ RunUpdateArguments a) {
+template <typename Optimizer, int kCount, bool kThere>
+__global__ void __launch_bounds__(256, kThere ? 3 : 4)
+    step_runs(const __grid_constant__ RunUpdateArguments a) {
   RunGradients<kCount> row(a);
-  step_all<Optimizer, kCount>(a, group_of_lanes(static_cast<int>(a.lanes)), row);
+  step_all<Optimizer, kCount, kThere>(a, group_of_lanes(static_cast<int>(a.lanes)), row);
 }
 
 }  // namespace oper

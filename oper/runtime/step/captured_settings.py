@@ -1,0 +1,55 @@
+"""The optimizers' settings of a captured step, in a device's memory.
+
+Kernels that are started take the settings as arguments, which stay as they were captured; but
+learning rates change, and Adam's settings, and random bits, go by the number of the step. So those
+of a captured step read the settings from memory, which the host fills before the step is run.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from oper.runtime.memory.device import Device
+from oper.runtime.tables.optimizer_buckets import Bucket
+from oper.runtime.tables.optimizers import packed_settings
+
+
+class CapturedSettings:
+    """The settings of all updates of one step of some buckets, the first of which is number
+    `first`."""
+
+    def __init__(self, buckets: Sequence[Bucket], device: Device, first: int) -> None:
+        self._trained = {b: bucket.optimizer for b, bucket in enumerate(buckets) if bucket.trained}
+        self._place = dict(zip(self._trained, range(len(buckets)), strict=False))
+        self._counts_steps = any(of.counts_steps for of in self._trained.values())
+        self._device, self._first = device, first
+        self._updates: dict[int, torch.Tensor] = {}  # by how many came before in the step
+        self._filled: tuple[object, ...] = ()
+
+    def of(self, bucket: int, number: int) -> torch.Tensor:
+        """Where a bucket's are of the update of this number in the step that is captured."""
+        later = number - self._first
+        if later not in self._updates:
+            like = self._settings([0.0] * (1 + max(self._trained)), 1)
+            self._updates[later] = torch.empty(
+                like.shape, dtype=like.dtype, device=self._device.torch_device
+            )
+        return self._updates[later][self._place[bucket]]
+
+    def fill(self, learning_rates: Sequence[float], first: int) -> None:
+        """Those of a step that is about to be run, by these rates of all buckets, and of which
+        `first` is the first update's number. What was started before still finds its own."""
+        now = (*learning_rates, first * self._counts_steps)
+        if now == self._filled:
+            return
+        for later, there in self._updates.items():
+            there.copy_(self._settings(learning_rates, first + later), non_blocking=True)
+        self._filled = now
+
+    def _settings(self, learning_rates: Sequence[float], number: int) -> torch.Tensor:
+        return torch.stack(
+            [
+                packed_settings(optimizer.settings(learning_rates[b], number))
+                for b, optimizer in self._trained.items()
+            ]
+        )

@@ -1,0 +1,100 @@
+"""What the host does of one engine where a step of it is captured, and each time it is run.
+
+To capture a step all of the host's part is gone through once: steps and accesses are counted as if
+it had been taken. So that is taken back, and added each time the step is run.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from oper.base.errors import OperError
+from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.memory.placement import Placement
+from oper.runtime.memory.stream_order import StreamOrder
+from oper.runtime.step.access_counters import Counters
+from oper.runtime.step.apply_gradients import Gradients
+from oper.runtime.step.captured_settings import CapturedSettings
+from oper.runtime.step.device_signals import DeviceSignals
+from oper.runtime.step.late_checks import CapturedCheck, LateChecks
+
+
+class CapturedStep:
+    """A step of one engine that is captured inside of `capturing`, and then run any number of
+    times."""
+
+    def __init__(
+        self,
+        guard: EngineGuard,
+        signals: DeviceSignals,
+        placement: Placement,
+        order: StreamOrder,
+        late: LateChecks,
+        counters: Counters,
+        gradients: Gradients | None,
+    ) -> None:
+        self._guard, self._signals, self._placement = guard, signals, placement
+        self._order, self._late, self._counters = order, late, counters
+        self._gradients = gradients
+        self._checks: list[CapturedCheck] = []
+        self._settings: CapturedSettings | None = None
+        self._began = self._steps = self._updates = 0
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Nothing that is counted inside stays so."""
+        self._late.tell(all_of_them=True)
+        gradients = self._gradients
+        if gradients is not None:
+            if gradients.holding:
+                raise OperError(
+                    "a step was to be captured while gradients of earlier batches are held back: "
+                    "let the step itself have the batches that are accumulated"
+                )
+            self._began = gradients.steps
+            began = gradients.optimizer_steps
+            gradients.captured = self._settings = gradients.settings_to_come()
+        try:
+            with self._counters.setting_aside() as self._counted:
+                yield
+            if gradients is not None:
+                if gradients.holding:
+                    raise OperError(
+                        "a step was captured that holds gradients back: let it end by a backward "
+                        "outside of accumulate()"
+                    )
+                self._steps = gradients.steps - self._began
+                self._updates = gradients.optimizer_steps - began
+        finally:
+            self._checks = self._late.take_captured()
+            if gradients is not None:
+                gradients.captured = None
+                gradients.steps, gradients.optimizer_steps = self._began, began
+
+    def before(self) -> None:
+        """To be called before the step is run, inside of `failing_together`."""
+        self._late.tell()
+        self._order.before_write()
+        gradients = self._gradients
+        if gradients is not None:
+            assert self._settings is not None
+            self._signals.steps_later = gradients.steps - self._began
+            self._settings.fill(gradients.learning_rates, gradients.optimizer_steps + 1)
+
+    def after(self, given: Mapping[int, Any]) -> None:
+        """To be called once the step was started, where batches that were `given` are in the place
+        of those that it was captured with, by their `id`."""
+        if self._gradients is not None:
+            self._gradients.steps += self._steps
+            self._gradients.optimizer_steps += self._updates
+        self._order.after_write()
+        self._counters.add(**self._counted)
+        for check in self._checks:
+            self._late.expect_again(check, given)
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Rows are where they are inside, and what fails there fails on all ranks."""
+        self._guard.check()
+        with self._placement.reading, self._guard.failing_together():
+            yield

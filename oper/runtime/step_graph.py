@@ -1,0 +1,82 @@
+"""A training step of engines on a device, captured as CUDA graphs (memory/step_capture.py) and then
+run again and again, with other values in the tensors that it reads.
+
+An operator takes the host some microseconds to start, and a step of a small batch is dozens of
+them, which the device waits for; a graph of them all is started as one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from oper.base.errors import OperError
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import Cuda
+
+
+class StepGraph:
+    """One step of engines on one device, as `step` starts it: what it returns is in `result`, and
+    has its values each time the step was run.
+
+    The step was run as it is before, with batches of the same shapes, since what it reads was
+    last replaced (`out_of_date`). OperError where a step of such engines cannot be captured.
+    """
+
+    def __init__(self, engines: Sequence[EmbeddingEngine], step: Callable[[], Any]) -> None:
+        self._engines = list(engines)
+        self._device = device_of(engines)
+        self._steps = [engine.training_step.to_capture() for engine in engines]
+        self._memory = self._memory_now()
+        self._settle()
+        with self._device.beside(), ExitStack() as stack:
+            for captured in self._steps:
+                stack.enter_context(captured.capturing())
+            self._capture, self.result = self._device.captured(step)
+
+    @property
+    def pieces(self) -> int:
+        """How many graphs it is: ranks wait for each other between them."""
+        return self._capture.pieces
+
+    @property
+    def out_of_date(self) -> bool:
+        """Whether rows, gradients or what they are found by lie elsewhere now."""
+        now = self._memory_now()
+        pairs = zip(now, self._memory, strict=False)
+        return len(now) != len(self._memory) or any(new is not old for new, old in pairs)
+
+    def run(self, given: Mapping[int, Any]) -> None:
+        """One step. Where it reads batches into whose tensors others were copied, these are
+        `given` by the `id` of the former, for errors that name something in them.
+
+        Raises what the step itself would have raised, of the tables; of earlier batches as well.
+        """
+        self._settle()
+        self._capture.run_before()
+        with ExitStack() as stack:
+            for captured in self._steps:
+                stack.enter_context(captured.failing_together())
+                captured.before()
+            self._capture.run()
+            for captured in self._steps:
+                captured.after(given)
+
+    def _settle(self) -> None:
+        for engine in self._engines:
+            if engine.before_use is not None:
+                engine.before_use()
+
+    def _memory_now(self) -> list[object]:
+        return [part for engine in self._engines for part in engine.training_step.memory]
+
+
+def device_of(engines: Sequence[EmbeddingEngine]) -> Cuda:
+    """The device that engines share. OperError, if it is not one CUDA device."""
+    device = engines[0].device
+    places = {str(engine.device.torch_device) for engine in engines}
+    if not isinstance(device, Cuda) or len(places) > 1:
+        raise OperError(
+            f"the tables are on {', '.join(sorted(places))}, and a step is captured on one CUDA "
+            'device: shard the model with device="cuda:0", or call the step as it is'
+        )
+    return device

@@ -1,0 +1,176 @@
+"""A training step of a model as CUDA graphs, for batches of one shape.
+
+    step = oper.graph_step(model, train)      # train(batch) goes forward, backward, and updates
+    for batch in batches:
+        loss = step(batch)
+
+The first steps are run as they are. Then the step is captured (runtime/step_graph.py), and from
+there on run as a graph of all of it, or as some with the waits for other ranks between.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from oper.base.errors import OperError, check_type, first_line
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.step_graph import StepGraph, device_of
+from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.static_inputs import Inputs, StaticInputs, mapped
+
+WARM_UP = 3  # steps that are run as they are before one is captured
+_WARM_UP_IN_PARALLEL = 11  # as DistributedDataParallel takes times of its first ten steps
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+_in_line: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # that have our hook
+
+
+class GraphedStep(Generic[Result]):
+    """A step of a model; made by `graph_step`."""
+
+    def __init__(self, model: nn.Module, step: Callable[..., Result]) -> None:
+        self._model, self._step = model, step
+        self._collections = list(sharded_collections(model).values())
+        self._engines: list[EmbeddingEngine] = [each.engine for each in self._collections]
+        self._device = device_of(self._engines)
+        for engine in self._engines:
+            engine.training_step.to_capture()
+        self._warm_up = WARM_UP
+        if self._engines[0].training:
+            self._reduce_in_line()
+        self._static: StaticInputs | None = None
+        self._graph: StepGraph | None = None
+        # The inputs of the last step that was run as it is, and how many had that shape till then.
+        self._last: Inputs | None = None
+        self._alike = 0
+        self._warned = False
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps of the shape that was captured are run as graphs now."""
+        return self._graph is not None and not self._graph.out_of_date
+
+    def release(self) -> None:
+        """Let the graph go, with its memory; the next steps are run as they are again."""
+        self._graph = self._static = self._last = None
+
+    def __call__(self, *inputs: Any) -> Result:
+        """One step. Inputs are tensors and KeyedJaggedTensors on the model's device, and lists,
+        tuples, dicts and dataclasses of them. Of another shape than what was captured the step is
+        run as it is.
+
+        Raises what the step raises; OperError where it cannot be captured.
+        """
+        given = Inputs(inputs)
+        if self._graph is not None and self._graph.out_of_date:
+            self.release()
+        if self._graph is None:
+            if not self._is_warm(given):
+                return self._as_it_is(given)
+            self._capture(given)
+        assert self._static is not None
+        assert self._graph is not None
+        if self._counted() or not self._static.fit(given):
+            return self._as_it_is(given)
+        self._graph.run(self._static.fill(given))
+        result: Result = mapped(self._graph.result, _copy)
+        return result
+
+    def _is_warm(self, inputs: Inputs) -> bool:
+        """Whether the steps before had this shape, and can be captured."""
+        if self._last is None or self._counted() or not inputs.like(self._last):
+            self._alike = 0
+        self._last, self._alike = inputs, self._alike + 1
+        return self._alike > self._warm_up
+
+    def _as_it_is(self, inputs: Inputs) -> Result:
+        inputs.check_on(self._device.torch_device)
+        # Beside, as torch lets a parameter's gradient be added up on the stream of its first use.
+        with self._device.beside():
+            return self._step(*inputs.given)
+
+    def _capture(self, inputs: Inputs) -> None:
+        inputs.check_on(self._device.torch_device)
+        static = StaticInputs(inputs)
+        self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
+        self._static, self._last = static, None
+
+    def _counted(self) -> bool:
+        """Whether batches are counted on the host, so that steps are run as they are."""
+        hooks = (hook for each in self._collections for hook in each._forward_pre_hooks.values())
+        if not any(getattr(hook, "counts_batches", False) for hook in hooks):
+            return False
+        if not self._warned:
+            _log.warning(
+                "oper.graph_step: batches are counted, by oper.record or a monitor, on the host: "
+                "until that ends, steps are run as they are"
+            )
+            self._warned = True
+        return True
+
+    def _reduce_in_line(self) -> None:
+        """Have the gradients of the dense part summed on the stream of the backward: what goes on
+        beside it would have to end before ranks wait for each other, where a graph ends."""
+        for module in self._model.modules():
+            if not isinstance(module, DistributedDataParallel):
+                continue
+            self._warm_up = _WARM_UP_IN_PARALLEL
+            if module in _in_line:
+                continue
+            try:
+                module.register_comm_hook(module.process_group, _sum_in_line)
+            except RuntimeError as error:
+                raise OperError(
+                    "the model's DistributedDataParallel has a hook for its AllReduce already: a "
+                    f"step is captured with one of its own ({first_line(error)})"
+                ) from error
+            _in_line.add(module)
+
+
+def graph_step(model: nn.Module, step: Callable[..., Result]) -> GraphedStep[Result]:
+    """A step of a model, that is run as CUDA graphs from the fourth call with one shape of inputs
+    on: what the host takes for it no longer grows with its operators.
+
+    Args:
+        model: sharded by OPER, on a CUDA device, for training or inference.
+        step: what a step does, from forward to the update of the dense part, as torch's graphs can
+            have it: the host may not look at values, and what it does beside starting work on the
+            device is done once, when the step is captured. Its inputs, and what it returns, are
+            tensors, KeyedJaggedTensors, and lists, tuples, dicts and dataclasses of them.
+
+    Returns:
+        A callable in the place of `step`; all ranks call theirs together.
+
+    Raises:
+        OperError: the model's steps cannot be captured: on the CPU, over several nodes, with
+            checks of gradients, or with a hook of DistributedDataParallel's AllReduce.
+    """
+    check_type("graph_step", "model", model, nn.Module)
+    check_type("graph_step", "step", step, Callable)  # type: ignore[arg-type]
+    return GraphedStep(model, step)
+
+
+def _sum_in_line(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The mean of a bucket of gradients over the ranks, as DistributedDataParallel takes it, for
+    which the backward's stream waits."""
+    gradients = bucket.buffer()
+    gradients.mul_(1 / group.size())
+    dist.all_reduce(gradients, group=group)
+    done = torch.futures.Future[torch.Tensor]()
+    done.set_result(gradients)
+    return done
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,52 @@
+"""oper.graph_step: models of TorchRec's whose steps are captured on devices, bit by bit as on CPU
+ranks."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda.test_training import same_bits
+from tests.support.cuda import captured_models as cases
+from tests.support.runtime.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "adam"), (2, "rowwise_adagrad")])
+def test_trains_as_on_cpu_ranks(ranks: Ranks, library: str | None, number: int, kind: str) -> None:
+    found: list[Any] = ranks.run(number, cases.train_captured, kind, library)
+    for on_device, on_cpu in found:
+        same_bits(on_device["outputs"], on_cpu["outputs"])
+        assert on_device["counted"] == on_cpu["counted"]
+        assert on_device["model"].keys() == on_cpu["model"].keys()
+        for name, value in on_device["model"].items():
+            assert torch.equal(value, on_cpu["model"][name]), name
+        assert sum(on_device["captured"]) >= 5
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_serves_as_on_cpu_ranks(ranks: Ranks, library: str | None, number: int) -> None:
+    assert all(ranks.run(number, cases.serve_captured, library))
+
+
+def test_what_cannot_be_captured_is_told(ranks: Ranks, library: str | None) -> None:
+    (said,) = ranks.run(1, cases.told, library)
+    for text, wanted in zip(
+        said,
+        [
+            'shard the model with device="cuda:0"',
+            "has no collection that OPER sharded",
+            "a captured step is given, or returns, a set",
+            "call the batch's length_per_key()",
+            "in an earlier batch: feature .*: id 1000000, number",
+        ],
+        strict=True,
+    ):
+        assert re.search(wanted, text), (wanted, text)

@@ -1,0 +1,95 @@
+"""Steps that are captured and run again: the bits of steps that are run as they are, on the CPU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cuda.test_training import CASES, same_bits
+from tests.support.cuda import captured_steps as steps
+from tests.support.runtime import mortal_ranks
+from tests.support.runtime.engine_cases import Case, tables_of
+from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.runtime_plans import random_plan
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as started:
+        yield started
+
+
+def assert_same(found: list[Any], captures: int = 1) -> None:
+    for on_device, on_cpu in found:
+        for part in ("outputs", "weight_grads", "tables", "states"):
+            same_bits(on_device[part], on_cpu[part])
+        assert on_device["counted"] == on_cpu["counted"]
+        assert on_device["steps"] == on_cpu["steps"]
+        assert on_device["captures"] == captures
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_captured_steps_train_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> None:
+    case = CASES[name]
+    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=0.3)
+    found = ranks.run(case.ranks, steps.train_captured_on_both, case, plan, library)
+    assert_same(found)
+    assert {on_device["graphs"] for on_device, _ in found} == {7 if case.ranks > 1 else 1}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_keys_in_another_order(ranks: Ranks, library: str | None, number: int) -> None:
+    case = Case(23, number, weighted=True, optimizer="adagrad")
+    plan = random_plan(case.seed, tables_of(case), number, replicated=0.3)
+    given = (case, plan, library, steps.STEPS, True)
+    assert_same(ranks.run(number, steps.train_captured_on_both, *given))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_serves_as_on_the_cpu(ranks: Ranks, library: str | None, number: int) -> None:
+    case = Case(24, number, dtype="int8")
+    plan = random_plan(case.seed, tables_of(case), number, replicated=0.3, mode="inference")
+    assert_same(ranks.run(number, steps.train_captured_on_both, case, plan, library))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_accumulated_gradients(ranks: Ranks, library: str | None, number: int) -> None:
+    case = Case(20, number, optimizer="adagrad")
+    plan = random_plan(20, tables_of(case), number, replicated=0.3)
+    ranks.run(number, steps.accumulate_captured, case, plan, library)
+
+
+def test_marks_of_touched_rows_begin_between_steps(ranks: Ranks, library: str | None) -> None:
+    """What is marked from a step on is marked by a step that is captured then."""
+    case = Case(25, 2, optimizer="adagrad")
+    plan = random_plan(25, tables_of(case), 2, replicated=0.3)
+    given = (case, plan, library)
+    assert_same(ranks.run(2, steps.touch_between, *given), captures=2)
+
+
+def test_rows_move_between_captured_steps(ranks: Ranks, library: str | None) -> None:
+    case = Case(26, 2, optimizer="adagrad")
+    plans = [random_plan(seed, tables_of(case), 2, replicated=0.3) for seed in (26, 27)]
+    found = ranks.run(2, steps.move_between, case, *plans, library)
+    for on_device, on_cpu in found:
+        for part in ("outputs", "tables", "states"):
+            same_bits(on_device[part], on_cpu[part])
+        assert on_device["captures"] >= 2
+
+
+@pytest.mark.parametrize("at", ["marked", "published", "reduced", "applied"])
+def test_a_rank_that_dies_in_a_captured_step_is_named(library: str | None, at: str) -> None:
+    case = Case(22, 2, optimizer="adagrad")
+    plan = random_plan(22, tables_of(case), 2, replicated=0.5)
+    given = (case, plan, library, at)
+    outcomes = mortal_ranks.run(2, steps.die_in_a_captured_step, *given, silent=[1])
+    assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("replicated", [0.0, 1.0])
+def test_a_larger_batch_beside_a_captured_step(library: str | None, replicated: float) -> None:
+    case = Case(28, 2, optimizer="adagrad")
+    plan = random_plan(28, tables_of(case), 2, replicated=replicated)
+    said = mortal_ranks.run(2, steps.grow_beside_a_captured_step, case, plan, library)
+    assert "give the step of oper.graph_step the largest batches first" in str(said[0])
+    assert "rank 0 failed" in str(said[1])

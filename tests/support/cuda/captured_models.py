@@ -1,0 +1,177 @@
+"""A model of TorchRec's on devices, whose steps are captured, beside the same one on CPU ranks."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import ShardingEnv
+
+import oper
+from oper.runtime.memory.device import Cpu
+from oper.tables.table import tables_of
+from oper.torchrec.graph_step import GraphedStep
+from tests.support.cuda.torchrec_cases import on_device, place_of
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec.models import ROWS, Inputs, Model, batch
+from tests.support.torchrec.ranks import all_optimizers, engines, put_optimizer, whole_model
+
+STEPS = 21
+ODD = (1, 14)  # steps of other batches
+
+
+class Over(nn.Module):
+    """As the model's own, but that no size is known from values, as graphs ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(52, 1)
+
+    def forward(self, bags: Any, weighted: Any, sequences: Any) -> tuple[torch.Tensor, ...]:
+        """The loss of a rank, and values [samples]."""
+        pooled = self.linear(torch.cat([bags.values(), weighted.values()], dim=1)).squeeze(1)
+        seen = [part.values().square().mean() for _, part in sorted(sequences.items())]
+        pooled = pooled + torch.stack(seen).sum()
+        return (1 + pooled.square()).sqrt().sum() / 10, pooled
+
+
+def alike(step: int, rank: int, shape: int = 0) -> Inputs:
+    """A rank's batch in a step: as many ids of each key as in all steps, dealt to samples anew."""
+    first = batch(1000 * shape + rank, order=0)
+    rng = np.random.default_rng((step, rank, shape))
+    return Inputs(_alike(first.ids, rng), _alike(first.weighted_ids, rng))
+
+
+def _alike(given: KeyedJaggedTensor, rng: np.random.Generator) -> KeyedJaggedTensor:
+    keys = list(given.keys())
+    lengths = rng.permuted(given.lengths().numpy().reshape(len(keys), -1), axis=1)
+    ids = [
+        rng.integers(0, ROWS.get(key, 9), n)
+        for key, n in zip(keys, lengths.sum(axis=1), strict=True)
+    ]
+    weights = given.weights_or_none()
+    made = KeyedJaggedTensor(
+        keys,
+        torch.from_numpy(np.concatenate(ids)),
+        None if weights is None else torch.from_numpy(rng.permutation(weights.numpy())),
+        lengths=torch.from_numpy(lengths.ravel()),
+    )
+    made.length_per_key()
+    return made
+
+
+def model_on(group: Any, kind: str, library: str | None, on_cpu: bool, mode: str) -> Any:
+    """The model on this rank's device, and its optimizers."""
+    ranks = dist.get_world_size(group)
+    made = Model("cpu")
+    torch.manual_seed(9)
+    made.over = Over()  # type: ignore[assignment]
+    if mode == "training":
+        put_optimizer(made, kind)
+    plan = random_plan(0, tables_of(made), ranks, replicated=0.3, mode=mode)
+    env = ShardingEnv.from_process_group(group)
+    if on_cpu:
+        return oper.shard(made, plan, env=env)
+    with on_device(library):
+        return oper.shard(made, plan, env=env, device=place_of(library))
+
+
+class Script:
+    """A training script, whose step is captured on a device."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.optimizer = model, all_optimizers(model)
+        self.step: Any = self.train
+        if not isinstance(engines(model)[0].device, Cpu):
+            self.step = oper.graph_step(model, self.train)
+
+    def train(self, inputs: Inputs, factor: float) -> dict[str, torch.Tensor]:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, output = self.model(inputs)
+        (loss * factor).backward()
+        self.optimizer.step()
+        return {"loss": loss.detach(), "output": output.detach()}
+
+
+def train_captured(rank: int, group: Any, kind: str, library: str | None) -> list[dict[str, Any]]:
+    """Losses, outputs, and all of the model in the end: on the device, and on the CPU."""
+    place, found = place_of(library), []
+    for on_cpu in (False, True):
+        script = Script(model_on(group, kind, library, on_cpu, "training"))
+        outputs, captured = [], []
+        for step in range(STEPS):
+            inputs = alike(step, rank, shape=int(step in ODD))
+            for part in script.model.fused_optimizer.param_groups:
+                part["lr"] = 0.05 / (1 + step)
+            given = inputs if on_cpu else inputs.to(place)
+            watched = oper.record(script.model) if step == STEPS - 2 else nullcontext()
+            with watched:
+                result = script.step(given, 2.0)
+            outputs += [result["loss"].cpu(), result["output"].cpu()]
+            captured.append(isinstance(script.step, GraphedStep) and script.step.captured)
+        found.append(
+            {
+                "outputs": outputs,
+                "model": whole_model(script.model, group),
+                "counted": oper.counters(script.model),
+                "captured": captured,
+            }
+        )
+    return found
+
+
+def serve_captured(rank: int, group: Any, library: str | None) -> bool:
+    """Answers of ranks that serve, which need not wait for each other: one of them has more
+    requests. Whether all were those of CPU ranks, and most from a graph."""
+    place, captured = place_of(library), 0
+    there, here = (
+        model_on(group, "sgd", library, on_cpu, "inference").eval() for on_cpu in (False, True)
+    )
+    with torch.no_grad():
+        step = oper.graph_step(there, lambda inputs: there(inputs)[1])
+        for number in range(8 + 2 * rank):
+            inputs = alike(number, rank)
+            assert torch.equal(step(inputs.to(place)).cpu(), here(inputs)[1])
+            captured += step.captured
+    return captured == 5 + 2 * rank
+
+
+def told(rank: int, group: Any, library: str | None) -> list[str]:
+    """What is said of steps that cannot be captured, and of bad batches in one that is."""
+    place, said = place_of(library), []
+
+    def says(call: Any) -> None:
+        try:
+            call()
+        except oper.OperError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+
+    on_cpu = model_on(group, "sgd", library, True, "training")
+    says(lambda: oper.graph_step(on_cpu, print))
+    says(lambda: oper.graph_step(nn.Linear(1, 1), print))
+    script = Script(model_on(group, "sgd", library, False, "training"))
+    says(lambda: script.step({"batch": {1, 2}}, 1.0))
+    unknown = alike(0, 0).to(place)
+    for number in range(12):
+        unknown.ids = _without_counts(alike(number, 0).to(place).ids)
+        if number < 11:
+            script.step(unknown, 1.0)
+    says(lambda: script.step(unknown, 1.0))
+    script.step.release()
+    for number in range(13):
+        script.step(alike(number, 0).to(place), 1.0)
+    assert script.step.captured
+    bad = alike(7, 0).to(place)
+    bad.ids.values()[2] = 10**6
+    script.step(bad, 1.0)
+    says(lambda: script.step(alike(8, 0).to(place), 1.0))
+    return said
+
+
+def _without_counts(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(list(ids.keys()), ids.values(), lengths=ids.lengths())
