@@ -51,6 +51,7 @@ class GraphedStep(Generic[Result]):
         # The inputs of the last step that was run as it is, and how many had that shape till then.
         self._last: Inputs | None = None
         self._alike = 0
+        self._mode: tuple[bool, ...] = ()  # that they were run in
         self._warned = False
 
     @property
@@ -78,7 +79,7 @@ class GraphedStep(Generic[Result]):
             self._capture(given)
         assert self._static is not None
         assert self._graph is not None
-        if self._counted() or not self._static.fit(given):
+        if self._mode != self._mode_now() or self._counted() or not self._static.fit(given):
             return self._as_it_is(given)
         self._graph.run(self._static.fill(given))
         result: Result = mapped(self._graph.result, _copy)
@@ -86,21 +87,46 @@ class GraphedStep(Generic[Result]):
 
     def _is_warm(self, inputs: Inputs) -> bool:
         """Whether the steps before had this shape, and can be captured."""
-        if self._last is None or self._counted() or not inputs.like(self._last):
+        mode = self._mode_now()
+        if (
+            self._last is None
+            or self._counted()
+            or mode != self._mode
+            or not inputs.like(self._last)
+        ):
             self._alike = 0
-        self._last, self._alike = inputs, self._alike + 1
+        self._last, self._alike, self._mode = inputs, self._alike + 1, mode
         return self._alike > self._warm_up
+
+    def _mode_now(self) -> tuple[bool, ...]:
+        """What else makes a step another one."""
+        return (
+            self._model.training,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(self._device.torch_device.type),
+        )
 
     def _as_it_is(self, inputs: Inputs) -> Result:
         inputs.check_on(self._device.torch_device)
         # Beside, as torch lets a parameter's gradient be added up on the stream of its first use.
         with self._device.beside():
-            return self._step(*inputs.given)
+            result = self._step(*inputs.given)
+        mapped(result, lambda leaf: leaf)  # for its error before the step is captured
+        return result
 
     def _capture(self, inputs: Inputs) -> None:
         inputs.check_on(self._device.torch_device)
         static = StaticInputs(inputs)
-        self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
+        try:
+            self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
+        except OperError:
+            raise
+        except RuntimeError as error:
+            raise OperError(
+                f"the step cannot be captured: {first_line(error)}. Leave out of it what looks at "
+                "values on the host, or copies from there, as .item(), print and torch.tensor(…)"
+            ) from error
         self._static, self._last = static, None
 
     def _counted(self) -> bool:

@@ -212,9 +212,11 @@ class Cuda:
             self._beside = torch.cuda.Stream(self.torch_device)
         stream, current = self._beside, torch.cuda.current_stream(self.torch_device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            yield
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            current.wait_stream(stream)
 
     def pieces(self) -> Callable[[], Piece]:
         """What makes the pieces of a step that is going to be captured."""

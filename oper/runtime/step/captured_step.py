@@ -46,11 +46,7 @@ class CapturedStep:
         self._late.tell(all_of_them=True)
         gradients = self._gradients
         if gradients is not None:
-            if gradients.holding:
-                raise OperError(
-                    "a step was to be captured while gradients of earlier batches are held back: "
-                    "let the step itself have the batches that are accumulated"
-                )
+            self._check_nothing_is_held(gradients)
             self._began = gradients.steps
             began = gradients.optimizer_steps
             gradients.captured = self._settings = gradients.settings_to_come()
@@ -58,11 +54,7 @@ class CapturedStep:
             with self._counters.setting_aside() as self._counted:
                 yield
             if gradients is not None:
-                if gradients.holding:
-                    raise OperError(
-                        "a step was captured that holds gradients back: let it end by a backward "
-                        "outside of accumulate()"
-                    )
+                self._check_nothing_is_held(gradients)
                 self._steps = gradients.steps - self._began
                 self._updates = gradients.optimizer_steps - began
         finally:
@@ -77,9 +69,17 @@ class CapturedStep:
         self._order.before_write()
         gradients = self._gradients
         if gradients is not None:
+            self._check_nothing_is_held(gradients)
             assert self._settings is not None
             self._signals.steps_later = gradients.steps - self._began
             self._settings.fill(gradients.learning_rates, gradients.optimizer_steps + 1)
+
+    def _check_nothing_is_held(self, gradients: Gradients) -> None:
+        if gradients.holding:
+            raise OperError(
+                "gradients of earlier batches are held back, which a captured step does not add, "
+                "and cannot leave: let the step itself have all batches that are accumulated"
+            )
 
     def after(self, given: Mapping[int, Any]) -> None:
         """To be called once the step was started, where batches that were `given` are in the place

@@ -146,7 +146,7 @@ def told(rank: int, group: Any, library: str | None) -> list[str]:
     def says(call: Any) -> None:
         try:
             call()
-        except oper.OperError as error:
+        except (oper.OperError, RuntimeError) as error:
             said.append(str(error))
         else:
             said.append("")
@@ -166,10 +166,24 @@ def told(rank: int, group: Any, library: str | None) -> list[str]:
     for number in range(13):
         script.step(alike(number, 0).to(place), 1.0)
     assert script.step.captured
+    rows, inputs = engines(script.model)[0].steps, alike(6, 0).to(place)
+    with torch.no_grad():
+        says(lambda: script.step(inputs, 1.0))  # as it is, where nothing can go backward
+    with oper.accumulate(script.model):
+        script.model(inputs)[0].backward()
+    says(lambda: script.step(inputs, 1.0))
+    script.model(inputs)[0].backward()
+    assert engines(script.model)[0].steps == rows + 1
     bad = alike(7, 0).to(place)
     bad.ids.values()[2] = 10**6
     script.step(bad, 1.0)
     says(lambda: script.step(alike(8, 0).to(place), 1.0))
+    looks = oper.graph_step(script.model, lambda inputs: script.model(inputs)[0].item())
+    with torch.no_grad():
+        for _ in range(11):
+            looks(inputs)
+        says(lambda: looks(inputs))
+        says(lambda: oper.graph_step(script.model, lambda inputs: inputs.ids["f0"])(inputs))
     return said
 
 

@@ -25,7 +25,7 @@ class DanglingError(AssertionError):
     """A graph reads or writes memory that has been let go."""
 
 
-class HostReadsError(AssertionError):
+class HostReadsError(RuntimeError):
     """The host looked at a tensor whose values are known once the graph has been run."""
 
 
