@@ -13,13 +13,15 @@ from scripts import build_cuda
 
 SECONDS = 90.0
 NEEDS = ("torch", "numpy", "pytest", "hypothesis")
-# Tests that start ranks are a stage of their own (stage_65_ranks.py), as they take longer.
+# Tests that start ranks are stages of their own (stage_65_ranks.py, stage_68_graphs.py), as they
+# take longer.
 STARTING_RANKS = ("engine", "training", "mailbox", "replica_allreduce", "measure", "torchrec")
 WITH_RANKS = tuple(f"tests/cuda/test_{name}.py" for name in STARTING_RANKS)
+WITH_GRAPHS = ("tests/cuda/test_step_graph.py", "tests/cuda/test_graph_step.py")
 
 
 def records() -> Iterator[dict[str, Any]]:
-    yield from tests_on_the_device("tests/cuda", *(f"--ignore={test}" for test in WITH_RANKS))
+    yield from tests_on_the_device("tests/cuda", *(f"--ignore={test}" for test in (*WITH_RANKS, *WITH_GRAPHS)))
 
 
 def tests_on_the_device(*which: str) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from tests.support.cuda.devices import Cuda, Device, Emulated
 from tests.support.cuda.emulator import Emulator, build
 
 if importlib.util.find_spec("torchrec") is None:  # as on a machine with a device and little else
-    collect_ignore = ["test_mixed_devices.py", "test_torchrec.py"]
+    collect_ignore = ["test_graph_step.py", "test_mixed_devices.py", "test_torchrec.py"]
 
 
 @pytest.fixture(scope="session")
