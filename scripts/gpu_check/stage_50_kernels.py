@@ -21,7 +21,9 @@ WITH_GRAPHS = ("tests/cuda/test_step_graph.py", "tests/cuda/test_graph_step.py")
 
 
 def records() -> Iterator[dict[str, Any]]:
-    yield from tests_on_the_device("tests/cuda", *(f"--ignore={test}" for test in (*WITH_RANKS, *WITH_GRAPHS)))
+    yield from tests_on_the_device(
+        "tests/cuda", *(f"--ignore={test}" for test in (*WITH_RANKS, *WITH_GRAPHS))
+    )
 
 
 def tests_on_the_device(*which: str) -> Iterator[dict[str, Any]]:

@@ -53,10 +53,22 @@ def test_serves_as_on_the_cpu(ranks: Ranks, library: str | None, number: int) ->
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_accumulated_gradients(ranks: Ranks, library: str | None, number: int) -> None:
-    case = Case(20, number, optimizer="adagrad")
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_steps_of_two_batches(
+    ranks: Ranks, library: str | None, number: int, accumulated: bool
+) -> None:
+    case = Case(20, number, optimizer="adam")
     plan = random_plan(20, tables_of(case), number, replicated=0.3)
-    ranks.run(number, steps.accumulate_captured, case, plan, library)
+    ranks.run(number, steps.two_batches_captured, case, plan, library, accumulated)
+
+
+def test_batches_of_many_shapes_between_captured_steps(ranks: Ranks, library: str | None) -> None:
+    """More than the engine keeps the descriptors of."""
+    case = Case(29, 1, pooling="none")
+    plan = random_plan(29, tables_of(case), 1)
+    others = [(step, step, False) for step in range(4, 16)]
+    schedule = (*steps.STEPS[:4], *others, (16, 0, True), (17, 0, True))
+    assert_same(ranks.run(1, steps.train_captured_on_both, case, plan, library, schedule))
 
 
 def test_marks_of_touched_rows_begin_between_steps(ranks: Ranks, library: str | None) -> None:
@@ -86,10 +98,12 @@ def test_a_rank_that_dies_in_a_captured_step_is_named(library: str | None, at: s
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
 
 
-@pytest.mark.parametrize("replicated", [0.0, 1.0])
-def test_a_larger_batch_beside_a_captured_step(library: str | None, replicated: float) -> None:
+@pytest.mark.parametrize(("replicated", "times"), [(0.0, 2000), (1.0, 2000), (1.0, 3)])
+def test_a_larger_batch_beside_a_captured_step(
+    library: str | None, replicated: float, times: int
+) -> None:
     case = Case(28, 2, optimizer="adagrad")
     plan = random_plan(28, tables_of(case), 2, replicated=replicated)
-    said = mortal_ranks.run(2, steps.grow_beside_a_captured_step, case, plan, library)
+    said = mortal_ranks.run(2, steps.grow_beside_a_captured_step, case, plan, library, times)
     assert "give the step of oper.graph_step the largest batches first" in str(said[0])
     assert "rank 0 failed" in str(said[1])

@@ -119,7 +119,7 @@ class Gradients:
     def memory(self) -> list[object]:
         """What gradients of devices go through now; as much of it is replaced as has to grow, or
         as rows move."""
-        found: list[object] = [self._replicas, self._copies]
+        found: list[object] = []
         if isinstance(self.mailboxes, DeviceMailboxes):
             found += self.mailboxes.segments
         if self._replicas is not None:

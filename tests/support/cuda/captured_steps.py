@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -232,8 +233,10 @@ def move_between(
     return found
 
 
-def accumulate_captured(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> None:
-    """Steps of two batches each, the first of which is held back."""
+def two_batches_captured(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, accumulated: bool
+) -> None:
+    """Steps of two batches each, of two updates or, where they are `accumulated`, of one."""
     device, tables = device_of(library), []
     for on in (device, Cpu()):
         engine = start(case, plan, group, on)
@@ -241,7 +244,7 @@ def accumulate_captured(rank: int, group: Any, case: Case, plan: Plan, library: 
         static = [stepper.put(alike_parts(case, 0, rank)) for _ in range(2)]
 
         def both(batches: Sequence[PlainBatch], engine: Any = engine) -> None:
-            with engine.accumulate():
+            with engine.accumulate() if accumulated else nullcontext():
                 engine(batches[0]).square().sum().backward()
             engine(batches[1]).square().sum().backward()
 
@@ -256,7 +259,7 @@ def accumulate_captured(rank: int, group: Any, case: Case, plan: Plan, library: 
                 for old, new in zip(_tensors(one), _tensors(other), strict=True):
                     old.detach().copy_(new)
             graph.run({})
-        assert engine.steps == 5
+        assert engine.steps == (5 if accumulated else 10)
         tables.append(engine.read_rows([RowRange(n, 0, r) for n, r in enumerate(case.rows)]))
         engine.close()
     for one, other in zip(*tables, strict=True):
@@ -285,7 +288,7 @@ def die_in_a_captured_step(
 
 
 def grow_beside_a_captured_step(
-    rank: int, group: Any, case: Case, plan: Plan, library: str | None
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, times: int
 ) -> str:
     """Rank 1 has a larger batch than any before while rank 0's step is a graph; what is said."""
     device = device_of(library)
@@ -294,8 +297,8 @@ def grow_beside_a_captured_step(
         stepper.step(alike_parts(case, step, rank), np.ones(100_000, np.float32), step >= 2)
     larger = alike_parts(case, 4, rank)
     if rank == 1:  # memory is a multiple of 2 MiB
-        larger["values"] = larger["values"].repeat_interleave(2000)
-        larger["lengths"] = 2000 * larger["lengths"]
+        larger["values"] = larger["values"].repeat_interleave(times)
+        larger["lengths"] = times * larger["lengths"]
     try:
         for _ in range(2):  # others learn of it in the step after
             stepper.step(larger, np.ones(100_000, np.float32), rank == 0)
