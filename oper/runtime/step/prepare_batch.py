@@ -68,7 +68,7 @@ class BatchPreparer:
         """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module; of
         what is on a device, where an earlier batch had ids or lengths that it cannot have."""
         self._device.check_no_capture()
-        if self._late is not None and self._device.capture is None:
+        if self._late is not None:
             self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         try:
