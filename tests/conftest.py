@@ -1,5 +1,6 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import hypothesis
 import pytest
 
 from tests.support.examples import QUICK_EXAMPLES
+from tests.support.once import Once, made_once
 
 if TYPE_CHECKING:
     from tests.support.runtime.worlds import Worlds
@@ -59,6 +61,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real logs are not here: no folder ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def once(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Makes what all processes of this run share (tests/support/once.py)."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, "workerinput"):  # one of xdist's, whose folders lie in the run's
+        folder = folder.parent
+    return functools.partial(made_once, folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The device kernels, compiled for the emulator and for devices; once a run."""
 
 import importlib.util
+import json
 import subprocess
 from pathlib import Path
 
@@ -11,28 +12,33 @@ from oper.base import native
 from scripts import build_cuda
 from tests.support.cuda.devices import Cuda, Device, Emulated
 from tests.support.cuda.emulator import Emulator, build
+from tests.support.once import Once
 
 if importlib.util.find_spec("torchrec") is None:  # as on a machine with a device and little else
     collect_ignore = ["test_graph_step.py", "test_mixed_devices.py", "test_torchrec.py"]
 
 
 @pytest.fixture(scope="session")
-def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def emulated(request: pytest.FixtureRequest, once: Once) -> Path:
     """The library of all kernels, emulated; that which was given (given_kernels.py), if one was."""
     given: Path | None = request.config.getoption("--emulated-kernels", None)
     if given is not None:
         return given
-    library = tmp_path_factory.mktemp("emulated") / "libemulated.so"
-    build(library, sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
-    return library
+    return once("emulated", _emulate_kernels) / "libemulated.so"
+
+
+def _emulate_kernels(folder: Path) -> None:
+    build(folder / "libemulated.so", sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
 
 
 @pytest.fixture(scope="session")
-def emulated_nvshmem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def emulated_nvshmem(once: Once) -> Path:
     """The library of the kernels for NVSHMEM, emulated, with a fake NVSHMEM in it."""
-    library = tmp_path_factory.mktemp("nvshmem") / "libnvshmem.so"
-    build(library, sorted((build_cuda.CSRC / "nvshmem").glob("*.cu")))
-    return library
+    return once("emulated_nvshmem", _emulate_nvshmem) / "libnvshmem.so"
+
+
+def _emulate_nvshmem(folder: Path) -> None:
+    build(folder / "libnvshmem.so", sorted((build_cuda.CSRC / "nvshmem").glob("*.cu")))
 
 
 @pytest.fixture(scope="module", params=["emulated", "on_cuda"])
@@ -70,10 +76,22 @@ def toolkit() -> Path:
 
 
 @pytest.fixture(scope="session")
-def objects(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+def objects(toolkit: Path, once: Once) -> dict[Path, str]:
     """Compiled kernels of all architectures, each with what the compiler said of registers."""
-    folder = tmp_path_factory.mktemp("cuda")
+    return compiled(once, "cuda", toolkit)
+
+
+def compiled(once: Once, name: str, toolkit: Path, nvshmem: Path | None = None) -> dict[Path, str]:
+    """What `build_cuda.compile_all` makes, once a run, in a folder of this name."""
+
+    def make(folder: Path) -> None:
+        made = build_cuda.compile_all(toolkit, folder, build_cuda.ARCHITECTURES, 2, nvshmem)
+        said = {path.name: said for path, said in made.items()}
+        (folder / "said.json").write_text(json.dumps(said))
+
     try:
-        return build_cuda.compile_all(toolkit, folder, build_cuda.ARCHITECTURES, 2)
+        folder = once(name, make)
     except subprocess.CalledProcessError as error:
         pytest.fail(error.stderr, pytrace=False)
+    said = json.loads((folder / "said.json").read_text())
+    return {folder / name: text for name, text in said.items()}

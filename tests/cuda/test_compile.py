@@ -1,6 +1,7 @@
 """The kernels compile for devices without warnings, within bounds of registers, and with as many
 reads on their way as memory needs: without a device, from what the compiler made."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -127,6 +128,7 @@ def test_the_library_links_and_loads_without_a_device(
     assert done.stdout.strip() == "invalid argument", done.stderr
 
 
+@functools.cache
 def listings(toolkit: Path, made: Path) -> dict[str, list[tuple[str, str]]]:
     """Instructions of each kernel for sm_90, as (operation, operands)."""
     dumped = subprocess.run(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts import build_cuda
+from tests.cuda.conftest import compiled
+from tests.support.once import Once
 
 pytestmark = pytest.mark.check
 
@@ -27,22 +29,16 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(
-    toolkit: Path, package: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[Path, str]:
-    folder = tmp_path_factory.mktemp("nvshmem_objects")
-    try:
-        return build_cuda.compile_all(toolkit, folder, build_cuda.ARCHITECTURES, 2, package)
-    except subprocess.CalledProcessError as error:
-        pytest.fail(error.stderr, pytrace=False)
+def objects(toolkit: Path, package: Path, once: Once) -> dict[Path, str]:
+    return compiled(once, "nvshmem", toolkit, package)
 
 
-def test_registers_and_spills(compiled: dict[Path, str]) -> None:
+def test_registers_and_spills(objects: dict[Path, str]) -> None:
     pattern = (
         r"Compiling entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes spill stores"
         r".*?Used (\d+) registers"
     )
-    kernels = [k for said in compiled.values() for k in re.findall(pattern, said, re.S)]
+    kernels = [k for said in objects.values() for k in re.findall(pattern, said, re.S)]
     architectures = {architecture for _, architecture, _, _ in kernels}
     assert sorted(architectures) == sorted(f"sm_{a}" for a in build_cuda.ARCHITECTURES)
     families = set()
@@ -55,10 +51,10 @@ def test_registers_and_spills(compiled: dict[Path, str]) -> None:
 
 
 def test_the_library_links_and_loads_without_a_device(
-    toolkit: Path, package: Path, compiled: dict[Path, str], tmp_path: Path
+    toolkit: Path, package: Path, objects: dict[Path, str], tmp_path: Path
 ) -> None:
     library = tmp_path / build_cuda.NVSHMEM_LIBRARY
-    build_cuda.link_nvshmem(toolkit, package, list(compiled), build_cuda.ARCHITECTURES, library)
+    build_cuda.link_nvshmem(toolkit, package, list(objects), build_cuda.ARCHITECTURES, library)
     script = (
         "import ctypes\n"
         f"ctypes.CDLL({str(package / 'lib/libnvshmem_host.so.3')!r}, mode=ctypes.RTLD_GLOBAL)\n"

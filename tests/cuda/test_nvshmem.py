@@ -186,7 +186,9 @@ def _serve_or_lose(
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_found(emulated: Path, tmp_path: Path, name: str) -> None:
+def test_planted_faults_are_found(
+    emulated: Path, emulated_nvshmem: Path, tmp_path: Path, name: str
+) -> None:
     header, right, fault, outcome = FAULTS[name]
     folder = tmp_path / "oper/nvshmem"
     folder.mkdir(parents=True)
@@ -198,7 +200,9 @@ def test_planted_faults_are_found(emulated: Path, tmp_path: Path, name: str) -> 
         (folder / part.name).write_text(text)
     library = tmp_path / "libfaulty.so"
     sources = sorted((build_cuda.CSRC / "nvshmem").glob("*.cu"))
-    build(library, sources, "-O0", "-Wno-unused", before=[tmp_path])
+    (faulty,) = (s for s in sources if f"nvshmem/{header}.cuh" in s.read_text())
+    others = [emulated_nvshmem.with_name(f"{s.stem}.o") for s in sources if s != faulty]
+    build(library, [faulty], "-O0", "-Wno-unused", before=[tmp_path], objects=others)
     lookups = [Lookup(1, stage=2), Lookup(4, dim=200, stage=2, longest=20)]
     given = (_serve_or_lose, str(emulated), str(library), lookups)
     if outcome == WRONG:

@@ -30,6 +30,8 @@ from tests.planner.test_place_pooled import (
 from tests.support.commands import fine
 from tests.support.planner.drifting import assert_exact
 
+pytestmark = pytest.mark.usefixtures("small_programmes")
+
 ROWS = (900, 70, 400)
 
 

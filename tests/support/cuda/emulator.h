@@ -81,14 +81,22 @@ struct Place {
   uint32_t mask = 0;
 };
 
-struct Thread {
-  ucontext_t start;  // it begins by this, and goes on by `here`, which makes no system call
+// A stack that a thread of each block runs on, one after the other: it begins once by `start`, and
+// goes on by `here`, which makes no system call.
+struct Fiber {
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  ucontext_t start;
   jmp_buf here;
-  bool begun = false, done = false;
+  bool begun = false;
+  EMULATOR_ASAN(void* fake_stack = nullptr;)
+};
+
+struct Thread {
+  Fiber* fiber = nullptr;
+  bool done = false;
   dim3 index;
   unsigned lane = 0, warp = 0;
   Place waits;
-  EMULATOR_ASAN(void* fake_stack = nullptr;)
 };
 
 // Lanes of a warp that wait for each other under one mask. What they bring lies in one of two
@@ -101,6 +109,7 @@ struct Meeting {
 };
 
 struct Block {
+  std::function<void()> body;  // of each thread
   dim3 index, size, grid;
   std::vector<Thread> threads;
   std::vector<std::map<uint32_t, Meeting>> meetings;  // of each warp, by mask
@@ -111,10 +120,11 @@ struct Block {
   uint64_t random = 0;
   Thread* now = nullptr;
   jmp_buf scheduler;
-  EMULATOR_ASAN(const void* main_stack = nullptr; size_t main_bytes = 0;)
 };
 
 inline thread_local Block* block = nullptr;
+EMULATOR_ASAN(inline thread_local const void* main_stack = nullptr;
+              inline thread_local size_t main_bytes = 0;)
 inline thread_local uint64_t seed = 0;  // of the launches to come, from emulate_order
 
 [[noreturn]] inline void fail(const char* what) {
@@ -152,12 +162,10 @@ inline void check_unchanged(const void* place) {
 
 // Back to the scheduler, which comes back here later.
 inline void yield() {
-  Block& b = *block;
-  Thread& me = *b.now;
-  EMULATOR_ASAN(__sanitizer_start_switch_fiber(me.done ? nullptr : &me.fake_stack, b.main_stack,
-                                               b.main_bytes);)
-  if (!_setjmp(me.here)) _longjmp(b.scheduler, 1);
-  EMULATOR_ASAN(__sanitizer_finish_switch_fiber(me.fake_stack, nullptr, nullptr);)
+  Fiber& fiber = *block->now->fiber;  // here may be another block's then
+  EMULATOR_ASAN(__sanitizer_start_switch_fiber(&fiber.fake_stack, main_stack, main_bytes);)
+  if (!_setjmp(fiber.here)) _longjmp(block->scheduler, 1);
+  EMULATOR_ASAN(__sanitizer_finish_switch_fiber(fiber.fake_stack, &main_stack, &main_bytes);)
 }
 
 // Brings `value` and waits for the other lanes of `mask`; returns what each lane brought.
@@ -205,35 +213,38 @@ inline int meet_all(int value, const char* what, int line) {
   return b.counted[turn % 2];
 }
 
-// What a fiber runs: `low` and `high` are the halves of a pointer, as makecontext passes ints.
-inline void run_thread(unsigned low, unsigned high) {
-  EMULATOR_ASAN(__sanitizer_finish_switch_fiber(nullptr, &block->main_stack, &block->main_bytes);)
-  (*reinterpret_cast<std::function<void()>*>(uint64_t{high} << 32 | low))();
-  Block& b = *block;
-  b.now->done = true;
-  --b.running;
-  ++b.progress;
-  if (b.at_barrier && b.at_barrier == b.running) open_barrier(b);
-  yield();
+// What a fiber runs: a thread of each block.
+inline void run_threads() {
+  EMULATOR_ASAN(__sanitizer_finish_switch_fiber(nullptr, &main_stack, &main_bytes);)
+  for (;;) {
+    block->body();
+    Block& b = *block;
+    b.now->done = true;
+    --b.running;
+    ++b.progress;
+    if (b.at_barrier && b.at_barrier == b.running) open_barrier(b);
+    yield();
+  }
 }
 
-[[gnu::noinline]] inline void prepare(Thread& thread, char* stack, std::function<void()>& body) {
-  getcontext(&thread.start);
-  thread.start.uc_stack.ss_sp = stack;
-  thread.start.uc_stack.ss_size = kStackBytes;
-  thread.start.uc_link = nullptr;
-  const auto pointer = reinterpret_cast<uint64_t>(&body);
-  makecontext(&thread.start, reinterpret_cast<void (*)()>(run_thread), 2,
-              static_cast<unsigned>(pointer), static_cast<unsigned>(pointer >> 32));
+[[gnu::noinline]] inline void begin(Fiber& fiber) {
+  fiber.begun = true;
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = kStackBytes;
+  fiber.start.uc_link = nullptr;
+  makecontext(&fiber.start, run_threads, 0);
+  setcontext(&fiber.start);
 }
 
-[[gnu::noinline]] inline void go_on(Block& b, Thread& thread, [[maybe_unused]] char* stack) {
+[[gnu::noinline]] inline void go_on(Block& b, Thread& thread) {
   b.now = &thread;
-  EMULATOR_ASAN(void* mine = nullptr; __sanitizer_start_switch_fiber(&mine, stack, kStackBytes);)
+  Fiber& fiber = *thread.fiber;
+  EMULATOR_ASAN(void* mine = nullptr;
+                __sanitizer_start_switch_fiber(&mine, fiber.stack.get(), kStackBytes);)
   if (!_setjmp(b.scheduler)) {
-    if (thread.begun) _longjmp(thread.here, 1);
-    thread.begun = true;
-    setcontext(&thread.start);
+    if (fiber.begun) _longjmp(fiber.here, 1);
+    begin(fiber);
   }
   EMULATOR_ASAN(__sanitizer_finish_switch_fiber(mine, nullptr, nullptr);)
 }
@@ -247,18 +258,19 @@ inline void shuffle(Block& b, std::vector<unsigned>& order) {
   }
 }
 
-inline std::vector<std::unique_ptr<char[]>>& stacks(unsigned threads) {
-  static thread_local std::vector<std::unique_ptr<char[]>> made;
-  while (made.size() < threads) made.emplace_back(new char[kStackBytes]);
+// So many fibers of this thread of the process at least.
+inline std::vector<std::unique_ptr<Fiber>>& fibers(unsigned threads) {
+  static thread_local std::vector<std::unique_ptr<Fiber>> made;
+  while (made.size() < threads) made.emplace_back(new Fiber);
   return made;
 }
 
 // Shared memory of the block that runs: what nobody has written reads as NaN.
 inline thread_local std::vector<unsigned char> shared;
 
-inline void run_block(Block& b, std::function<void()>& body) {
+inline void run_block(Block& b) {
   const unsigned count = b.size.x;
-  auto& stack = stacks(count);
+  auto& fiber = fibers(count);
   shared.assign(kSharedBytes, 0xFF);
   b.threads = std::vector<Thread>(count);
   b.meetings.assign((count + kWarp - 1) / kWarp, {});
@@ -269,14 +281,14 @@ inline void run_block(Block& b, std::function<void()>& body) {
     thread.index = dim3(t, 0, 0);
     thread.lane = t % kWarp;
     thread.warp = t / kWarp;
+    thread.fiber = fiber[t].get();
     order[t] = t;
-    prepare(thread, stack[t].get(), body);
   }
   while (b.running) {
     const uint64_t before = b.progress;
     if (seed) shuffle(b, order);
     for (const unsigned t : order)
-      if (!b.threads[t].done) go_on(b, b.threads[t], stack[t].get());
+      if (!b.threads[t].done) go_on(b, b.threads[t]);
     if (b.progress == before) fail("threads that wait for each other for ever");
   }
 }
@@ -284,6 +296,7 @@ inline void run_block(Block& b, std::function<void()>& body) {
 // Runs `body` for each thread of each block.
 inline cudaError_t run(dim3 grid, unsigned threads, std::function<void()> body) {
   Block b;
+  b.body = std::move(body);
   ++launches;
   changed_from = ~uintptr_t{0}, changed_to = 0;
   b.random = seed * 0x9E3779B97F4A7C15u | 1;
@@ -293,7 +306,7 @@ inline cudaError_t run(dim3 grid, unsigned threads, std::function<void()> body) 
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       b.index = dim3(x, y, 0);
-      run_block(b, body);
+      run_block(b);
     }
   }
   block = nullptr;

@@ -17,20 +17,21 @@ def build(
     *flags: str,
     shared: bool = True,
     before: Sequence[Path] = (),
+    objects: Sequence[Path] = (),
 ) -> None:
-    """Compile .cu files, each a job of its own, into a library or a program. Headers are looked for
-    in `before` first."""
+    """Compile .cu files, each a job of its own, into a library or a program, with `objects` that
+    were compiled before. Headers are looked for in `before` first."""
     options = [*FLAGS, *flags, "-Wno-unknown-pragmas", *(f"-I{folder}" for folder in before)]
     options += [f"-I{CSRC / 'include'}", f"-I{CSRC}", f"-I{HERE}"]
-    objects = [output.with_name(f"{source.stem}.o") for source in sources]
+    made = [output.with_name(f"{source.stem}.o") for source in sources]
     jobs = [
-        subprocess.Popen(["g++", *options, "-x", "c++", "-c", source, "-o", made])
-        for source, made in zip(sources, objects, strict=True)
+        subprocess.Popen(["g++", *options, "-x", "c++", "-c", source, "-o", path])
+        for source, path in zip(sources, made, strict=True)
     ]
     codes = [job.wait() for job in jobs]
     assert not any(codes), "the kernels do not compile as C++"
     kind = ["-shared"] if shared else []
-    subprocess.run(["g++", *flags, *kind, *objects, "-o", output], check=True)
+    subprocess.run(["g++", *flags, *kind, *made, *objects, "-o", output], check=True)
 
 
 class Emulator:

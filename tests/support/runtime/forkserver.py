@@ -20,5 +20,6 @@ context.set_forkserver_preload(
         "tests.support.runtime.mortal_ranks",
         "tests.support.scheduler.loader_cases",
         "tests.support.torchrec.training_cases",
+        "tests.support.runtime.frozen",  # the last
     ]
 )
