@@ -99,14 +99,20 @@ class Memory:
         storage = storages.get(each.untyped_storage().data_ptr())
         if storage is None:
             return each
-        place = int(each.storage_offset())
-        return _view(storage, each.dtype, place, each.size(), each.stride())
+        return _view(storage, each.dtype, int(each.storage_offset()), each.size(), each.stride())
 
 
 def _view(storage: Any, dtype: torch.dtype, place: int, sizes: Any, strides: Any) -> torch.Tensor:
     made = torch.empty(0, dtype=dtype)
     made.set_(storage, place, sizes, strides)
     return made
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without what autograd would go back to, which may be all of a batch."""
+    place = int(tensor.storage_offset())
+    storage = tensor.untyped_storage()
+    return _view(storage, tensor.dtype, place, tensor.size(), tensor.stride())
 
 
 class Recorded:
@@ -149,7 +155,7 @@ class Recorded:
                 memory.hold(each)
         if name not in _NO_WORK:
             made = [
-                each if isinstance(each, torch.Tensor) and memory.has(each) else None
+                _alone(each) if isinstance(each, torch.Tensor) and memory.has(each) else None
                 for each in results
             ]
             self._calls.append((func, known, shape, made))
@@ -164,7 +170,7 @@ class Recorded:
     def _known(self, each: Any) -> Any:
         if not isinstance(each, torch.Tensor) or each.untyped_storage().nbytes() == 0:
             return each
-        return each if self._memory.has(each) else _Outside(each)
+        return _alone(each) if self._memory.has(each) else _Outside(each)
 
     def replay(self) -> None:
         with torch._C._AutoDispatchBelowAutograd():
