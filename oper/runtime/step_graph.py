@@ -45,9 +45,14 @@ class StepGraph:
         pairs = zip(now, self._memory, strict=False)
         return len(now) != len(self._memory) or any(new is not old for new, old in pairs)
 
-    def run(self, given: Mapping[int, Any]) -> None:
-        """One step. Where it reads batches into whose tensors others were copied, these are
-        `given` by the `id` of the former, for errors that name something in them.
+    def run(
+        self,
+        fill: Callable[[], Mapping[int, Any]] = dict,
+        take: Callable[[Any], Any] = lambda result: result,
+    ) -> Any:
+        """One step, and what `take` makes of its result. `fill` puts values into what it reads;
+        where those are batches, it says by the `id` of each which one was put there, for errors
+        that name something in it.
 
         Raises what the step itself would have raised, of the tables; of earlier batches as well.
         """
@@ -57,9 +62,12 @@ class StepGraph:
             for captured in self._steps:
                 stack.enter_context(captured.failing_together())
                 captured.before()
+            given = fill()
             self._capture.run()
+            taken = take(self.result)
             for captured in self._steps:
                 captured.after(given)
+            return taken
 
     def _settle(self) -> None:
         for engine in self._engines:

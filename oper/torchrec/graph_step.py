@@ -20,12 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oper.base.errors import OperError, check_type, first_line
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import capture_on
 from oper.runtime.step_graph import StepGraph, device_of
 from oper.torchrec.sharded_model import sharded_collections
-from oper.torchrec.static_inputs import Inputs, StaticInputs, mapped
+from oper.torchrec.static_inputs import Inputs, StaticInputs, cloned, mapped
 
 WARM_UP = 3  # steps that are run as they are before one is captured
 _WARM_UP_IN_PARALLEL = 11  # as DistributedDataParallel takes times of its first ten steps
+_NEVER = 2**31 - 1  # steps from one to the next that it takes times of, which no graph can have
 
 Result = TypeVar("Result")
 
@@ -52,6 +54,11 @@ class GraphedStep(Generic[Result]):
         self._last: Inputs | None = None
         self._alike = 0
         self._mode: tuple[bool, ...] = ()  # that they were run in
+        # Lookups that are not pooled need as many values of each key.
+        self._counts_too = not all(engine.features.pooled for engine in self._engines)
+        self._dense = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        self._has_grads: list[int | None] = []  # before the step that was captured
+        self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []  # as it left them
         self._warned = False
 
     @property
@@ -79,11 +86,24 @@ class GraphedStep(Generic[Result]):
             self._capture(given)
         assert self._static is not None
         assert self._graph is not None
-        if self._mode != self._mode_now() or self._counted() or not self._static.fit(given):
+        if not self._fits(given):
             return self._as_it_is(given)
-        self._graph.run(self._static.fill(given))
-        result: Result = mapped(self._graph.result, _copy)
+        static = self._static
+        result: Result = self._graph.run(lambda: static.fill(given), _cloned)
+        for parameter, grad in self._grads:
+            parameter.grad = grad
         return result
+
+    def _fits(self, inputs: Inputs) -> bool:
+        """Whether a step is the one that was captured."""
+        assert self._static is not None
+        same = self._mode == self._mode_now() and self._has_grads == self._grads_now()
+        return same and not self._counted() and self._static.fit(inputs)
+
+    def _grads_now(self) -> list[int | None]:
+        """Which gradients there are before a step, to which it adds."""
+        grads = (parameter.grad for parameter in self._dense)
+        return [None if grad is None else grad.data_ptr() for grad in grads]
 
     def _is_warm(self, inputs: Inputs) -> bool:
         """Whether the steps before had this shape, and can be captured."""
@@ -92,7 +112,7 @@ class GraphedStep(Generic[Result]):
             self._last is None
             or self._counted()
             or mode != self._mode
-            or not inputs.like(self._last)
+            or not inputs.like(self._last, self._counts_too)
         ):
             self._alike = 0
         self._last, self._alike, self._mode = inputs, self._alike + 1, mode
@@ -117,7 +137,7 @@ class GraphedStep(Generic[Result]):
 
     def _capture(self, inputs: Inputs) -> None:
         inputs.check_on(self._device.torch_device)
-        static = StaticInputs(inputs)
+        static, self._has_grads = StaticInputs(inputs), self._grads_now()
         try:
             self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
         except OperError:
@@ -128,6 +148,8 @@ class GraphedStep(Generic[Result]):
                 "values on the host, or copies from there, as .item(), print and torch.tensor(…)"
             ) from error
         self._static, self._last = static, None
+        pairs = ((parameter, parameter.grad) for parameter in self._dense)
+        self._grads = [(parameter, grad) for parameter, grad in pairs if grad is not None]
 
     def _counted(self) -> bool:
         """Whether batches are counted on the host, so that steps are run as they are."""
@@ -158,6 +180,7 @@ class GraphedStep(Generic[Result]):
                     "the model's DistributedDataParallel has a hook for its AllReduce already: a "
                     f"step is captured with one of its own ({first_line(error)})"
                 ) from error
+            module._set_ddp_runtime_logging_sample_rate(_NEVER)
             _in_line.add(module)
 
 
@@ -192,11 +215,15 @@ def _sum_in_line(
     which the backward's stream waits."""
     gradients = bucket.buffer()
     gradients.mul_(1 / group.size())
-    dist.all_reduce(gradients, group=group)
+    capture = capture_on(gradients.device)
+    if capture is None:
+        dist.all_reduce(gradients, group=group)
+    else:  # never in a graph, as other ranks may run their steps as they are
+        capture.here(lambda: dist.all_reduce(gradients, group=group))
     done = torch.futures.Future[torch.Tensor]()
     done.set_result(gradients)
     return done
 
 
-def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+def _cloned(result: Any) -> Any:
+    return mapped(result, cloned)

@@ -5,40 +5,62 @@ Inputs are tensors and KeyedJaggedTensors on the model's device, numbers, text a
 tuples, dicts and dataclasses of such. Only the values of tensors may differ from step to step.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from oper.base.errors import OperError
 
+Batch = TypeVar("Batch", bound=KeyedJaggedTensor)
+
 _LEAVES = (torch.Tensor, KeyedJaggedTensor, bool, int, float, complex, str, bytes, type(None))
 
 
 class StaticBatch(KeyedJaggedTensor):
-    """A KeyedJaggedTensor of memory that stays. `counts_used` says whether somebody asked the host
-    how many values its keys have, so that those of later batches must have as many; `by_lengths`,
-    whether its lengths were given, and not its offsets."""
+    """A KeyedJaggedTensor of memory that stays, or made of one by `to`. `counts_used` says whether
+    somebody asked the host how many values its keys have, so that those of later batches must have
+    as many; `by_lengths`, whether its lengths were given, and not its offsets."""
 
-    counts_used = by_lengths = False
+    by_lengths = False
+    _source: "StaticBatch | None" = None
+    _asked = False
+
+    @property
+    def counts_used(self) -> bool:
+        return self._asked
+
+    def _ask(self) -> None:
+        self._asked = True
+        if self._source is not None:
+            self._source._ask()
 
     def length_per_key(self) -> list[int]:
-        self.counts_used = True
+        self._ask()
         return super().length_per_key()
 
     def length_per_key_or_none(self) -> list[int] | None:
-        self.counts_used = True
+        self._ask()
         return super().length_per_key_or_none()
 
     def offset_per_key(self) -> list[int]:
-        self.counts_used = True
+        self._ask()
         return super().offset_per_key()
 
     def offset_per_key_or_none(self) -> list[int] | None:
-        self.counts_used = True
+        self._ask()
         return super().offset_per_key_or_none()
+
+    def to(self, *arguments: Any, **named: Any) -> KeyedJaggedTensor:
+        """As of any batch; what is made knows its counts too."""
+        moved = super().to(*arguments, **named)
+        if moved is not self:
+            moved.__class__ = StaticBatch
+            moved._source = self
+        return moved
 
 
 class Inputs:
@@ -50,10 +72,18 @@ class Inputs:
         self.leaves: list[Any] = []
         self.structure = _structure(given, self.leaves)
 
-    def like(self, other: "Inputs") -> bool:
-        """Whether these differ from others in the values of tensors alone."""
-        pairs = zip(self.leaves, other.leaves, strict=False)
-        return self.structure == other.structure and all(_alike(*pair) for pair in pairs)
+    def like(self, other: "Inputs", counts_too: bool = False) -> bool:
+        """Whether these differ from others in the values of tensors alone; with `counts_too`, not
+        in how many values keys have, as far as the host knows it."""
+        if self.structure != other.structure:
+            return False
+        pairs = list(zip(self.leaves, other.leaves, strict=True))
+        if not all(_alike(*pair) for pair in pairs):
+            return False
+        if not counts_too:
+            return True
+        counts = ([_counts(b) for b in pair] for pair in pairs if _is_batch(pair[0]))
+        return all(None in both or both[0] == both[1] for both in counts)
 
     def check_on(self, device: torch.device) -> None:
         """OperError where a tensor is elsewhere."""
@@ -101,7 +131,9 @@ def mapped(value: Any, of: Callable[[Any], Any]) -> Any:
     if isinstance(value, _LEAVES):
         return of(value)
     if isinstance(value, dict):
-        return {key: mapped(each, of) for key, each in value.items()}
+        made = copy.copy(value)  # of its own class
+        made.update({key: mapped(each, of) for key, each in value.items()})
+        return made
     if isinstance(value, tuple | list):
         parts = [mapped(each, of) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -119,11 +151,15 @@ def _structure(value: Any, leaves: list[Any]) -> Hashable:
     if isinstance(value, tuple | list):
         return (type(value), *(_structure(each, leaves) for each in value))
     if isinstance(value, dict):
-        return (type(value), *((key, _structure(each, leaves)) for key, each in value.items()))
+        return (dict, *((key, _structure(each, leaves)) for key, each in value.items()))
     if not _is_dataclass(value):
         raise _unknown(value)
     names = _field_names(value)
     return (type(value), *(_structure(getattr(value, name), leaves) for name in names))
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, KeyedJaggedTensor)
 
 
 def _is_dataclass(value: Any) -> bool:
@@ -161,8 +197,22 @@ def _alike(one: Any, other: Any) -> bool:
         return False
     if one.stride() != other.stride() or one.keys() != other.keys():
         return False
+    if _size_of_lengths(one) != _size_of_lengths(other):
+        return False
     parts = ((b.values(), b.weights_or_none()) for b in (one, other))
     return all(_alike(*pair) for pair in zip(*parts, strict=True))
+
+
+def _size_of_lengths(batch: KeyedJaggedTensor) -> int:
+    lengths = batch.lengths_or_none()
+    return batch.offsets().numel() - 1 if lengths is None else int(lengths.numel())
+
+
+def cloned(leaf: Any) -> Any:
+    """A leaf of what a step returns, in memory of its own."""
+    if isinstance(leaf, KeyedJaggedTensor):
+        return _copied_batch(leaf, KeyedJaggedTensor)
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _copied(leaf: Any) -> Any:
@@ -170,20 +220,24 @@ def _copied(leaf: Any) -> Any:
         return _copy(leaf)
     if not isinstance(leaf, KeyedJaggedTensor):
         return leaf
-    weights, lengths, offsets = leaf.weights_or_none(), leaf.lengths_or_none(), None
+    copied = _copied_batch(leaf, StaticBatch)
+    copied.by_lengths = leaf.lengths_or_none() is not None
+    return copied
+
+
+def _copied_batch(batch: KeyedJaggedTensor, kind: type[Batch]) -> Batch:
+    weights, lengths, offsets = batch.weights_or_none(), batch.lengths_or_none(), None
     if lengths is None:
-        offsets = leaf.offsets()
-    copied = StaticBatch(
-        list(leaf.keys()),
-        _copy(leaf.values()),
+        offsets = batch.offsets()
+    return kind(
+        list(batch.keys()),
+        _copy(batch.values()),
         None if weights is None else _copy(weights),
         None if lengths is None else _copy(lengths),
         None if offsets is None else _copy(offsets),
-        leaf.stride(),
-        length_per_key=leaf.length_per_key_or_none(),
+        batch.stride(),
+        length_per_key=_counts(batch),
     )
-    copied.by_lengths = lengths is not None
-    return copied
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from scripts import build_cuda
 SECONDS = 40.0
 NEEDS: tuple[str, ...] = ()
 PACKAGES = ("torch", "numpy", "pytest", "hypothesis", "safetensors", "ninja", "setuptools")
-OPTIONAL = ("fbgemm_gpu", "fbgemm-gpu", "torchrec", "triton", "pulp")
+OPTIONAL = ("fbgemm_gpu", "fbgemm-gpu", "torchrec", "triton", "msgspec", "pulp")
 
 
 def records() -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 CUB's sort runs nowhere else, and batches of it are a hundred times larger here.
 """
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 from scripts import build_cuda
 
 SECONDS = 90.0
-NEEDS = ("torch", "numpy", "pytest", "hypothesis")
+NEEDS = ("torch", "numpy", "pytest", "hypothesis", "msgspec", "yaml")
 # Tests that start ranks are stages of their own (stage_65_ranks.py, stage_68_graphs.py), as they
 # take longer.
 STARTING_RANKS = ("engine", "training", "mailbox", "replica_allreduce", "measure", "torchrec")
 WITH_RANKS = tuple(f"tests/cuda/test_{name}.py" for name in STARTING_RANKS)
+OF_TORCHREC = ("tests/cuda/test_torchrec.py", "tests/cuda/test_graph_step.py")
 WITH_GRAPHS = ("tests/cuda/test_step_graph.py", "tests/cuda/test_graph_step.py")
 
 
@@ -28,6 +30,8 @@ def records() -> Iterator[dict[str, Any]]:
 
 def tests_on_the_device(*which: str) -> Iterator[dict[str, Any]]:
     """What became of those tests that have a variant for the device."""
+    if importlib.util.find_spec("torchrec") is None:
+        which = tuple(each for each in which if each not in OF_TORCHREC)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
     done = subprocess.run(
         [*command, "-k", "on_cuda"],

@@ -6,7 +6,7 @@ from typing import Any
 from scripts.gpu_check.stage_50_kernels import WITH_GRAPHS, tests_on_the_device
 
 SECONDS = 60.0
-NEEDS = ("torch", "numpy", "pytest", "hypothesis", "yaml")
+NEEDS = ("torch", "numpy", "pytest", "hypothesis", "msgspec", "yaml")
 
 
 def records() -> Iterator[dict[str, Any]]:

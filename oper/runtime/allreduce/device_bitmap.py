@@ -136,7 +136,7 @@ class DeviceBitmap:
         accesses = int(self._accesses.sum())
         self._most_accesses = max(self._most_accesses, accesses)
         if self._device.capture is not None:
-            accesses = self._most_accesses
+            accesses = max(self._most_accesses, self._most_rows)
             self._device.capture.check(partial(self._check_accesses, accesses))
         if self._over_nodes is None:
             return self._bitmaps, accesses
@@ -158,10 +158,18 @@ class DeviceBitmap:
         )
         return [of_node, *received.values()], accesses + sum(int(n) for n in counts.values())
 
+    @property
+    def _most_rows(self) -> int:
+        """How many replicas all ranks have room for the gradients of."""
+        dims = self._replicas.dims
+        values = min(segment.reserve_bytes for segment in self.segments) // 4
+        return (values - most_values(0, dims)) // max(dims)
+
     def _check_accesses(self, most: int) -> None:
-        """OperError where all ranks' batches have more accesses than a captured step is for."""
+        """OperError where all ranks' batches have more accesses than a captured step is for, and
+        may touch more replicas."""
         accesses = int(self._accesses.sum())
-        if accesses > most:
+        if min(accesses, sum(self._replicas.counts)) > most:
             raise OperError(
                 f"the batches of this node's ranks have {accesses:,} accesses, and this rank's "
                 f"step was captured for {most:,}: give the step of oper.graph_step the largest "

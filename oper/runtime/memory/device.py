@@ -120,6 +120,26 @@ class Cpu:
         """Wait until all that was started is done."""
 
 
+def capture_on(device: torch.device) -> StepCapture | None:
+    """The step that is captured on a device now, None while none is."""
+    return _captures.get(device)
+
+
+@contextlib.contextmanager
+def _gradients_are_added_up_here() -> Iterator[None]:
+    """Inside, gradients of parameters that were first used on the default stream, as by
+    DistributedDataParallel where it was made, are added up on the stream that is captured."""
+    override = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
+    if override is None:
+        yield
+        return
+    override(True)
+    try:
+        yield
+    finally:
+        override(False)
+
+
 class GraphPiece:
     """A CUDA graph of a part of a step; all of a step take their memory from one pool. A step's
     backward is captured in a thread of autograd's, so that pieces may begin in one thread and end
@@ -177,7 +197,12 @@ class Cuda:
     @property
     def capture(self) -> StepCapture | None:
         """The step that is captured here now, None while none is."""
-        return _captures.get(self.torch_device)
+        found = capture_on(self.torch_device)
+        return found if found is None or self._captures_here() else None
+
+    def _captures_here(self) -> bool:
+        """Whether what this thread starts is captured: other threads may go on meanwhile."""
+        return bool(torch.cuda.is_current_stream_capturing())
 
     def ops(self) -> Any:
         """The operators on this device's tensors."""
@@ -232,7 +257,8 @@ class Cuda:
         _captures[self.torch_device] = capture
         try:
             capture.begin()
-            result = work()
+            with _gradients_are_added_up_here():
+                result = work()
         except BaseException:
             with contextlib.suppress(RuntimeError):  # of a graph that has failed already
                 capture.end()

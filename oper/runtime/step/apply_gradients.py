@@ -131,6 +131,10 @@ class Gradients:
         """Whether gradients of earlier batches are held back."""
         return self._held is not None or self._accumulating
 
+    def drop_held(self) -> None:
+        """Forget the gradients that are held back."""
+        self._held = None
+
     def follow(self, replicas: ReplicaAllReduce | None, copies: NodeCopies | None) -> None:
         """These are the replicas and the copies on nodes from now on, as rows move. For all ranks,
         between two steps."""

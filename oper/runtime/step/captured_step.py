@@ -43,7 +43,8 @@ class CapturedStep:
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Nothing that is counted inside stays so."""
-        self._late.tell(all_of_them=True)
+        with self._guard.failing_together():
+            self._late.tell(all_of_them=True)
         gradients = self._gradients
         if gradients is not None:
             self._check_nothing_is_held(gradients)
@@ -61,6 +62,7 @@ class CapturedStep:
             self._checks = self._late.take_captured()
             if gradients is not None:
                 gradients.captured = None
+                gradients.drop_held()  # of a capture that failed, whose sums nobody has made
                 gradients.steps, gradients.optimizer_steps = self._began, began
 
     def before(self) -> None:

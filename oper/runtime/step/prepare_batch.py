@@ -240,6 +240,9 @@ def ordered_by_counts(batch: Any, order: Sequence[int] | None, pooled: bool) -> 
     """As `bags_on_device`, in a step that is captured, where the host cannot look at lengths: a
     batch whose keys are in another order, or whose output is not pooled, must have the number of
     its keys' values on the host. Lengths of other numbers are told as such that do not fit."""
+    bags = int(batch.stride()) * len(batch.keys())
+    if batch.offsets().numel() != bags + 1:
+        batch_checks.check_offsets(batch)
     if order is None and pooled:
         return batch, batch_checks.segment_offset(batch), False
     counts = batch.length_per_key_or_none()

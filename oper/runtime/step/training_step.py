@@ -106,6 +106,11 @@ class TrainingStep:
                 "a step of ranks on several nodes cannot be captured, as the host must be told how "
                 "many rows go from node to node: call the step as it is"
             )
+        if self._fetcher.needs_rows:
+            raise OperError(
+                "a step of a plan with --fetch distinct cannot be captured, as the host must know "
+                "how many rows are copied: plan with --fetch raw, or call the step as it is"
+            )
         if self._checked_features is not None:
             raise OperError(
                 "a step whose gradients are checked cannot be captured, as the host looks at them: "

@@ -79,12 +79,14 @@ class Stepper:
             self.captures += 1
         assert self._batch is not None
         assert self._grad is not None
-        for old, new in zip(_tensors(self._batch), _tensors(given), strict=True):
-            old.detach().copy_(new.detach())
-        self._grad.copy_(there)
-        self._graph.run({id(self._batch): given})
-        out, weight_grad = self._graph.result
-        return out.clone(), None if weight_grad is None else weight_grad.clone()
+        static, static_grad = self._batch, self._grad
+
+        def fill() -> dict[int, PlainBatch]:
+            _copy(static, given)
+            static_grad.copy_(there)
+            return {id(static): given}
+
+        return self._graph.run(fill, lambda found: [x if x is None else x.clone() for x in found])
 
     @property
     def graphs(self) -> int:
@@ -130,6 +132,11 @@ def _with_another_key(batch: PlainBatch) -> PlainBatch:
         lengths=turned.lengths_or_none(),
         length_per_key=[counts[key] for key in order],
     )
+
+
+def _copy(into: PlainBatch, batch: PlainBatch) -> None:
+    for old, new in zip(_tensors(into), _tensors(batch), strict=True):
+        old.detach().copy_(new.detach())
 
 
 def _tensors(batch: PlainBatch) -> list[torch.Tensor]:
@@ -256,9 +263,8 @@ def two_batches_captured(
                 continue
             graph = graph or StepGraph([engine], partial(both, static))
             for one, other in zip(static, given, strict=True):
-                for old, new in zip(_tensors(one), _tensors(other), strict=True):
-                    old.detach().copy_(new)
-            graph.run({})
+                _copy(one, other)
+            graph.run()
         assert engine.steps == (5 if accumulated else 10)
         tables.append(engine.read_rows([RowRange(n, 0, r) for n, r in enumerate(case.rows)]))
         engine.close()

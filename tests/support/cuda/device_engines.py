@@ -90,6 +90,9 @@ class EmulatedDevice(Cuda):
     def beside(self) -> Iterator[None]:
         yield
 
+    def _captures_here(self) -> bool:
+        return True
+
     def pieces(self) -> Callable[[], Piece]:
         memory = self._recorded
         return lambda: Recorded(memory)

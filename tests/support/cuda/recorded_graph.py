@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.distributed import Work
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -30,7 +29,13 @@ class HostReadsError(RuntimeError):
 
 
 # What allocates, and starts nothing; and what looks at values on the host.
-_NO_WORK = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+_NO_WORK = {
+    "aten::detach",
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+}
 _READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero"}
 
 
@@ -56,6 +61,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.inside: dict[int, torch.UntypedStorage] = {}
+        self.piece: Any = None  # that is recorded now
         self._copies: dict[int, torch.UntypedStorage] = {}
         self._originals: dict[int, torch.UntypedStorage] = {}
         self._of_host: dict[int, torch.Tensor] = {}
@@ -124,6 +130,7 @@ class Recorded:
         self._stack = ExitStack()
 
     def begin(self) -> None:
+        self._memory.piece = self
         self._stack.enter_context(_Recording(self._record))
 
     def end(self) -> bool:
@@ -131,6 +138,9 @@ class Recorded:
         return bool(self._calls)
 
     def _record(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if self._memory.piece is not self:
+            # Autograd goes back to the mode that its backward began in, for what it does last.
+            return self._memory.piece._record(func, args, kwargs)
         name, memory = func.name().partition(".")[0], self._memory
         given, shape = tree_flatten((args, dict(kwargs)))
         if name == "aten::lift_fresh" or memory.on_host(given):  # of torch.tensor(…)
@@ -184,9 +194,6 @@ class Recorded:
             raise DanglingError(f"{func.name()}: {error}") from error
         args, kwargs = tree_unflatten(given, shape)
         found, _ = tree_flatten(func(*args, **kwargs))
-        if func.namespace == "c10d":
-            Work.unbox(found.pop()).wait()
-            return
         for old, new in zip(made, found, strict=True):
             if old is not None and old.data_ptr() != new.data_ptr():
                 old.copy_(new)
