@@ -138,6 +138,7 @@ class GraphedStep(Generic[Result]):
     def _capture(self, inputs: Inputs) -> None:
         inputs.check_on(self._device.torch_device)
         static, self._has_grads = StaticInputs(inputs), self._grads_now()
+        before = [parameter.grad for parameter in self._dense]
         try:
             self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
         except OperError:
@@ -150,6 +151,8 @@ class GraphedStep(Generic[Result]):
         self._static, self._last = static, None
         pairs = ((parameter, parameter.grad) for parameter in self._dense)
         self._grads = [(parameter, grad) for parameter, grad in pairs if grad is not None]
+        for parameter, grad in zip(self._dense, before, strict=True):
+            parameter.grad = grad  # as nothing was run
 
     def _counted(self) -> bool:
         """Whether batches are counted on the host, so that steps are run as they are."""

@@ -54,3 +54,12 @@ def test_what_cannot_be_captured_is_told(ranks: Ranks, library: str | None) -> N
         strict=True,
     ):
         assert re.search(wanted, text), (wanted, text)
+
+
+def test_a_rank_may_capture_its_step_later(ranks: Ranks, library: str | None) -> None:
+    ranks.run(2, cases.late_on_one_rank, library)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_done_outside_of_the_step(ranks: Ranks, library: str | None, number: int) -> None:
+    ranks.run(number, cases.updated_outside, library)

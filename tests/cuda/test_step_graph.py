@@ -110,3 +110,19 @@ def test_a_larger_batch_beside_a_captured_step(
         return
     assert "give the step of oper.graph_step the largest batches first" in str(said[0])
     assert "rank 0 failed" in str(said[1])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_step_that_fails_while_it_is_captured(
+    ranks: Ranks, library: str | None, number: int
+) -> None:
+    case = Case(30, number, optimizer="adagrad")
+    plan = random_plan(30, tables_of(case), number, replicated=0.3)
+    ranks.run(number, steps.fail_while_captured, case, plan, library)
+
+
+def test_plans_with_distinct_fetches_are_refused(ranks: Ranks, library: str | None) -> None:
+    case = Case(31, 2)
+    plan = random_plan(31, tables_of(case), 2, fetch="distinct")
+    for said in ranks.run(2, steps.refused, case, plan, library):
+        assert "plan with --fetch raw" in said

@@ -73,6 +73,10 @@ class Cpu:
         """The tensor itself, as it is now."""
         return OnTheWay(tensor.clone())
 
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor
+
     def memory_bytes(self, ranks: int) -> int:
         """A rank's share of the machine's memory, where so many share it."""
         return machine_memory_bytes() // ranks
@@ -286,6 +290,11 @@ class Cuda:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
         return OnTheWay(brought, event)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host on the device, once the work that was started before is done. It is
+        copied before, as the device may read the host's memory only then."""
+        return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def memory_bytes(self, ranks: int) -> int:
         """All memory of the device, which is one rank's, however many share the machine."""

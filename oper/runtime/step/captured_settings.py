@@ -43,7 +43,7 @@ class CapturedSettings:
         if now == self._filled:
             return
         for later, there in self._updates.items():
-            there.copy_(self._settings(learning_rates, first + later), non_blocking=True)
+            there.copy_(self._device.send(self._settings(learning_rates, first + later)))
         self._filled = now
 
     def _settings(self, learning_rates: Sequence[float], number: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ class DeviceCopies:
             capture.keep(there)
             return there
         if there is None:
-            there = tensor.to(self._device.torch_device, non_blocking=True)
+            there = self._device.send(tensor)
             self._kept = [(tensor, there), *self._kept[: _KEPT - 1]]
         return there
 

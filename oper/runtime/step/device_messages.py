@@ -82,7 +82,7 @@ class DeviceMessages:
     def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
         """See Messages."""
         before = torch.from_numpy(np.concatenate([[0], counts]).cumsum())
-        groups = laid_out_on_host(before, dims).to(self._device.torch_device, non_blocking=True)
+        groups = self._device.send(laid_out_on_host(before, dims))
         rows = int(before[-1])
         values_at = LINE_BYTES * int(_lines(np.array(8 * rows), LINE_BYTES))
         return RowGradients(

@@ -55,8 +55,8 @@ class LookupOperator:
     """The lookup of one engine, `trained` or not. `number` is the operator's argument `engine`."""
 
     def __init__(self, step: TrainingStep, device: Device, trained: bool) -> None:
-        self._step = step
-        anchor = torch.empty(0, device=device.torch_device)
+        self._step, self._device = step, device
+        anchor: torch.Tensor = torch.empty(0, device=device.torch_device)
         self.anchor = torch.nn.Parameter(anchor, requires_grad=trained)
         self.number = next(_numbers)
         _steps[self.number] = step
@@ -64,7 +64,12 @@ class LookupOperator:
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; its backward is a training step."""
         if not torch.compiler.is_compiling():
-            return _Lookup.apply(self.anchor, batch.given_weights, batch, self._step)
+            anchor: torch.Tensor = self.anchor
+            if self._device.capture is not None:
+                # Autograd comes to a parameter on the stream of its first use, which may be another
+                # than the one that is captured.
+                anchor = anchor.detach().requires_grad_(anchor.requires_grad)
+            return _Lookup.apply(anchor, batch.given_weights, batch, self._step)
         return torch.ops.oper.embedding_lookup(
             self.anchor,
             batch.addresses,

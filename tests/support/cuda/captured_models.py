@@ -189,3 +189,63 @@ def told(rank: int, group: Any, library: str | None) -> list[str]:
 
 def _without_counts(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(list(ids.keys()), ids.values(), lengths=ids.lengths())
+
+
+def late_on_one_rank(rank: int, group: Any, library: str | None) -> None:
+    """Rank 1 has a batch of another shape among its first, so that it captures its step later than
+    rank 0, and others later, which it runs as they are: the bits of CPU ranks."""
+    found = []
+    for on_cpu in (False, True):
+        script = Script(model_on(group, "sgd", library, on_cpu, "training"))
+        place = torch.device("cpu") if on_cpu else place_of(library)
+        results = []
+        for step in range(20):
+            inputs = alike(step, rank, shape=int(rank == 1 and step in (3, 17)))
+            results.append(script.step(inputs.to(place), 1.0)["output"])
+        found.append(results)
+    assert all(map(torch.equal, *found))
+
+
+def updated_outside(rank: int, group: Any, library: str | None) -> None:
+    """The dense part is updated outside of the step, which puts the batch on its device itself and
+    returns ids: the bits of CPU ranks, by batches whose keys have other counts of values too."""
+    found = []
+    for on_cpu in (False, True):
+        model = model_on(group, "sgd", library, on_cpu, "training")
+        optimizer = all_optimizers(model)
+        place = torch.device("cpu") if on_cpu else place_of(library)
+
+        def forward_and_backward(
+            inputs: Inputs, model: Any = model, place: Any = place
+        ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+            there = Inputs(inputs.ids.to(place), inputs.weighted_ids.to(place))
+            loss, output = model(there)
+            loss.backward()
+            return output.detach(), there.ids
+
+        step: Any = forward_and_backward if on_cpu else oper.graph_step(model, forward_and_backward)
+        results = []
+        for number in range(18):
+            inputs = alike(number, rank)
+            if number in (13, 16):
+                inputs.ids = _other_counts(inputs.ids)
+            optimizer.zero_grad(set_to_none=True)
+            output, ids = step(inputs)
+            optimizer.step()
+            results += [output, ids]
+        values = [each if isinstance(each, torch.Tensor) else each.values() for each in results]
+        found.append([*values, *whole_model(model, group).values()])
+    for n, (there, here) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(there, here), n
+
+
+def _other_counts(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch of as many values, of which two keys have other numbers."""
+    lengths = ids.lengths().view(len(ids.keys()), -1).clone()
+    names = ["f1", "f2"]  # of one table
+    one, other = (list(ids.keys()).index(name) for name in names)
+    change = torch.tensor([1, -1]) if lengths[other, 0] else torch.tensor([-1, 1])
+    lengths[[one, other], 0] += change
+    made = KeyedJaggedTensor(list(ids.keys()), ids.values() % 1, lengths=lengths.flatten())
+    made.length_per_key()
+    return made

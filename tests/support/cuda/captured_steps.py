@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 
 from oper.base.errors import OperError
@@ -308,6 +309,41 @@ def grow_beside_a_captured_step(
     try:
         for _ in range(2):  # others learn of it in the step after
             stepper.step(larger, np.ones(100_000, np.float32), rank == 0)
+    except OperError as error:
+        return str(error)
+    return ""
+
+
+def fail_while_captured(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> None:
+    """A step that fails after it has held gradients back, while it is captured, leaves nothing."""
+    tables = []
+    for on in (device_of(library), Cpu()):
+        engine = start(case, plan, group, on)
+        stepper = Stepper(engine, on)
+        static = stepper.put(alike_parts(case, 0, rank))
+
+        def fails(engine: Any = engine, batch: PlainBatch = static) -> None:
+            with engine.accumulate():
+                engine(batch).square().sum().backward()
+            raise ValueError("in the user's step")
+
+        for step in range(4):
+            if step == 2 and on.kind != "cpu":
+                with pytest.raises(ValueError, match="in the user's step"):
+                    StepGraph([engine], fails)
+            engine(stepper.put(alike_parts(case, step, rank))).square().sum().backward()
+        assert engine.steps == 4
+        tables.append(engine.read_rows([RowRange(n, 0, r) for n, r in enumerate(case.rows)]))
+        engine.close()
+    for one, other in zip(*tables, strict=True):
+        assert torch.equal(one, other)
+
+
+def refused(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> str:
+    """What is said where a step of this plan is to be captured."""
+    engine = start(case, plan, group, device_of(library))
+    try:
+        engine.training_step.to_capture()
     except OperError as error:
         return str(error)
     return ""

@@ -108,6 +108,9 @@ class EmulatedDevice(Cuda):
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
         return OnTheWay(tensor.clone())
 
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.torch_device)
+
     def memory_bytes(self, ranks: int) -> int:
         return machine_memory_bytes()
 
