@@ -9,9 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
+from oper.base.errors import OperError
 from oper.runtime.memory.device import Device
 from oper.runtime.tables.optimizer_buckets import Bucket
-from oper.runtime.tables.optimizers import packed_settings
+from oper.runtime.tables.optimizers import Optimizer, packed_settings
+
+_MOST_UPDATES = 16  # of a step
 
 
 class CapturedSettings:
@@ -23,18 +26,23 @@ class CapturedSettings:
         self._place = dict(zip(self._trained, range(len(buckets)), strict=False))
         self._counts_steps = any(of.counts_steps for of in self._trained.values())
         self._device, self._first = device, first
-        self._updates: dict[int, torch.Tensor] = {}  # by how many came before in the step
+        # Made before the capture: what it allocates has other tensors in it, as the step goes on.
+        words = len(packed_settings(Optimizer("sgd").settings(0.0, 1)))
+        shape = (_MOST_UPDATES, len(self._trained), words)
+        self._all = torch.zeros(shape, dtype=torch.int64, device=device.torch_device)
+        self._updates = 0  # of the step
         self._filled: tuple[object, ...] = ()
 
     def of(self, bucket: int, number: int) -> torch.Tensor:
         """Where a bucket's are of the update of this number in the step that is captured."""
         later = number - self._first
-        if later not in self._updates:
-            like = self._settings([0.0] * (1 + max(self._trained)), 1)
-            self._updates[later] = torch.empty(
-                like.shape, dtype=like.dtype, device=self._device.torch_device
+        if later >= _MOST_UPDATES:
+            raise OperError(
+                f"a step was to be captured that has more than {_MOST_UPDATES} updates of the "
+                "tables: capture fewer batches at a time"
             )
-        return self._updates[later][self._place[bucket]]
+        self._updates = max(self._updates, later + 1)
+        return self._all[later, self._place[bucket]]
 
     def fill(self, learning_rates: Sequence[float], first: int) -> None:
         """Those of a step that is about to be run, by these rates of all buckets, and of which
@@ -42,8 +50,9 @@ class CapturedSettings:
         now = (*learning_rates, first * self._counts_steps)
         if now == self._filled:
             return
-        for later, there in self._updates.items():
-            there.copy_(self._device.send(self._settings(learning_rates, first + later)))
+        for later in range(self._updates):
+            settings = self._settings(learning_rates, first + later)
+            self._all[later].copy_(self._device.send(settings))
         self._filled = now
 
     def _settings(self, learning_rates: Sequence[float], number: int) -> torch.Tensor:

@@ -125,10 +125,11 @@ def _with_another_key(batch: PlainBatch) -> PlainBatch:
     order = [0, *range(len(counts) - 1, -1, -1)]
     turned = batch.permute(order)
     turned.keys()[0] = "other"
+    weights = turned.weights_or_none()
     return PlainBatch(
         turned.keys(),
         turned.values().detach(),
-        turned.weights_or_none(),
+        None if weights is None else weights.detach().requires_grad_(weights.requires_grad),
         turned.stride(),
         lengths=turned.lengths_or_none(),
         length_per_key=[counts[key] for key in order],

@@ -62,6 +62,7 @@ class Memory:
     def __init__(self) -> None:
         self.inside: dict[int, torch.UntypedStorage] = {}
         self.piece: Any = None  # that is recorded now
+        self.first: Any = None  # of the step's pieces
         self._copies: dict[int, torch.UntypedStorage] = {}
         self._originals: dict[int, torch.UntypedStorage] = {}
         self._of_host: dict[int, torch.Tensor] = {}
@@ -95,6 +96,12 @@ class Memory:
 
     def original(self, each: Any) -> Any:
         return self._moved(each, self._originals)
+
+    def poison(self) -> None:
+        """Write over what was made in the step: what it does not make anew is anything's, as the
+        memory of tensors that are let go is taken for others."""
+        for storage in self.inside.values():
+            _view(storage, torch.uint8, 0, [storage.nbytes()], [1]).fill_(0xA5)
 
     def forget(self) -> None:
         self._copies, self._originals, self._of_host = {}, {}, {}
@@ -131,6 +138,7 @@ class Recorded:
 
     def begin(self) -> None:
         self._memory.piece = self
+        self._memory.first = self._memory.first or self
         self._stack.enter_context(_Recording(self._record))
 
     def end(self) -> bool:
@@ -183,6 +191,8 @@ class Recorded:
         return _alone(each) if self._memory.has(each) else _Outside(each)
 
     def replay(self) -> None:
+        if self._memory.first is self:
+            self._memory.poison()
         with torch._C._AutoDispatchBelowAutograd():
             for call in self._calls:
                 self._again(*call)
