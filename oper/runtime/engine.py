@@ -331,6 +331,11 @@ class EmbeddingEngine:
             self.placement.planned_from(plan.profile)
         return made
 
+    @property
+    def rows_are_moving(self) -> bool:
+        """Whether rows are on their way to another plan."""
+        return self._migration is not None and self._migration() is not None
+
     def rows_can_move(self) -> None:
         """OperError while gradients are held back, or where an earlier batch has turned out bad.
         This and what follows are for the migration to call."""
@@ -390,7 +395,7 @@ class EmbeddingEngine:
 
     def _check_migration(self, plan: Plan) -> None:
         mine = self.plan
-        if self._migration is not None and self._migration() is not None:
+        if self.rows_are_moving:
             raise OperError(
                 "rows are on their way to a plan already: take the steps of that migration, which "
                 "is given again for the same plan, and begin another once it is done"

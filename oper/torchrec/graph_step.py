@@ -110,6 +110,7 @@ class GraphedStep(Generic[Result]):
         mode = self._mode_now()
         if (
             self._last is None
+            or any(engine.rows_are_moving for engine in self._engines)
             or self._counted()
             or mode != self._mode
             or not inputs.like(self._last, self._counts_too)

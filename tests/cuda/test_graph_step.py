@@ -63,3 +63,7 @@ def test_a_rank_may_capture_its_step_later(ranks: Ranks, library: str | None) ->
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_is_done_outside_of_the_step(ranks: Ranks, library: str | None, number: int) -> None:
     ranks.run(number, cases.updated_outside, library)
+
+
+def test_steps_are_run_as_they_are_while_rows_move(ranks: Ranks, library: str | None) -> None:
+    ranks.run(2, cases.moved_between, library)

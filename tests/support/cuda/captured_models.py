@@ -63,7 +63,9 @@ def _alike(given: KeyedJaggedTensor, rng: np.random.Generator) -> KeyedJaggedTen
     return made
 
 
-def model_on(group: Any, kind: str, library: str | None, on_cpu: bool, mode: str) -> Any:
+def model_on(
+    group: Any, kind: str, library: str | None, on_cpu: bool, mode: str, **options: Any
+) -> Any:
     """The model on this rank's device, and its optimizers."""
     ranks = dist.get_world_size(group)
     made = Model("cpu")
@@ -74,9 +76,9 @@ def model_on(group: Any, kind: str, library: str | None, on_cpu: bool, mode: str
     plan = random_plan(0, tables_of(made), ranks, replicated=0.3, mode=mode)
     env = ShardingEnv.from_process_group(group)
     if on_cpu:
-        return oper.shard(made, plan, env=env)
+        return oper.shard(made, plan, env=env, **options)
     with on_device(library):
-        return oper.shard(made, plan, env=env, device=place_of(library))
+        return oper.shard(made, plan, env=env, device=place_of(library), **options)
 
 
 class Script:
@@ -249,3 +251,27 @@ def _other_counts(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     made = KeyedJaggedTensor(list(ids.keys()), ids.values() % 1, lengths=lengths.flatten())
     made.length_per_key()
     return made
+
+
+def moved_between(rank: int, group: Any, library: str | None) -> None:
+    """Rows migrate while a step is run: it is captured again once they are there, and not before.
+    The bits of CPU ranks."""
+    found = []
+    for on_cpu in (False, True):
+        script = Script(model_on(group, "adagrad", library, on_cpu, "training", spare=3.0))
+        place = torch.device("cpu") if on_cpu else place_of(library)
+        new = random_plan(1, tables_of(Model("meta")), 2, replicated=0.3)
+        results, migration = list[torch.Tensor](), None
+        for step in range(60):
+            if step == 13:
+                migration = oper.migrate(script.model, new, bytes_per_step=2000)
+            moving = migration is not None and migration.steps_made > 0 and not migration.done
+            results.append(script.step(alike(step, rank).to(place), 1.0)["output"])
+            assert on_cpu or not (moving and script.step.captured)
+            if migration is not None:
+                migration.step()
+        assert migration is not None
+        assert migration.done
+        assert on_cpu or script.step.captured
+        found.append([*results, *whole_model(script.model, group).values()])
+    assert all(map(torch.equal, *found))
