@@ -427,6 +427,7 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "relay_gradients": lambda: _list(
         [_i64(1, 5, 9), _i64(0, 5)], [torch.rand(24), torch.rand(16)], _GROUPS, [0], [8]
     ),
+    "pack_settings": lambda: _list([0.1] * _settings()),
     "update_rows": _update,
     "quantise_rows": lambda: _list(torch.rand(5, 8)),
     "dequantise_rows": lambda: _list(torch.zeros((5, 16), dtype=torch.uint8)),
