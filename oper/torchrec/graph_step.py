@@ -169,8 +169,8 @@ class GraphedStep(Generic[Result]):
         return True
 
     def _reduce_in_line(self) -> None:
-        """Have the gradients of the dense part summed on the stream of the backward: what goes on
-        beside it would have to end before ranks wait for each other, where a graph ends."""
+        """Have the gradients of the dense part summed where the backward comes to them: what goes
+        on beside it would have to end before ranks wait for each other, where a graph ends."""
         for module in self._model.modules():
             if not isinstance(module, DistributedDataParallel):
                 continue
@@ -215,8 +215,8 @@ def _sum_in_line(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The mean of a bucket of gradients over the ranks, as DistributedDataParallel takes it, for
-    which the backward's stream waits."""
+    """The mean of a bucket of gradients over the ranks, as DistributedDataParallel takes it; what
+    the backward starts next comes after it."""
     gradients = bucket.buffer()
     gradients.mul_(1 / group.size())
     capture = capture_on(gradients.device)

@@ -14,7 +14,7 @@ from oper.runtime.memory.device import Device
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import Optimizer, packed_settings
 
-_MOST_UPDATES = 16  # of a step
+_MOST_UPDATES = 16  # of a step, which has one, unless it trains several batches
 
 
 class CapturedSettings:
