@@ -1,8 +1,11 @@
-"""The library of device kernels and the extension, built here.
+"""The library of device kernels and the extension, built here; and whether an operator's error
+comes to Python.
 
 Where there is no compiler for devices, a library that was carried along is used as it is.
 """
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +16,15 @@ from scripts import build_cuda
 
 SECONDS = 150.0
 NEEDS = ("torch", "setuptools")
+# Slots that are no whole numbers, which the operator refuses.
+A_MISTAKE = """
+import torch
+from oper.base import native
+try:
+    native.ops().copy_rows(torch.zeros(1), 0, 8, torch.zeros(2))
+except TypeError:
+    pass
+"""
 
 
 def records() -> Iterator[dict[str, Any]]:
@@ -36,3 +48,18 @@ def records() -> Iterator[dict[str, Any]]:
             "seconds": round(time.monotonic() - started, 1),
             "failed": code != 0,
         }
+    yield told_of_a_mistake()
+
+
+def told_of_a_mistake() -> dict[str, Any]:
+    """Whether an operator's error was raised. On one machine the process ended by signal 11 there;
+    where it does, a debugger's account of it goes to the log."""
+    command = [sys.executable, "-X", "faulthandler", "-c", A_MISTAKE]
+    code = subprocess.run(command, cwd=build_cuda.REPOSITORY, stdout=sys.stderr).returncode
+    debugger = next(filter(None, map(shutil.which, ("gdb", "cuda-gdb"))), None)
+    if code and debugger:
+        account = [debugger, "--batch", "-ex", "run", "-ex", "backtrace 40"]
+        account += ["-ex", "info sharedlibrary", "--args", *command]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(account, cwd=build_cuda.REPOSITORY, stdout=sys.stderr, timeout=60)
+    return {"an operator's error": "raised" if code == 0 else f"exit {code}", "failed": code != 0}

@@ -1,4 +1,4 @@
-"""What a batch takes of the host: to prepare, look up and train it, and how often the host waits;
+"""What a batch takes of the host: to prepare, look up and train it, and where the host waits;
 and what it takes where the step is captured, and run as a graph.
 
 An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
@@ -10,6 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 SECONDS = 60.0
@@ -24,7 +25,7 @@ def records(device: str = "cuda", rounds: int = ROUNDS) -> Iterator[dict[str, An
 
 
 def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
-    """Medians of host seconds, and the waits of one batch."""
+    """Medians of host seconds, and the lines where one batch waits for the device."""
     import torch
 
     from oper.runtime.engine import EmbeddingEngine
@@ -92,8 +93,8 @@ def timed(
     return on_host[3:], to_the_end[3:]
 
 
-def waits_of(work: Any) -> int:
-    """How often the host waits for the device in `work`, as torch sees it."""
+def waits_of(work: Any) -> list[str]:
+    """Where the host waits for the device in `work`, as torch sees it."""
     import torch
 
     with warnings.catch_warnings(record=True) as told:
@@ -103,4 +104,5 @@ def waits_of(work: Any) -> int:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in told)
+    waits = [each for each in told if "synchroniz" in str(each.message)]
+    return [f"{Path(each.filename).name}:{each.lineno}" for each in waits]

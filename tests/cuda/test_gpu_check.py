@@ -108,6 +108,13 @@ def test_the_step_of_one_rank_is_right(device: Device, length: int) -> None:
     assert torch.equal(found, arena)
 
 
+def test_an_operators_error_comes_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage_20_build.told_of_a_mistake() == {"an operator's error": "raised", "failed": False}
+    monkeypatch.setattr(stage_20_build, "A_MISTAKE", "import os; os.kill(os.getpid(), 11)")
+    found = stage_20_build.told_of_a_mistake()
+    assert found == {"an operator's error": "exit -11", "failed": True}
+
+
 def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_62_host_time, "SAMPLES", 8)
     few, many = stage_62_host_time.records("cpu", rounds=2)
