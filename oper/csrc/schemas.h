@@ -38,6 +38,23 @@ constexpr const char* kFetchRows =
 constexpr const char* kGetPieces =
     "get_pieces(Tensor pieces, Tensor source, Tensor(a!) buffer, int stream) -> ()";
 
+constexpr const char* kUniteSlots =
+    "unite_slots(Tensor[] slots, Tensor[] before, int[] groups, int stream=0)"
+    " -> (Tensor slots, Tensor before)";
+
+constexpr const char* kFindUnited =
+    "find_united(Tensor(a!) targets, Tensor slots, Tensor before, int[] groups, Tensor[] united,"
+    " Tensor[] united_before, int[] fields, int[] firsts, int stream=0) -> ()";
+
+constexpr const char* kCopyRows =
+    "copy_rows(Tensor slots, int[] firsts, int[] counts, int[] arenas, int[] row_bytes,"
+    " Tensor(a!) out, int[] places, Tensor(b!)? targets=None, int[] called=[], int stream=0)"
+    " -> ()";
+
+constexpr const char* kRedirect =
+    "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor targets,"
+    " int stream=0) -> ()";
+
 constexpr const char* kWeightGradients =
     "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
     " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor";

@@ -197,5 +197,5 @@ class LinkTimer:
         """Rows of this rank, for a rank of another node."""
         out = torch.empty(len(slots), self._row_bytes, dtype=torch.uint8)
         own = int(self._heap.bases[0, self._node.rank])
-        self.device.ops().copy_rows(slots, own, self._row_bytes, out)
+        self.device.ops().copy_rows(slots, [0], [len(slots)], [own], [self._row_bytes], out, [0])
         return out

@@ -386,9 +386,14 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "weight_gradients": lambda: _list(torch.rand(320), *_batch()),
     "copy_rows": lambda: _list(
         _vouched(_i64(0, 5, 9)),
-        _vouched(_ARENA.data_ptr()),
-        _vouched(32),
+        [0, 1],
+        [1, 2],
+        _vouched([_ARENA.data_ptr(), _ARENA.data_ptr()]),
+        _vouched([32, 32]),
         torch.empty(96, dtype=torch.uint8),
+        [0, 32],
+        _i64(-1, -1, -1),
+        [7, 9],
     ),
     "redirect": lambda: _list(
         torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), _i64(-1, 5)
@@ -419,8 +424,8 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
         _i64(3, 5),
         _i64(0, 2),
         [0],
-        _i64(3, 4, 5),
-        _i64(0, 3),
+        [_i64(3, 4, 5)],
+        [_i64(0, 3)],
         [2],
         [7],
     ),

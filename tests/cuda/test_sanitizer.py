@@ -17,6 +17,7 @@ pytestmark = pytest.mark.check
 # Of each kernel what draws its arguments, and what it does not draw; engines of one rank.
 TESTS = (
     "test_check_bags.py",
+    "test_copied_rows.py",
     "test_lookup.py::test_bags_of_which_most_have_one_row",
     "test_lookup.py::test_batches_of_unlike_tables",
     "test_merge_gradients.py::test_groups_are_laid_out",
@@ -29,6 +30,8 @@ TESTS = (
     "test_training.py::test_nothing_is_trained_by_lengths_that_do_not_fit",
     "test_training.py::test_what_an_id_out_of_range_trains",
     "test_translate.py",
+    "test_united_slots.py::test_slots_are_united",
+    "test_united_slots.py::test_united_rows_are_found",
     "test_update_rows.py::test_any_lists",
     "test_update_runs.py::test_any_batch",
     "test_weight_gradients.py::test_batches_of_unlike_tables",

@@ -19,12 +19,6 @@
 namespace oper {
 namespace {
 
-constexpr unsigned kThreads = 256;
-
-Launch threads_for(int64_t things, cudaStream_t stream) {
-  return {dim3(static_cast<unsigned>((things + kThreads - 1) / kThreads)), kThreads, stream};
-}
-
 // Sorts a.words, and a.numbers beside them where they are, by the words' bits above the numbers in
 // them; equal ones stay in their order. Both come to be the first or the second of the two that are
 // given: `sorted` is which. Without scratch, only tells how many bytes of it are needed.
@@ -94,7 +88,7 @@ cudaError_t select_starts(void* scratch, size_t& bytes, const SortArguments& a,
 extern "C" int oper_cuda_make_words(const oper::WordArguments* a, int64_t accesses, void* stream) {
   using namespace oper;
   const int64_t strips = (accesses + kStrip - 1) / kStrip;
-  const Launch how = threads_for(strips * kWarpThreads, static_cast<cudaStream_t>(stream));
+  const Launch how = a_thread_each(strips * kWarpThreads, stream);
   return a->offsets32 ? launch(how, make_words<int32_t>, *a, a->offsets32)
                       : launch(how, make_words<int64_t>, *a, a->offsets64);
 }
@@ -129,5 +123,5 @@ extern "C" int oper_cuda_sort(const oper::SortArguments* a, int* sorted, void* s
                           reinterpret_cast<int64_t*>(a->words[1 - *sorted]),
                           a->before};
   const int64_t groups = a->layout.groups + 1;
-  return launch(threads_for(groups > a->accesses ? groups : a->accesses, on), find_runs, runs);
+  return launch(a_thread_each(groups > a->accesses ? groups : a->accesses, on), find_runs, runs);
 }

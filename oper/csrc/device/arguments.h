@@ -2,7 +2,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <initializer_list>
 
 #include "cpu/common/arguments.h"
 #include "oper/step/row_formats.h"
@@ -26,6 +30,20 @@ inline RowType float_type(const at::Tensor& tensor, const char* name) {
       TORCH_CHECK_TYPE(false, name, ": dtype ", tensor.scalar_type(),
                        ", and float32, float16 or bfloat16 was needed");
   }
+}
+
+// Words of the host's, list after list, on the device of other tensors, by a copy that nobody waits
+// for.
+inline at::Tensor brought(std::initializer_list<at::ArrayRef<int64_t>> lists,
+                          const at::TensorOptions& on) {
+  int64_t size = 0;
+  for (const auto& list : lists) size += static_cast<int64_t>(list.size());
+  const bool is_device = on.device().is_cuda();  // not in the emulator
+  const at::Tensor host =
+      at::empty({size}, at::TensorOptions().dtype(at::kLong).pinned_memory(is_device));
+  auto* to = host.mutable_data_ptr<int64_t>();
+  for (const auto& list : lists) to = std::copy(list.begin(), list.end(), to);
+  return is_device ? host.to(on.device(), /*non_blocking=*/true) : host;
 }
 
 // The offsets of bags [bags + 1] among a kernel's arguments.

@@ -28,6 +28,10 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_make_words", found.make_words);
   library.find("oper_cuda_sort_scratch", found.sort_scratch);
   library.find("oper_cuda_sort", found.sort);
+  library.find("oper_cuda_list_words", found.list_words);
+  library.find("oper_cuda_find_united", found.find_united);
+  library.find("oper_cuda_copy_rows", found.copy_rows);
+  library.find("oper_cuda_redirect", found.redirect);
   library.find("oper_cuda_update_rows", found.update_rows);
   library.find("oper_cuda_update_runs", found.update_runs);
   library.find("oper_cuda_lay_out_gradients", found.lay_out_gradients);

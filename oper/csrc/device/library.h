@@ -21,6 +21,10 @@ struct DeviceLibrary {
   WordLauncher* make_words = nullptr;
   SortScratch* sort_scratch = nullptr;
   SortLauncher* sort = nullptr;
+  ListedLauncher* list_words = nullptr;
+  FoundLauncher* find_united = nullptr;
+  CopyLauncher* copy_rows = nullptr;
+  RedirectLauncher* redirect = nullptr;
   UpdateLauncher* update_rows = nullptr;
   RunUpdateLauncher* update_runs = nullptr;
   LayoutLauncher* lay_out_gradients = nullptr;

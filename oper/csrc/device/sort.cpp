@@ -16,6 +16,7 @@
 #include "cpu/step/batch_arguments.h"
 #include "device/arguments.h"
 #include "device/library.h"
+#include "device/sort.h"
 #include "oper/common/bits.h"
 #include "oper/step/feature.h"
 #include "schemas.h"
@@ -125,17 +126,23 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
   a.numbers = s.numbers[0];
   auto* const on = reinterpret_cast<void*>(stream);
   make_words(a, described, number, buckets, on);
-  check_device(device_library().sort_scratch(&s, &s.scratch_bytes),
-               "the sort could not be prepared");
-  const at::Tensor scratch =
-      at::empty({static_cast<int64_t>(s.scratch_bytes)}, words.dtype(at::kByte));
-  s.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
-  int sorted = 0;
-  check_device(device_library().sort(&s, &sorted, on), "the sort could not be started");
+  const int sorted = sort_words(s, words, on);
   return {called[beside ? sorted : 0], run_start, word[1 - sorted], before};
 }
 
 }  // namespace
+
+int sort_words(SortArguments& arguments, const at::TensorOptions& options, void* stream) {
+  check_device(device_library().sort_scratch(&arguments, &arguments.scratch_bytes),
+               "the sort could not be prepared");
+  const at::Tensor scratch =
+      at::empty({static_cast<int64_t>(arguments.scratch_bytes)}, options.dtype(at::kByte));
+  arguments.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
+  int sorted = 0;
+  check_device(device_library().sort(&arguments, &sorted, stream), "the sort could not be started");
+  return sorted;
+}
+
 }  // namespace oper
 
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sort_accesses", oper::sort_accesses); }

@@ -25,9 +25,6 @@ Result = TypeVar("Result")
 # Which step is captured on a device, as torch has one capture of a stream for all who use it.
 _captures: dict[torch.device, StepCapture] = {}
 
-# What rows are copied by, the widest first.
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
 
 class OnTheWay:
     """A tensor of a device that is brought to the host beside its other work."""
@@ -90,25 +87,9 @@ class Cpu:
         found: torch.Tensor = native.ops().reused_tensor(elements, dtype)
         return found
 
-    def copy_rows(self, rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the rows in these slots [n] of an arena, uint8 [slots, row_bytes], to `out`, uint8
-        [n * row_bytes]."""
-        native.ops().copy_rows(slots, rows.data_ptr(), rows.shape[1], out)
-
     def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the sum of parts of one size, float32, in their order."""
         native.ops().sum_buffers(list(parts), out)
-
-    def redirect(
-        self,
-        addresses: torch.Tensor,
-        positions: torch.Tensor,
-        starts: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> None:
-        """Have run i of accesses, positions[starts[i] : starts[i + 1]], read targets[i], where that
-        is not negative."""
-        native.ops().redirect(addresses, positions, starts, targets)
 
     def done(self, seconds: float) -> bool:
         """Whether all that was started is done, as it is."""
@@ -304,32 +285,11 @@ class Cuda:
         """An uninitialised tensor on the device, whose memory torch keeps."""
         return torch.empty(elements, dtype=dtype, device=self.torch_device)
 
-    def copy_rows(self, rows: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the rows in these slots [n] of an arena, uint8 [slots, row_bytes], to `out`, uint8
-        [n * row_bytes]."""
-        word = next(w for w in _WORDS if rows.shape[1] % w.itemsize == 0)
-        into = out.view(word).view(len(slots), rows.shape[1] // word.itemsize)
-        torch.index_select(rows.view(word), 0, slots, out=into)
-
     def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the sum of parts of one size, float32, in their order."""
         out.copy_(parts[0])
         for part in parts[1:]:
             out += part
-
-    def redirect(
-        self,
-        addresses: torch.Tensor,
-        positions: torch.Tensor,
-        starts: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> None:
-        """Have run i of accesses, positions[starts[i] : starts[i + 1]], read targets[i], where that
-        is not negative."""
-        lengths = starts[: len(targets) + 1].diff()
-        each = targets.repeat_interleave(lengths)
-        accesses = positions[: len(each)].long()
-        addresses[accesses] = torch.where(each < 0, addresses[accesses], each)
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory, once torch has given back what it keeps unused."""

@@ -94,10 +94,11 @@ class Heap:
         node.gather(b"", "allocate its heap", extra_seconds=allocating)
         # By rows and states, width and rank.
         self._slots, self.views = slots, self._views_of(slots)
-        bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
+        bases = np.zeros((len(slots), node.ranks + 1), dtype=np.int64)
         for peer, segment in self._segments.items():
             bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
-        self.bases = bases.to(self.device.torch_device)
+        self.bases_on_host = bases
+        self.bases = torch.from_numpy(bases).to(self.device.torch_device)
         own = self._segments[node.rank].pointer
         far = torch.cat([own + as_int64(starts[0]), torch.zeros(len(slots), 1).long()], 1)
         self.far = far.to(self.device.torch_device)

@@ -98,7 +98,8 @@ class Runs(SortedRows):
         """The addresses [N] with which the accesses of each row read it at `targets` [rows], or
         where they did if that is negative."""
         found = addresses.clone()
-        device.redirect(found, self.positions, self.starts, targets)
+        of_runs = (self.positions, self.starts, targets)
+        device.ops().redirect(found, *of_runs, device.stream)
         return found
 
     def tensors(self) -> list[torch.Tensor]:

@@ -145,7 +145,7 @@ class RowExchange:
 
     def read_there(
         self,
-        bases: torch.Tensor,
+        bases: Ints,
         rows: int,
         owners: Sequence[int],
         buckets: Sequence[int],
@@ -154,8 +154,7 @@ class RowExchange:
         """Have the arenas of owners begin, in `bases`, where their rows came to, from address
         `rows` on."""
         for n, b in enumerate(buckets):
-            at = torch.from_numpy(rows + places.arenas[:, n])
-            bases[self._buckets[b].width, list(owners)] = at.to(bases.device)
+            bases[self._buckets[b].width, list(owners)] = rows + places.arenas[:, n]
 
     def _copy_rows(
         self,
@@ -166,17 +165,20 @@ class RowExchange:
         out: torch.Tensor,
     ) -> None:
         """Copy rows of this rank, by their slots, for each asker."""
-        first = 0
-        for message, of_buckets in enumerate(counts.tolist()):
-            for n, (b, count) in enumerate(zip(buckets, of_buckets, strict=True)):
-                row_bytes = int(self._row_bytes[b])
-                begin = int(places.arenas[message, n] + places.firsts[message, n] * row_bytes)
-                self._device.copy_rows(
-                    self._heap.rows(self._buckets[b].width),
-                    slots[first : first + count],
-                    out[begin : begin + count * row_bytes],
-                )
-                first += count
+        row_bytes = np.tile(self._row_bytes[list(buckets)], len(counts))
+        own = self._heap.bases_on_host[[self._buckets[b].width for b in buckets], self._node.rank]
+        arenas = np.tile(own, len(counts))
+        each, ends = counts.reshape(-1), counts.reshape(-1).cumsum()
+        self._device.ops().copy_rows(
+            slots,
+            (ends - each).tolist(),
+            each.tolist(),
+            arenas.tolist(),
+            row_bytes.tolist(),
+            out,
+            (places.arenas + places.firsts * row_bytes.reshape(counts.shape)).reshape(-1).tolist(),
+            stream=self._device.stream,
+        )
 
     # Gradients.
 

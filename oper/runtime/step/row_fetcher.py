@@ -24,6 +24,7 @@ from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.plan.layout import SLOT_BITS
+from oper.runtime.comm.shared_segment import aligned
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
@@ -178,7 +179,7 @@ class RowFetcher:
             return self._fetch_symmetric(batch, self._symmetric)
         rows = batch.rows
         assert rows is not None
-        bases = self._heap.bases.clone()
+        bases = self._heap.bases_on_host.copy()
         # Of pooled tables by pointer: what is left of their bags is of this node.
         buckets = [
             b
@@ -189,41 +190,48 @@ class RowFetcher:
             assert isinstance(rows, Runs)  # of the positions of accesses
             addresses = batch.addresses.clone()
             buffers = [self._fetch_accesses(rows, buckets, addresses, bases)] if buckets else []
-            return Fetched(addresses, bases, buffers)
+            return Fetched(addresses, torch.from_numpy(bases), buffers)
         # Where rows are that were fetched.
         targets = rows.slots.new_full((int(rows.before_on_host[-1]),), -1)
-        buffers = self._copy_distinct(rows, buckets, targets, bases)
+        buffer = self._copy_distinct(rows, buckets, targets, bases)
         if self.relay is not None and buckets:
             self.relay.fetch(rows, buckets, targets, bases)
-        return Fetched(rows.redirected(batch.addresses, targets, self._device), bases, buffers)
+        addresses = rows.redirected(batch.addresses, targets, self._device)
+        return Fetched(addresses, self._device.send(torch.from_numpy(bases)), [buffer])
 
     def _copy_distinct(
         self,
-        all_rows: BatchRows,
+        rows: BatchRows,
         buckets: Sequence[int],
         targets: torch.Tensor,
-        bases: torch.Tensor,
-    ) -> list[torch.Tensor]:
-        """Copy the distinct rows of this node's other ranks into a buffer of each width."""
-        copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
-        size = [0] * len(bases)
-        for b in buckets:
-            width = self._buckets[b].width
-            for rank in self._node.peers:
-                rows = all_rows.owned(b, rank)
-                if rank == self._rank or rows.start == rows.stop:
-                    continue
-                places = _places(self._ranks, size[width], rows.stop - rows.start)
-                targets[rows] = places.to(targets.device)
-                copies[width].append(self._copy(width, rank, all_rows.slots[rows]))
-                size[width] += rows.stop - rows.start
-        buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
-        begins = torch.tensor([buffer.data_ptr() for buffer in buffers])
-        bases[:, self._ranks] = begins.to(bases.device)
-        return buffers
+        bases: Ints,
+    ) -> torch.Tensor:
+        """Copy the distinct rows of this node's other ranks into a buffer, width after width."""
+        pieces: list[tuple[int, ...]] = []  # as the operator takes them
+        end = 0
+        for width in sorted({self._buckets[b].width for b in buckets}):
+            begin = end = aligned(end)
+            for b in (b for b in buckets if self._buckets[b].width == width):
+                row_bytes = int(self._row_bytes[b])
+                for rank in self._node.peers:
+                    of = rows.owned(b, rank)
+                    if rank == self._rank or of.start == of.stop:
+                        continue
+                    called = (self._ranks << SLOT_BITS) + (end - begin) // row_bytes
+                    arena = int(bases[width, rank])
+                    count = of.stop - of.start
+                    pieces.append((of.start, count, arena, row_bytes, end, called))
+                    end += count * row_bytes
+            bases[width, self._ranks] = begin
+        buffer = self._device.new(end, torch.uint8)
+        bases[:, self._ranks] += buffer.data_ptr()
+        *copied, places, names = np.array(pieces, dtype=np.int64).reshape(-1, 6).T.tolist()
+        to = (buffer, places, targets, names)
+        self._device.ops().copy_rows(rows.slots, *copied, *to, self._device.stream)
+        return buffer
 
     def _fetch_accesses(
-        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: torch.Tensor
+        self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: Ints
     ) -> torch.Tensor:
         """Fetch rows of other nodes, one for each access."""
         exchange = self._exchange
@@ -298,12 +306,6 @@ class RowFetcher:
             batch.report,
         )
         return Fetched(addresses, bases, [buffer])
-
-    def _copy(self, width: int, rank: int, slots: torch.Tensor) -> torch.Tensor:
-        rows = self._heap.rows(width, rank)
-        out = rows.new_empty(len(slots) * rows.shape[1])
-        self._device.copy_rows(rows, slots, out)
-        return out
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
         counters.add(lookups=1, accesses=len(batch.addresses))

@@ -11,8 +11,7 @@ its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for 
 Backward, the relay adds up what the mailboxes of its node have for the owner, in the order of its
 ranks, and sends one gradient a row (apply_gradients.py).
 
-On devices lists and rows lie in their memory, and what unites and finds them is in
-united_slots.py.
+On devices lists and rows lie in their memory; how many there are is the host's to know.
 
 Two counters of the signals order the ranks; each is the number of the fetch that a rank is at:
 
@@ -24,14 +23,13 @@ from collections.abc import Sequence
 
 import torch
 
-from oper.base import native
+from oper.base.arrays import Ints
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_slots import DeviceBytes, DeviceSlots
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows
 from oper.runtime.memory.shared_slots import SharedBytes, SharedSlots
 from oper.runtime.step.row_exchange import RowExchange
-from oper.runtime.step.united_slots import find_united, unite_slots
 
 COUNTERS = ("asked", "relayed")
 
@@ -48,17 +46,15 @@ class RowRelay:
         self._rows: DeviceBytes | SharedBytes
         self._asked: DeviceSlots | SharedSlots
         self._united: DeviceSlots | SharedSlots
-        device = memory.heap.device
+        self._device = device = memory.heap.device
         if isinstance(device, Cuda):
             self._asked = DeviceSlots(node, device, sizes[0], names[0])
             self._united = DeviceSlots(node, device, sizes[1], names[1])
             self._rows = DeviceBytes(node, device, "rows of other nodes")
-            self._unite, self._find = unite_slots, find_united
         else:
             self._asked = SharedSlots(node, sizes[0], names[0])
             self._united = SharedSlots(node, sizes[1], names[1])
             self._rows = SharedBytes(node, "relayed-rows")
-            self._unite, self._find = native.ops().unite_slots, native.ops().find_united
         self._fetches = 0
 
     @property
@@ -67,7 +63,7 @@ class RowRelay:
         return self._asked.bytes + self._united.bytes + self._rows.bytes
 
     def fetch(
-        self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: torch.Tensor
+        self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: Ints
     ) -> None:
         """Fetch what ranks of this node need of other nodes' rows in some buckets. Where they came
         to are their `targets` [rows] then, by `bases`; they may be read there until the next
@@ -84,45 +80,56 @@ class RowRelay:
         self._exchange.fetch(slots, counts, buckets, self._rows.room)
         self._signals.post("relayed", self._fetches)
         self._signals.wait("relayed", self._fetches, "fetch rows of other nodes")
-        for relay in self._node.peers:
-            self._find_rows(relay, rows, buckets, targets, bases)
+        self._find_rows(rows, buckets, targets, bases)
 
     def _of_node(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots that this node's ranks need of those that this one asks, ascending in each
         group, and how many there are before each."""
         asked = [self._asked.read(peer) for peer in self._node.peers]
-        united: tuple[torch.Tensor, torch.Tensor] = self._unite(
+        slots, before = self._device.ops().unite_slots(
             [slots for _, slots in asked],
             [before for before, _ in asked],
             self._exchange.groups(self._exchange.owners, buckets),
+            self._device.stream,
         )
-        return united
+        before = before.cpu()  # which a device is waited for
+        return slots[: int(before[-1])], before
 
     def _find_rows(
         self,
-        relay: int,
         rows: BatchRows,
         buckets: Sequence[int],
         targets: torch.Tensor,
-        bases: torch.Tensor,
+        bases: Ints,
     ) -> None:
-        """Find where the rows are that a rank fetched."""
-        owners = self._exchange.owners_of[relay]
-        if not owners:
-            return
-        header, slots = self._united.read(relay)
-        before = header[: len(owners) * len(buckets) + 1]
-        counts = before.diff().view(-1, len(buckets)).numpy()
-        places = self._exchange.places(counts, buckets)
-        rows_there = self._rows.of(relay, int(places.sizes.sum()))
-        self._exchange.read_there(bases, rows_there.data_ptr(), owners, buckets, places)
-        self._find(
+        """Find where the rows are that the ranks of this node fetched."""
+        slots: list[torch.Tensor] = []
+        before: list[torch.Tensor] = []
+        groups: list[int] = []
+        fields: list[int] = []
+        firsts: list[int] = []
+        for relay in self._node.peers:
+            owners = self._exchange.owners_of[relay]
+            if not owners:
+                continue
+            header, united = self._united.read(relay)
+            slots.append(united)
+            before.append(header[: len(owners) * len(buckets) + 1])
+            counts = before[-1].diff().view(-1, len(buckets)).numpy()
+            places = self._exchange.places(counts, buckets)
+            rows_there = self._rows.of(relay, int(places.sizes.sum()))
+            self._exchange.read_there(bases, rows_there.data_ptr(), owners, buckets, places)
+            groups += self._exchange.groups(owners, buckets)
+            fields += [owner for owner in owners for _ in buckets]
+            firsts += places.firsts.reshape(-1).tolist()
+        self._device.ops().find_united(
             targets,
             rows.slots,
             rows.before_on_host,
-            self._exchange.groups(owners, buckets),
+            groups,
             slots,
             before,
-            [owner for owner in owners for _ in buckets],
-            places.firsts.reshape(-1).tolist(),
+            fields,
+            firsts,
+            self._device.stream,
         )

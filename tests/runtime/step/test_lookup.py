@@ -138,13 +138,21 @@ def test_elements_that_no_bag_covers_are_zero():
         out.fill_(7)
 
 
-def test_copied_rows_are_those_of_the_slots():
-    rng = np.random.default_rng(3)
-    arena = torch.from_numpy(rng.integers(0, 256, (50, 48), dtype=np.uint8))
-    for slots in (torch.empty(0, dtype=torch.int64), torch.tensor([3, 49, 0, 0]), torch.arange(50)):
-        out = torch.zeros(len(slots), 48, dtype=torch.uint8)
-        ops.copy_rows(slots, arena.data_ptr(), 48, out)
-        assert torch.equal(out, arena[slots])
+def test_copied_rows_that_do_not_fit_are_refused():
+    slots, out = torch.tensor([1, 2, 3]), torch.zeros(96, dtype=torch.uint8)
+    arena = torch.zeros(10, 16, dtype=torch.uint8).data_ptr()
+    for wrong, error in (
+        (([0], [4], [arena], [16], out, [0]), "counts: 4, and 0 to 3"),
+        (([4], [0], [arena], [16], out, [0]), "firsts: 4, and 0 to 3"),
+        (([0], [3], [arena], [16], out, [50]), "out: bytes: 48, and 0 to 46"),
+        (([0], [3], [0], [16], out, [0]), "arenas: one is not mapped here"),
+        (([0], [3], [arena], [0], out, [0]), "row_bytes: 0"),
+        (([0], [3], [arena, arena], [16], out, [0]), "as many of each"),
+        (([0], [3], [arena], [16], out, [0], slots[:2], [5]), "targets: rows: 3, and 0 to 2"),
+        (([0], [3], [arena], [16], out, [0], slots), "as many of each"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            ops.copy_rows(slots, *wrong)
 
 
 def test_redirected_accesses_read_the_fetched_rows():
@@ -238,7 +246,8 @@ def test_operators_are_as_torch_wants_them():
     check(ops.weight_gradients.default, by_weight)
     slots = torch.tensor([1, 2])
     out = torch.empty(2, case.arenas[0][0].shape[1], dtype=torch.uint8)
-    check(ops.copy_rows.default, (slots, case.arenas[0][0].data_ptr(), out.shape[1], out))
+    rows = ([0], [2], [case.arenas[0][0].data_ptr()], [out.shape[1]])
+    check(ops.copy_rows.default, (slots, *rows, out.view(-1), [0]))
     runs = torch.tensor([0, 1], dtype=torch.int32)
     to = torch.tensor([5])
     check(ops.redirect.default, (arguments[0].clone(), runs[:1], runs, to))

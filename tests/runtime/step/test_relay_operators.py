@@ -28,7 +28,7 @@ def tensors_of(groups: list[np.ndarray], room: int = 0) -> tuple[torch.Tensor, t
     """Slots, with room for more behind them, and how many there are before each group."""
     slots = np.concatenate([*groups, np.full(room, -7)]).astype(np.int64)
     before = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
-    return torch.from_numpy(slots), torch.from_numpy(before)
+    return torch.from_numpy(slots), torch.from_numpy(before.astype(np.int64))
 
 
 numbers = st.integers(0, 10_000)
@@ -58,12 +58,15 @@ def test_united_rows_are_found_at_their_places(seed, groups):
     slots, before = tensors_of(mine)
     fields, firsts = rng.integers(0, 9, len(chosen)), rng.integers(0, 50, len(chosen))
     targets = torch.full((len(slots),), -1)
+    cut = int(rng.integers(0, len(chosen) + 1))  # what one rank united, and another
+    lists = [tensors_of(of, room=2) for of in (united[:cut], united[cut:])]
     ops.find_united(
         targets,
         slots,
         before,
         chosen,
-        *tensors_of(united, room=2),
+        [of for of, _ in lists],
+        [of for _, of in lists],
         fields.tolist(),
         firsts.tolist(),
     )
@@ -79,15 +82,18 @@ def test_united_rows_are_found_at_their_places(seed, groups):
 def test_rows_that_nobody_fetched_are_an_error():
     before = torch.tensor([0, 2])
     given = (torch.zeros(2, dtype=torch.int64), torch.tensor([3, 5]), before, [0])
-    ops.find_united(*given, torch.tensor([3, 4, 5]), torch.tensor([0, 3]), [1], [0])
+    ops.find_united(*given, [torch.tensor([3, 4, 5])], [torch.tensor([0, 3])], [1], [0])
     for united in ([3, 4], [4, 5], [3]):
         ends = torch.tensor([0, len(united)])
         with pytest.raises(ValueError, match=r"united: slot [35] of group 0 is not there"):
-            ops.find_united(*given, torch.tensor(united), ends, [1], [0])
-    with pytest.raises(IndexError, match="united_before: 1 is none of 1 groups"):
-        ops.find_united(*given[:3], [0, 0], torch.tensor([3, 5]), before, [1, 1], [0, 0])
+            ops.find_united(*given, [torch.tensor(united)], [ends], [1], [0])
+    there = ([torch.tensor([3, 5])], [before])
+    with pytest.raises(ValueError, match="groups: 2, and 1 are united"):
+        ops.find_united(*given[:3], [0, 0], *there, [1, 1], [0, 0])
+    with pytest.raises(ValueError, match="groups: 1, and more are united"):
+        ops.find_united(*given, there[0] * 2, there[1] * 2, [1], [0])
     with pytest.raises(ValueError, match="targets"):
-        ops.find_united(given[0][:1], *given[1:], torch.tensor([3, 5]), before, [1], [0])
+        ops.find_united(given[0][:1], *given[1:], *there, [1], [0])
 
 
 @examples(50)

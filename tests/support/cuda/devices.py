@@ -15,7 +15,7 @@ class _Operators:
 
     stream = 0
 
-    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
+    def start(self, operator: str, *arguments: Any, order: int = 0, **named: Any) -> Any:
         """Call an operator with all of its arguments, the stream among them, with threads in some
         order."""
         raise NotImplementedError
@@ -47,9 +47,9 @@ class Emulated(_Operators):
         what is read beyond it (test_sanitizer.py)."""
         return None if tensor is None else tensor.clone()
 
-    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
+    def start(self, operator: str, *arguments: Any, order: int = 0, **named: Any) -> Any:
         self._emulator.order(order)
-        return getattr(torch.ops.oper_emulated, operator)(*arguments)
+        return getattr(torch.ops.oper_emulated, operator)(*arguments, **named)
 
 
 class Cuda(_Operators):
@@ -61,8 +61,8 @@ class Cuda(_Operators):
     def put(self, tensor: Maybe) -> Maybe:
         return None if tensor is None else tensor.cuda()
 
-    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
-        return getattr(native.device_ops(), operator)(*arguments)
+    def start(self, operator: str, *arguments: Any, order: int = 0, **named: Any) -> Any:
+        return getattr(native.device_ops(), operator)(*arguments, **named)
 
     @property
     def stream(self) -> int:  # type: ignore[override]

@@ -10,8 +10,8 @@
 //   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
 // * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas mapped
 //   here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
-// * copy_rows: slots of the arena at base_pointer, by row_bytes. RowFetcher and RowExchange vouch,
-//   as the slots are of addresses that other ranks' maps gave.
+// * copy_rows: slots of the arenas, by row_bytes. RowFetcher and RowExchange vouch, as the slots are
+//   of addresses that other ranks' maps gave.
 // * unite_slots, relay_gradients: slots that ascend in each group, and that nobody writes
 //   meanwhile. RowRelay and RowExchange vouch.
 // * sum_gradients: positions and runs of accesses of one bucket, by the features and segments that
@@ -22,6 +22,8 @@
 //   not the arena's is passed over.
 // * update_runs on a device: as sum_gradients and update_rows.
 // * mark_replicas on a device: as update_rows; a slot that is no replica's is passed over.
+// * find_united on a device: as unite_slots, and that all slots are among the united ones.
+// * redirect on a device: positions of the batch's accesses. sort_accesses vouches.
 // * unite_replicas on a device: bitmaps of no more replicas than there is room for, and no bits
 //   beyond a bucket's. mark_replicas vouches for the bits, DeviceBitmap for the room.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.

@@ -9,11 +9,15 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "cpu/common/output_buffers.h"
 #include "cpu/step/batch_arguments.h"
+#include "cpu/step/copied_rows.h"
 #include "oper/step/pool_bags.h"
 #include "schemas.h"
 
@@ -124,28 +128,38 @@ at::Tensor weight_gradients_shape(const at::Tensor&, const at::Tensor&,
   return at::empty_like(weights);
 }
 
-// Rows of one arena by slot: what others fetch from here.
-void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes, at::Tensor& out) {
-  const int64_t count = slots.numel();
-  const int64_t* const slot = elements<int64_t>(slots, count, "slots");
-  check_size(row_bytes, 1, kMostRows, "row_bytes");
-  elements<uint8_t>(out, product(count, row_bytes, "out"), "out");
-  const auto* const arena = reinterpret_cast<const uint8_t*>(base_pointer);
-  TORCH_CHECK_VALUE(arena != nullptr || count == 0, "base_pointer: the arena is not mapped here");
-  uint8_t* const to = out.data_ptr<uint8_t>();
-  at::parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const uint8_t* const ahead = arena + slot[std::min(n + kRowsPerBlock, end - 1)] * row_bytes;
-      for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(ahead + byte);
-      std::memcpy(to + n * row_bytes, arena + slot[n] * row_bytes, row_bytes);
-    }
-  });
+// Rows by their slots, which others fetch from here, or this rank from others: of each piece those
+// of one arena, one after another to its place in `out`. Where there are targets, those of a
+// piece's rows are called[n] and on.
+void copy_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArrayRef counts,
+               at::IntArrayRef arenas, at::IntArrayRef row_bytes, at::Tensor& out,
+               at::IntArrayRef places, const std::optional<at::Tensor>& targets,
+               at::IntArrayRef called, int64_t) {
+  const int64_t* const all = elements<int64_t>(slots, "slots");
+  for_copied_rows(slots, firsts, counts, arenas, row_bytes, out, places, targets, called,
+                  [&](const CopiedRows& of) {
+                    const int64_t* const slot = all + of.first;
+                    at::parallel_for(0, of.count, kRowsPerTask, [&](int64_t begin, int64_t end) {
+                      for (int64_t n = begin; n < end; ++n) {
+                        const int64_t next = slot[std::min(n + kRowsPerBlock, end - 1)];
+                        const uint8_t* const ahead = of.arena + next * of.row_bytes;
+                        for (int64_t byte = 0; byte < of.row_bytes; byte += 64)
+                          __builtin_prefetch(ahead + byte);
+                        std::memcpy(of.out + n * of.row_bytes, of.arena + slot[n] * of.row_bytes,
+                                    of.row_bytes);
+                      }
+                    });
+                    if (targets) {
+                      auto* const target = targets->mutable_data_ptr<int64_t>() + of.first;
+                      std::iota(target, target + of.count, of.called);
+                    }
+                  });
 }
 
 // Accesses of fetched rows read them where they were fetched to: those of run r at targets[r], and
 // where they did if that is negative.
 void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tensor& run_start,
-              const at::Tensor& targets) {
+              const at::Tensor& targets, int64_t) {
   int64_t* const to = writable_elements<int64_t>(addresses, 0, "addresses");
   const int32_t* const position = elements<int32_t>(positions, "positions");
   const int64_t runs = targets.numel();
@@ -198,9 +212,12 @@ at::Tensor redirect_numbered(const at::Tensor& addresses, const at::Tensor& row_
   return found;
 }
 
-void copy_rows_shape(const at::Tensor&, int64_t, int64_t, at::Tensor&) {}
+void copy_rows_shape(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                     at::IntArrayRef, at::Tensor&, at::IntArrayRef,
+                     const std::optional<at::Tensor>&, at::IntArrayRef, int64_t) {}
 
-void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {}
+void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t) {
+}
 
 at::Tensor redirect_numbered_shape(const at::Tensor& addresses, const at::Tensor&,
                                    const at::Tensor&) {
@@ -212,8 +229,8 @@ at::Tensor redirect_numbered_shape(const at::Tensor& addresses, const at::Tensor
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kPooledRows);
   m.def(oper::schemas::kWeightGradients);
-  m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
-  m.def("redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, Tensor targets) -> ()");
+  m.def(oper::schemas::kCopyRows);
+  m.def(oper::schemas::kRedirect);
   m.def("redirect_numbered(Tensor addresses, Tensor row_of, Tensor targets) -> Tensor");
 }
 

@@ -12,40 +12,20 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/step/row_groups.h"
+#include "cpu/step/slot_groups.h"
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
 #include "oper/step/merge_gradients.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
 
 constexpr int64_t kWordBytes = sizeof(int64_t);
 
-// Groups of slots: group g is slots[before[g] : before[g + 1]].
-struct SlotGroups {
-  const int64_t* slots;
-  const int64_t* before;
-  int64_t count, most;
-
-  SlotGroups(const at::Tensor& slots, const at::Tensor& before, const char* name)
-      : slots(elements<int64_t>(slots, name)),
-        before(elements_at_least<int64_t>(before, 1, name)),
-        count(before.numel() - 1),
-        most(slots.numel()) {}
-
-  // Where a group begins and ends.
-  std::tuple<int64_t, int64_t> range(int64_t group, const char* name) const {
-    check_index(group, count, name, "groups");
-    const int64_t begin = before[group], end = before[group + 1];
-    TORCH_CHECK_VALUE(0 <= begin && begin <= end && end <= most, name, ": group ", group,
-                      " is slots ", begin, " to ", end, " of ", most);
-    return {begin, end};
-  }
-};
-
 // The distinct slots of each of `groups` in any of the lists, ascending, one group after the other.
 std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
-                                               at::IntArrayRef groups) {
+                                               at::IntArrayRef groups, int64_t) {
   TORCH_CHECK_VALUE(slots.size() == before.size(), "slots, before: ", slots.size(), " and ",
                     before.size(), " of them, and as many were needed");
   const auto number = static_cast<int64_t>(groups.size());
@@ -72,27 +52,23 @@ std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorL
 }
 
 // Where rows that came for several ranks lie: `targets` of the rows of groups[i], all of which are
-// of the united group i, become slot firsts[i] of fields[i] and on, in the united order.
+// of the i-th of all lists' united groups, list after list, become slot firsts[i] of fields[i] and
+// on, in the united order.
 void find_united(at::Tensor& targets, const at::Tensor& slots, const at::Tensor& before,
-                 at::IntArrayRef groups, const at::Tensor& united, const at::Tensor& united_before,
-                 at::IntArrayRef fields, at::IntArrayRef firsts) {
-  const SlotGroups own(slots, before, "slots"), all(united, united_before, "united");
+                 at::IntArrayRef groups, at::TensorList united, at::TensorList united_before,
+                 at::IntArrayRef fields, at::IntArrayRef firsts, int64_t) {
+  const SlotGroups own(slots, before, "slots");
   int64_t* const to = writable_elements<int64_t>(targets, slots.numel(), "targets");
-  TORCH_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
-                    "groups, fields, firsts: as many of each were needed");
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const auto [first, last] = own.range(groups[i], "before");
-    const auto [begin, end] = all.range(static_cast<int64_t>(i), "united_before");
-    check_size(fields[i], 0, kReplica - 1, "fields");
-    check_size(firsts[i], 0, kMostRows - (end - begin), "firsts");
-    int64_t at = begin;
+  for_united_groups(groups, united, united_before, fields, firsts, [&](const UnitedGroup& of) {
+    const auto [first, last] = own.range(of.group, "before");
+    int64_t at = 0;
     for (int64_t row = first; row < last; ++row, ++at) {
-      while (at < end && all.slots[at] < own.slots[row]) ++at;
-      TORCH_CHECK_VALUE(at < end && all.slots[at] == own.slots[row], "united: slot ",
-                        own.slots[row], " of group ", groups[i], " is not there");
-      to[row] = make_address(fields[i], firsts[i] + at - begin);
+      while (at < of.size && of.slots[at] < own.slots[row]) ++at;
+      TORCH_CHECK_VALUE(at < of.size && of.slots[at] == own.slots[row], "united: slot ",
+                        own.slots[row], " of group ", of.group, " is not there");
+      to[row] = make_address(of.field, of.first + at);
     }
-  }
+  });
 }
 
 OPER_SIMD void merge_to(const std::vector<Gradients>& lists, int64_t dim, float* sum,
@@ -170,12 +146,8 @@ std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::Ten
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "unite_slots(Tensor[] slots, Tensor[] before, int[] groups)"
-      " -> (Tensor slots, Tensor before)");
-  m.def(
-      "find_united(Tensor(a!) targets, Tensor slots, Tensor before, int[] groups, Tensor united,"
-      " Tensor united_before, int[] fields, int[] firsts) -> ()");
+  m.def(oper::schemas::kUniteSlots);
+  m.def(oper::schemas::kFindUnited);
   m.def(
       "relay_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] chosen, int[] dims)"
       " -> (Tensor rows, Tensor messages)");

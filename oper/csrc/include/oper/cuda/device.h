@@ -37,6 +37,13 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...),
 #endif
 }
 
+// A thread for each of one thing or more.
+inline Launch a_thread_each(int64_t things, void* stream) {
+  constexpr int64_t kThreads = 256;
+  return {dim3(static_cast<unsigned>((things + kThreads - 1) / kThreads)), kThreads,
+          static_cast<cudaStream_t>(stream)};
+}
+
 // Of the current device; 1 where that cannot be told.
 inline int64_t multiprocessors() {
   int device = 0, count = 0;

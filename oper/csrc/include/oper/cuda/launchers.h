@@ -199,6 +199,60 @@ struct RunArguments {
   int64_t* before;
 };
 
+// Lists of slots, ascending in each, to be united: pieces of them, each of a group. Pointers are
+// the device's.
+struct ListedArguments {
+  const int64_t* begins;  // [pieces + 1] slots before each piece
+  const int64_t* places;  // [pieces] the address of the first
+  const int64_t* groups;  // [pieces]
+  int64_t pieces;
+  int64_t slots;
+  WordLayout layout;
+  uint64_t* words;  // [slots]
+};
+
+// A rank's rows, pieces of which are looked for among united slots.
+struct FoundArguments {
+  const int64_t* begins;        // [pieces + 1] rows before each piece
+  const int64_t* first_row;     // [pieces] among all rows of the rank
+  const int64_t* places;        // [pieces] the address of the united slots that it is among
+  const int64_t* counts;        // [pieces] how many these are
+  const int64_t* first_target;  // [pieces] what the first of them is called
+  int64_t pieces;
+  int64_t rows;
+  const int64_t* slots;
+  int64_t* targets;
+};
+
+// Rows of one arena that are copied to one place, one after another.
+struct CopiedPiece {
+  const uint8_t* arena;
+  uint8_t* out;
+  int64_t first;  // of `slots`
+  int64_t row_bytes;
+  int64_t row_words;  // that a row is copied by, of 1, 2, 4, 8 or 16 bytes
+  int64_t target;     // what the first is called
+};
+
+struct CopyArguments {
+  const int64_t* begins;  // [pieces + 1] words before each piece
+  const CopiedPiece* piece;
+  int64_t pieces;
+  int64_t words;
+  const int64_t* slots;
+  int64_t* targets;  // null: rows are called nothing
+};
+
+// Accesses sorted by row, which are to read a row where its target is.
+struct RedirectArguments {
+  const int32_t* positions;
+  const int32_t* run_start;  // [runs + 1]
+  int64_t runs;
+  const int64_t* targets;  // [runs], negative: the row is read where it is
+  int64_t accesses;        // room for positions
+  int64_t* addresses;
+};
+
 // Threads that hold a row of so many pieces: as many, up to a warp.
 constexpr int32_t lanes_for(int64_t pieces) {
   int32_t lanes = 1;
@@ -384,6 +438,12 @@ using SortScratch = int(const SortArguments*, uint64_t* bytes);
 // memory.
 using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 
+// Of one slot, row, word or access at least.
+using ListedLauncher = int(const ListedArguments*, void* stream);
+using FoundLauncher = int(const FoundArguments*, void* stream);
+using CopyLauncher = int(const CopyArguments*, void* stream);
+using RedirectLauncher = int(const RedirectArguments*, void* stream);
+
 // Takes a step of the optimizer of this number in Optimizers; a list has `most_rows` at the most.
 using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t most_rows,
                            void* stream);
@@ -433,10 +493,12 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{11} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{12} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
     sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(RunUpdateArguments) +
     sizeof(BucketDims) + sizeof(MergeArguments) + sizeof(MarkArguments) + sizeof(UnionArguments) +
-    sizeof(ListArguments) + sizeof(AggregateArguments) + sizeof(SliceArguments);
+    sizeof(ListArguments) + sizeof(AggregateArguments) + sizeof(SliceArguments) +
+    sizeof(ListedArguments) + sizeof(FoundArguments) + sizeof(CopiedPiece) + sizeof(CopyArguments) +
+    sizeof(RedirectArguments);
 
 }  // namespace oper
