@@ -23,11 +23,11 @@ is needed.
 On several nodes lists, rows and gradients of other nodes are on their way: of a row that a rank
 fetches there, for itself or for others of its node, there are up to
 
-    3 copies of 8 + 4 · D   in inference: as it is sent, as it is received, a quarter more
+    2.5 copies of 8 + 4 · D in inference: as it is sent, as it is received, a quarter more
     5 copies                in training: as it was received; its gradient in parts of mailboxes, in
                             their sum, in messages sent and received. By NVSHMEM: its gradient in a
                             message, and, a quarter more each, as it is left there and as it comes
-    100                     of lists, for each access: rows, keys, where they are found
+    60                      of lists, for each access: rows, words, where they are found
 
 A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
 
@@ -60,8 +60,8 @@ _SORT_BYTES = 8 + 4 + 1  # of CUB's scratch a fifth of a byte: 256 counters for 
 _SUM_BYTES = 4 + 4 + 4
 _ACCESSES_OF_PARTIAL_SUMS = 256 // 2
 # Of a row of another node, copies of its slot and gradient at once; and bytes of lists, an access.
-_COPIES_ON_THE_WAY = {False: 3, True: 5}  # in inference, in training
-_LIST_BYTES = 100
+_COPIES_ON_THE_WAY = {False: 2.5, True: 5}  # in inference, in training
+_LIST_BYTES = 60
 # Of a replica: its slot; the bitmap of this rank, that of all ranks, and rows before its words.
 _REPLICA_BYTES = SLOT_BYTES + (1 + 1 + 1 / 2 + 1) / 8
 

@@ -46,6 +46,26 @@ constexpr const char* kFindUnited =
     "find_united(Tensor(a!) targets, Tensor slots, Tensor before, int[] groups, Tensor[] united,"
     " Tensor[] united_before, int[] fields, int[] firsts, int stream=0) -> ()";
 
+constexpr const char* kForwardBags =
+    "forward_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+    " int[] destination_of, int destinations, int[] places, int slot_bits, int code_words,"
+    " int stream=0) -> (Tensor[] words, Tensor[] places_of_bags, Tensor[] positions, Tensor kept,"
+    " Tensor counts)";
+
+constexpr const char* kJoinBags =
+    "join_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+    " int[] forwards, int[] destination_of, int destinations, Tensor kept, Tensor[] received,"
+    " int forwarded_features, int[] fields, int slot_bits, int code_words, Tensor? heads=None,"
+    " int stream=0) -> (Tensor addresses, Tensor offsets, Tensor? weights, Tensor positions)";
+
+constexpr const char* kAddBags =
+    "add_bags(Tensor(a!) out, Tensor places, int[] counts, int[] dims, Tensor vectors,"
+    " int stream=0) -> ()";
+
+constexpr const char* kGatherBags =
+    "gather_bags(Tensor values, Tensor places, int[] counts, int[] dims, Tensor(a!) vectors,"
+    " int stream=0) -> ()";
+
 constexpr const char* kCopyRows =
     "copy_rows(Tensor slots, int[] firsts, int[] counts, int[] arenas, int[] row_bytes,"
     " Tensor(a!) out, int[] places, Tensor(b!)? targets=None, int[] called=[], int stream=0)"

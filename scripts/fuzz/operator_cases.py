@@ -258,7 +258,7 @@ def _forward_bags() -> list[Argument]:
 def _join_bags() -> list[Argument]:
     batch = _bags_of_nodes()
     given = [argument.value for argument in batch]
-    words, _, _, kept = native.ops().forward_bags(*given, *_NODES, [0, 0, 0], 5, 1)
+    words, _, _, kept, _ = native.ops().forward_bags(*given, *_NODES, [0, 0, 0], 5, 1)
     forwards = [sum(int(part[2 + feature]) for part in words) for feature in range(2)]
     return [*batch, *_list(forwards, *_NODES, kept, words, 2, [LOCAL], 5, 1)]
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.check
 TESTS = (
     "test_check_bags.py",
     "test_copied_rows.py",
+    "test_forward_bags.py",
     "test_lookup.py::test_bags_of_which_most_have_one_row",
     "test_lookup.py::test_batches_of_unlike_tables",
     "test_merge_gradients.py::test_groups_are_laid_out",

@@ -150,8 +150,9 @@ def test_what_goes_between_nodes(
         for of_rank in taken:
             assert of_rank.bytes <= step.batch_bytes + SMALL
             if dim == 128:
-                # What was sent counts, and may be gone: gloo drops it when it comes to it.
-                assert of_rank.bytes > 0.5 * step.batch_bytes
+                # What was sent counts, and may be gone: gloo drops it when it comes to it. Of
+                # pooled tables vectors are sent, of fewer bytes here than rows.
+                assert of_rank.bytes > (0.4 if pooled else 0.5) * step.batch_bytes
 
 
 @pytest.mark.parametrize("fetch", ["raw", "distinct"])

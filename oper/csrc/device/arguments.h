@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <vector>
 
 #include "cpu/common/arguments.h"
 #include "oper/step/row_formats.h"
@@ -44,6 +45,14 @@ inline at::Tensor brought(std::initializer_list<at::ArrayRef<int64_t>> lists,
   auto* to = host.mutable_data_ptr<int64_t>();
   for (const auto& list : lists) to = std::copy(list.begin(), list.end(), to);
   return is_device ? host.to(on.device(), /*non_blocking=*/true) : host;
+}
+
+// Appends a struct, as words of 64 bits that `brought` brings.
+template <typename Struct>
+void append_words(std::vector<int64_t>& words, const Struct& given) {
+  static_assert(sizeof(Struct) % sizeof(int64_t) == 0);
+  const auto* const first = reinterpret_cast<const int64_t*>(&given);
+  words.insert(words.end(), first, first + sizeof(Struct) / sizeof(int64_t));
 }
 
 // The offsets of bags [bags + 1] among a kernel's arguments.

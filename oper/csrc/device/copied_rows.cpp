@@ -40,10 +40,8 @@ void copy_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArrayRef 
       [&](const CopiedRows& of) {
         if (of.count == 0) return;
         const int64_t row_words = of.row_bytes / word_bytes(of.arena, of.out, of.row_bytes);
-        const CopiedPiece piece{of.arena, of.out, of.first, of.row_bytes, row_words, of.called};
-        const auto* const words = reinterpret_cast<const int64_t*>(&piece);
-        static_assert(sizeof(CopiedPiece) % sizeof(int64_t) == 0);
-        pieces.insert(pieces.end(), words, words + sizeof(CopiedPiece) / sizeof(int64_t));
+        append_words(pieces,
+                     CopiedPiece{of.arena, of.out, of.first, of.row_bytes, row_words, of.called});
         begins.push_back(a.words);
         a.words += product(of.count, row_words, "counts");
         check_size(a.words, 0, std::numeric_limits<int32_t>::max() * int64_t{256}, "counts: words");

@@ -32,6 +32,12 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_find_united", found.find_united);
   library.find("oper_cuda_copy_rows", found.copy_rows);
   library.find("oper_cuda_redirect", found.redirect);
+  library.find("oper_cuda_list_forwarded", found.list_forwarded);
+  library.find("oper_cuda_count_forwarded", found.count_forwarded);
+  library.find("oper_cuda_write_forwarded", found.write_forwarded);
+  library.find("oper_cuda_list_lengths", found.list_lengths);
+  library.find("oper_cuda_join_accesses", found.join_accesses);
+  library.find("oper_cuda_move_vectors", found.move_vectors);
   library.find("oper_cuda_update_rows", found.update_rows);
   library.find("oper_cuda_update_runs", found.update_runs);
   library.find("oper_cuda_lay_out_gradients", found.lay_out_gradients);

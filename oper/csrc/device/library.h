@@ -25,6 +25,12 @@ struct DeviceLibrary {
   FoundLauncher* find_united = nullptr;
   CopyLauncher* copy_rows = nullptr;
   RedirectLauncher* redirect = nullptr;
+  ForwardLauncher* list_forwarded = nullptr;
+  ForwardCounter* count_forwarded = nullptr;
+  ParcelLauncher* write_forwarded = nullptr;
+  LengthLauncher* list_lengths = nullptr;
+  JoinLauncher* join_accesses = nullptr;
+  VectorLauncher* move_vectors = nullptr;
   UpdateLauncher* update_rows = nullptr;
   RunUpdateLauncher* update_runs = nullptr;
   LayoutLauncher* lay_out_gradients = nullptr;

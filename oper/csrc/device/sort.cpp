@@ -27,11 +27,6 @@ namespace {
 // Positions, run_start, run_slot and the runs before each group.
 using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Bits that tell so many things apart.
-int bits_for(int64_t things) {
-  return bit_width(static_cast<uint64_t>(std::max<int64_t>(things, 1) - 1));
-}
-
 // The fields of words, for accesses that are called by one of `numbers` numbers.
 WordLayout layout_of(at::IntArrayRef bucket_slots, int64_t ranks, int64_t numbers) {
   int64_t most = 1;

@@ -24,14 +24,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from oper.base import native
 from oper.plan.layout import LOCAL
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.memory.forwarded_bags import ArrivingGradient, ClientBags, ForwardedBags, SentBags
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
-from oper.runtime.step import device_bags
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.kernel_structs import as_features, as_words
@@ -63,7 +61,6 @@ class BagForwarding:
         self._ranks, self._all_to_all = node.ranks, all_to_all
         device = memory.heap.device
         self._device, self._on = device, device.torch_device
-        self._kernels = native.ops() if device.kind == "cpu" else device_bags
         self._proxies = proxies = Proxies(node, device)
         others = [members for members in proxies.nodes if node.rank not in members]
         # Of each rank its node's number among the others, and of this node's how many there are.
@@ -110,20 +107,24 @@ class BagForwarding:
         pooled = [number[lookup] for lookup in self._lookups]
         read = (given.addresses, given.offsets, _detached(given.weights))
         nodes = (self._nodes, len(self._proxies.proxies))
-        words, places, positions, left = self._kernels.forward_bags(
-            *read, given.features[pooled], *nodes, self._places, *self._codes
+        ops, stream = self._device.ops(), self._device.stream
+        how = (*nodes, self._places, *self._codes, stream)
+        words, places, positions, left, sent_heads = ops.forward_bags(
+            *read, given.features[pooled], *how
         )
         received = self._exchange(words)
+        heads = self._heads([*received.values()])
 
-        counts = [self._counts(parcel) for parcel in words]
+        # Bags and accesses of each feature.
+        counts = sent_heads.view(len(words), 2, len(pooled)).numpy()
+        came = heads.view(len(received), 2, len(pooled)).numpy()
         forwards = np.zeros(len(own), dtype=np.int64)
-        for _, accesses in counts:
-            forwards[pooled] += accesses
+        forwards[pooled] = counts[:, 1].sum(axis=0)
         kept = np.diff(given.segment_offset.cpu().numpy()) - forwards
         joined = own.copy()
         joined["mean"][pooled] = 0
-        clients = self._of_clients(own[pooled], received, int(own["bags"].sum()))
-        addresses, offsets, weights, own_positions = self._kernels.join_bags(
+        clients = self._of_clients(own[pooled], [*received], came, int(own["bags"].sum()))
+        addresses, offsets, weights, own_positions = ops.join_bags(
             *read,
             given.features,
             forwards.tolist(),
@@ -133,9 +134,10 @@ class BagForwarding:
             len(pooled),
             self._fields,
             *self._codes,
+            heads,
+            stream,
         )
-        their_accesses = [self._counts(parcel)[1] for parcel in received.values()]
-        ends = np.concatenate([[0], kept, *their_accesses]).cumsum()
+        ends = np.concatenate([[0], kept, came[:, 1].reshape(-1)]).cumsum()
         features = as_words(np.concatenate([joined, as_features(clients.features)]))
         sent = [
             SentBags(
@@ -166,26 +168,29 @@ class BagForwarding:
         came = self._all_to_all.send(parts, "forward its bags")
         return {client: came[client] for client in self._proxies.clients}
 
-    def _counts(self, words: torch.Tensor) -> np.ndarray:
-        """Bags and accesses of each pooled feature, as words begin with, int64 [2, features]."""
-        found: np.ndarray = words[: 2 * len(self._lookups)].cpu().numpy().astype(np.int64)
-        return found.reshape(2, -1)
+    def _heads(self, received: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the words of each client begin with, on the host, which waits for a device once:
+        bags and then accesses of each pooled feature, int64 [clients, 2 · features]."""
+        size = 2 * len(self._lookups)
+        if not received:
+            return torch.empty((0, size), dtype=torch.int64)
+        return torch.stack([words[:size] for words in received]).cpu().long()
 
     def _of_clients(
-        self, pooled: np.ndarray, received: Mapping[int, torch.Tensor], first_bag: int
+        self, pooled: np.ndarray, clients: Sequence[int], counts: np.ndarray, first_bag: int
     ) -> ClientBags:
-        """The clients' bags, from number `first_bag` on, as features like the `pooled` ones."""
-        counts = [self._counts(words) for words in received.values()]
-        features = np.tile(pooled, len(received))
-        bags = np.concatenate([np.zeros(0, dtype=np.int64), *(bags for bags, _ in counts)])
+        """The clients' bags, from number `first_bag` on, as features like the `pooled` ones;
+        `counts` [clients, 2, features] are their bags and accesses."""
+        features, bags = np.tile(pooled, len(clients)), counts[:, 0].reshape(-1)
         values = bags * features["dim"]
         features["bags"], features["mean"] = bags, 0
         features["first_bag"] = first_bag + bags.cumsum() - bags
         features["out_base"] = values.cumsum() - values
         features["out_stride"] = features["dim"]
-        sums = {c: int(b @ self._dims) for c, (b, _) in zip(received, counts, strict=True)}
-        accesses = {c: int(a.sum()) for c, (_, a) in zip(received, counts, strict=True)}
-        return ClientBags(as_words(features), sums, accesses)
+        sums = counts[:, 0] @ np.array(self._dims, dtype=np.int64)
+        accesses = counts[:, 1].sum(axis=1)
+        of_client = (dict(zip(clients, of.tolist(), strict=True)) for of in (sums, accesses))
+        return ClientBags(as_words(features), *of_client)
 
     # A step.
 
@@ -206,7 +211,8 @@ class BagForwarding:
         assert batch.forwarded is not None
         for sent in batch.forwarded.sent:
             vectors = sums[sent.proxy]
-            self._kernels.add_bags(out, sent.places, sent.counts, self._dims, vectors)
+            bags = (sent.places, sent.counts, self._dims)
+            self._device.ops().add_bags(out, *bags, vectors, self._device.stream)
         self._divide_means(batch, out)
 
     def gradients(
@@ -224,7 +230,8 @@ class BagForwarding:
         parts = dict(zip(sizes, outgoing.split(list(sizes.values())), strict=True))
         for sent in bags.sent:
             vectors = parts[sent.proxy]
-            self._kernels.gather_bags(grad, sent.places, sent.counts, self._dims, vectors)
+            of_node = (sent.places, sent.counts, self._dims)
+            self._device.ops().gather_bags(grad, *of_node, vectors, self._device.stream)
         theirs = self._device.new(bags.clients.all_elements, torch.float32)
         action = "send gradients of its bags"
         finish = self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)

@@ -117,7 +117,7 @@ def code_words(batch: Batch) -> tuple[int, int]:
 def test_bags_are_forwarded_by_node(batch, dtype):
     addresses, offsets, weights = batch.read
     bits, words = code_words(batch)
-    parcels, places, positions, kept = native.ops().forward_bags(
+    parcels, places, positions, kept, counts = native.ops().forward_bags(
         addresses, offsets.to(dtype), weights, as_words(batch.features), *batch.nodes,
         batch.places, bits, words,
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_batches_are_joined_with_those_of_clients(batch, seed):
     bits, words = code_words(batch)
     features, samples = batch.lengths.shape
     pooled = np.flatnonzero(rng.random(features) < 0.7)
-    _, _, _, kept = native.ops().forward_bags(
+    _, _, _, kept, _ = native.ops().forward_bags(
         addresses, offsets, weights, as_words(batch.features[pooled]), *batch.nodes, batch.places,
         bits, words,
     )  # fmt: skip

@@ -19,6 +19,7 @@
 #include "cpu/common/output_buffers.h"
 #include "cpu/common/parallel.h"
 #include "cpu/step/batch_arguments.h"
+#include "schemas.h"
 
 namespace oper {
 namespace {
@@ -128,15 +129,16 @@ void for_each_feature(int64_t count, const F& f) {
 }
 
 // The words for each node, the places of its bags' sums in the output, and, of weighted bags, the
-// positions of its accesses in the batch; and of each bag how many accesses are kept. Features are
-// in an order that all ranks know.
+// positions of its accesses in the batch; of each bag how many accesses are kept; and of each node
+// the bags and accesses of each feature, with which its words begin. Features are in an order that
+// all ranks know.
 using Parcels = std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>,
-                           std::vector<at::Tensor>, at::Tensor>;
+                           std::vector<at::Tensor>, at::Tensor, at::Tensor>;
 
 Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                      const std::optional<at::Tensor>& weights, const at::Tensor& features,
                      at::IntArrayRef destination_of, int64_t destinations, at::IntArrayRef places,
-                     int64_t slot_bits, int64_t code_words) {
+                     int64_t slot_bits, int64_t code_words, int64_t) {
   const Batch batch = bags_of_features(addresses, offsets, weights, features);
   const DestinationTable table(destination_of, destinations);
   const Destinations to = table.view();
@@ -161,6 +163,8 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
 
   std::vector<at::Tensor> all_words, all_places, all_positions;
   std::vector<std::vector<Parcel>> parcels(count, std::vector<Parcel>(destinations));
+  at::Tensor counts = at::empty({destinations, kHeaderWords * count}, at::kLong);
+  auto* const counted = counts.mutable_data_ptr<int64_t>();
   for (int64_t d = 0; d < destinations; ++d) {
     int64_t bags = 0, accesses = 0;
     for (const Forwarded& of : found) bags += of[d].bags, accesses += of[d].accesses;
@@ -174,9 +178,12 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     int32_t* const first_code = lengths + bags;
     auto* const first_weight = reinterpret_cast<float*>(first_code + code_words * accesses);
     int64_t bag = 0, access = 0;
+    int64_t* const of_node = counted + d * kHeaderWords * count;
     for (int64_t f = 0; f < count; ++f) {
-      words[f] = static_cast<int32_t>(found[f][d].bags);
-      words[count + f] = static_cast<int32_t>(found[f][d].accesses);
+      of_node[f] = found[f][d].bags;
+      of_node[count + f] = found[f][d].accesses;
+      words[f] = static_cast<int32_t>(of_node[f]);
+      words[count + f] = static_cast<int32_t>(of_node[count + f]);
       parcels[f][d] = {lengths + bag, all_places[d].mutable_data_ptr<int64_t>() + bag,
                        first_code + code_words * access, weights ? first_weight + access : nullptr,
                        weights ? all_positions[d].mutable_data_ptr<int32_t>() + access : nullptr};
@@ -187,7 +194,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   for_each_feature(count, [&](int64_t f) {
     write_bags(batch, batch.features[f], to, kept_of, codes, parcels[f].data());
   });
-  return {all_words, all_places, all_positions, kept};
+  return {all_words, all_places, all_positions, kept, counts};
 }
 
 // What a client forwarded, of words that came over a network.
@@ -236,7 +243,7 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
                       at::IntArrayRef forwards, at::IntArrayRef destination_of,
                       int64_t destinations, const at::Tensor& kept, at::TensorList received,
                       int64_t forwarded_features, at::IntArrayRef fields, int64_t slot_bits,
-                      int64_t code_words) {
+                      int64_t code_words, const std::optional<at::Tensor>&, int64_t) {
   const Batch batch = bags_of_features(addresses, offsets, weights, features);
   const DestinationTable table(destination_of, destinations);
   const Destinations to = table.view();
@@ -361,7 +368,7 @@ OPER_SIMD void add_vector(const float* from, int64_t dim, float* to) {
 }
 
 void add_bags(at::Tensor& out, const at::Tensor& places, at::IntArrayRef counts,
-              at::IntArrayRef dims, const at::Tensor& vectors) {
+              at::IntArrayRef dims, const at::Tensor& vectors, int64_t) {
   float* const to = writable_elements<float>(out, 0, "out");
   const float* const from = elements<float>(vectors, "vectors");
   const BagVectors bags(places, counts, dims, out.numel(), vectors.numel());
@@ -371,7 +378,7 @@ void add_bags(at::Tensor& out, const at::Tensor& places, at::IntArrayRef counts,
 }
 
 void gather_bags(const at::Tensor& values, const at::Tensor& places, at::IntArrayRef counts,
-                 at::IntArrayRef dims, at::Tensor& vectors) {
+                 at::IntArrayRef dims, at::Tensor& vectors, int64_t) {
   const float* const from = elements<float>(values, "values");
   float* const to = writable_elements<float>(vectors, 0, "vectors");
   const BagVectors bags(places, counts, dims, values.numel(), vectors.numel());
@@ -389,19 +396,10 @@ at::Tensor reused_tensor(int64_t elements, at::ScalarType dtype) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def(
-      "forward_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " int[] destination_of, int destinations, int[] places, int slot_bits, int code_words)"
-      " -> (Tensor[] words, Tensor[] places_of_bags, Tensor[] positions, Tensor kept)");
-  m.def(
-      "join_bags(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " int[] forwards, int[] destination_of, int destinations, Tensor kept, Tensor[] received,"
-      " int forwarded_features, int[] fields, int slot_bits, int code_words)"
-      " -> (Tensor addresses, Tensor offsets, Tensor? weights, Tensor positions)");
-  m.def("add_bags(Tensor(a!) out, Tensor places, int[] counts, int[] dims, Tensor vectors) -> ()");
-  m.def(
-      "gather_bags(Tensor values, Tensor places, int[] counts, int[] dims, Tensor(a!) vectors)"
-      " -> ()");
+  m.def(oper::schemas::kForwardBags);
+  m.def(oper::schemas::kJoinBags);
+  m.def(oper::schemas::kAddBags);
+  m.def(oper::schemas::kGatherBags);
   m.def("reused_tensor(int elements, ScalarType dtype) -> Tensor");
 }
 

@@ -224,6 +224,114 @@ struct FoundArguments {
   int64_t* targets;
 };
 
+// A batch's accesses and bags, as they were given.
+struct GivenBags {
+  const int64_t* addresses;
+  const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
+  const int64_t* offsets64;
+  const float* weights;  // where they are `weighted`
+  int64_t weighted;
+  int64_t accesses;
+  int64_t bags;
+};
+
+// Of each rank its node's number among the others, and of this rank's own how many others there
+// are; the last is of addresses that name no rank, which count as its own.
+struct NodesOfRanks {
+  const int64_t* node;  // [ranks + 1]
+  int64_t ranks;
+  int64_t others;
+};
+
+// What bags forward, as words of its group, a node's feature, its bag and its position.
+struct ForwardArguments {
+  GivenBags given;
+  NodesOfRanks nodes;
+  const int64_t* bounds;        // [bound_count] bags from which on a feature's are, or no feature's
+  const int64_t* feature_from;  // [bound_count] the feature, -1: of none
+  int64_t bound_count;
+  int64_t features;
+  WordLayout layout;
+  uint64_t* words;   // [accesses]
+  int32_t* numbers;  // null: they are in the words
+  int32_t* kept;     // [bags] of accesses, of which those that go will be taken
+};
+
+// What goes to a node: words [2 · features + bags + (code words + 1, of weights) · accesses].
+struct NodeParcel {
+  int32_t* words;
+  int64_t* places;     // [bags] where the sums begin in the output
+  int32_t* positions;  // [accesses] in the batch; where there are weights
+  int64_t first_bag;   // among those of all nodes, as the first access
+  int64_t bags;
+  int64_t first_access;
+  int64_t accesses;
+};
+
+struct ParcelArguments {
+  GivenBags given;
+  NodesOfRanks nodes;
+  const int64_t* code;  // [ranks + 1] the bits above the slot, of a rank's rows
+  int64_t code_words;
+  const int64_t* base;  // [features] where the sum of bag 0 of the batch would begin
+  const int64_t* stride;
+  int64_t features;
+  WordLayout layout;
+  const uint64_t* words;     // sorted
+  const int32_t* positions;  // as sorted
+  const int32_t* run_start;
+  const int64_t* run_bag;
+  const int64_t* counts;  // [2, groups + 1] bags before each group, accesses before each
+  int64_t runs;           // of bags that go somewhere
+  int64_t accesses;       // of them
+  const NodeParcel* parcels;
+  int32_t* kept;
+};
+
+// What a client forwarded.
+struct ClientParcel {
+  const int32_t* lengths;
+  const int32_t* codes;
+  const float* weights;
+  int64_t first_bag;  // among those of all clients, as the first access
+  int64_t first_access;
+};
+
+// A batch without what it forwards, and after it what came of clients.
+struct JoinArguments {
+  GivenBags given;
+  NodesOfRanks nodes;
+  const int64_t* first_bag;  // [features] ascending
+  const int64_t* stays;      // [features] 1: nothing of it is forwarded
+  int64_t features;
+  const int32_t* kept;  // [bags], of features that forward anything
+  const ClientParcel* clients;
+  const int64_t* bag_begins;     // [client_count + 1]
+  const int64_t* access_begins;  // [client_count + 1]
+  int64_t client_count;
+  const int64_t* fields;  // [field_count] of addresses, by the place that a code names
+  int64_t field_count;
+  int64_t slot_bits;
+  int64_t code_words;
+  int32_t* lengths;        // [1 + all bags], the first 0
+  const int32_t* offsets;  // [1 + all bags] their sums
+  int64_t own;             // accesses that stay
+  int64_t* addresses;
+  float* weights;
+  int32_t* positions;  // [own]; where there are weights
+};
+
+// Vectors of bags, feature after feature.
+struct VectorArguments {
+  const int64_t* first_value;  // [features + 1] among those of all vectors
+  const int64_t* first_bag;    // [features]
+  const int64_t* dim;          // [features]
+  int64_t features;
+  const int64_t* places;  // [bags]
+  float* bags;
+  float* vectors;
+};
+
 // Rows of one arena that are copied to one place, one after another.
 struct CopiedPiece {
   const uint8_t* arena;
@@ -442,6 +550,13 @@ using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 using ListedLauncher = int(const ListedArguments*, void* stream);
 using FoundLauncher = int(const FoundArguments*, void* stream);
 using CopyLauncher = int(const CopyArguments*, void* stream);
+using ForwardLauncher = int(const ForwardArguments*, void* stream);
+using ForwardCounter = int(const int64_t* before, const int32_t* run_start, int64_t groups,
+                           int64_t* counts, void* stream);
+using ParcelLauncher = int(const ParcelArguments*, void* stream);
+using LengthLauncher = int(const JoinArguments*, int64_t bags, void* stream);
+using JoinLauncher = int(const JoinArguments*, int64_t received, void* stream);
+using VectorLauncher = int(const VectorArguments*, int64_t values, int64_t add, void* stream);
 using RedirectLauncher = int(const RedirectArguments*, void* stream);
 
 // Takes a step of the optimizer of this number in Optimizers; a list has `most_rows` at the most.
@@ -499,6 +614,8 @@ constexpr int64_t kDeviceInterface =
     sizeof(BucketDims) + sizeof(MergeArguments) + sizeof(MarkArguments) + sizeof(UnionArguments) +
     sizeof(ListArguments) + sizeof(AggregateArguments) + sizeof(SliceArguments) +
     sizeof(ListedArguments) + sizeof(FoundArguments) + sizeof(CopiedPiece) + sizeof(CopyArguments) +
-    sizeof(RedirectArguments);
+    sizeof(RedirectArguments) + sizeof(ForwardArguments) + sizeof(NodeParcel) +
+    sizeof(ParcelArguments) + sizeof(ClientParcel) + sizeof(JoinArguments) +
+    sizeof(VectorArguments);
 
 }  // namespace oper

@@ -1,4 +1,4 @@
-"""Bags between nodes on any device, against the kernels of the processor, bit by bit."""
+"""Bags between nodes on a device, against the operators of the processor, bit by bit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
-from oper.runtime.step import device_bags
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 from tests.runtime.step.test_forward_bags import Batch, batches, clients, code_words
+from tests.support.cuda.devices import Device
 from tests.support.examples import examples
-
-ON_DEVICES = pytest.mark.parametrize(
-    "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -54,9 +49,15 @@ class Case:
     def forwards(self, words: list[torch.Tensor]) -> np.ndarray:
         """How many accesses each feature forwards in those words."""
         found = np.zeros(len(self.features), dtype=np.int64)
-        for head in device_bags.head_words(words, len(self.pooled)):
-            found[self.pooled] += np.array(head[len(self.pooled) :], dtype=np.int64)
+        for head in heads(words, len(self.pooled)).numpy():
+            found[self.pooled] += head[len(self.pooled) :]
         return found
+
+
+def heads(words: list[torch.Tensor], features: int) -> torch.Tensor:
+    """What the words of each node begin with, on the host."""
+    found = [some[: 2 * features].cpu().long() for some in words]
+    return torch.stack(found) if found else torch.empty((0, 2 * features), dtype=torch.int64)
 
 
 @st.composite
@@ -78,38 +79,37 @@ def cases(draw: Any) -> Case:
     return Case(batch, addresses, given_offsets, features, pooled, rng)
 
 
-def put(device: str, *tensors: torch.Tensor | None) -> Any:
-    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+def put(device: Device, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [device.put(tensor) for tensor in tensors]
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor, device: str) -> None:
-    assert found.device.type == device
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     same = found.cpu().contiguous().view(torch.uint8) == expected.contiguous().view(torch.uint8)
     assert same.all(), (found, expected)
 
 
-@ON_DEVICES
-@examples(200)
+@examples(120)
 @given(cases())
-def test_forwards_as_on_the_processor(device, case):
+def test_forwards_as_on_the_processor(device: Device, case: Case) -> None:
     expected = native.ops().forward_bags(*case.read, *case.forward)
-    found = device_bags.forward_bags(*put(device, *case.read), *case.forward)
-    for ours, kernels in zip(found[:3], expected[:3], strict=True):
-        assert len(ours) == len(kernels)
-        for one, other in zip(ours, kernels, strict=True):
-            assert_same(one, other, device)
-    kept, expected_kept = found[3], expected[3]
-    assert len(kept) == len(expected_kept)
-    for feature in case.features[case.pooled]:
-        of = slice(feature["first_bag"], feature["first_bag"] + feature["bags"])
-        assert_same(kept[of], expected_kept[of], device)
+    for order in device.orders:
+        there = (*put(device, *case.read), *case.forward, device.stream)
+        found = device.start("forward_bags", *there, order=order)
+        for ours, kernels in zip(found[:3], expected[:3], strict=True):
+            assert len(ours) == len(kernels)
+            for one, other in zip(ours, kernels, strict=True):
+                assert_same(one, other)
+        assert_same(found[4], expected[4])
+        kept, expected_kept = found[3], expected[3]
+        assert len(kept) == len(expected_kept)
+        for feature in case.features[case.pooled]:
+            of = slice(feature["first_bag"], feature["first_bag"] + feature["bags"])
+            assert_same(kept[of], expected_kept[of])
 
 
-@ON_DEVICES
-@pytest.mark.parametrize("count", [127, 128, 20_000])
-def test_forwards_many_features(device, count):
-    """Of two nodes they are as many as the numbers of a byte, or more; or more than of two."""
+@pytest.mark.parametrize("count", [1, 128, 5_000])
+def test_forwards_many_features(device: Device, count: int) -> None:
     rng = np.random.default_rng(count)
     features = np.zeros(count, FEATURE)
     features["first_bag"], features["bags"] = np.arange(count), 1
@@ -120,18 +120,18 @@ def test_forwards_many_features(device, count):
     addresses = torch.from_numpy(fields << SLOT_BITS | rng.integers(0, 9, len(fields)))
     how = (as_words(features[::-1].copy()), [2, 0, 1], 2, [0, 0, 0], 4, 1)
     expected = native.ops().forward_bags(addresses, offsets, None, *how)
-    found = device_bags.forward_bags(addresses.to(device), offsets.to(device), None, *how)
+    there = (device.put(addresses), device.put(offsets), None)
+    found = device.start("forward_bags", *there, *how, device.stream)
     for one, other in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
-        assert_same(one, other, device)
-    assert_same(found[3][:count], expected[3][:count], device)
+        assert_same(one, other)
+    assert_same(found[3][:count], expected[3][:count])
 
 
-@ON_DEVICES
-@examples(200)
+@examples(120)
 @given(cases(), st.booleans())
-def test_joins_as_on_the_processor(device, case, any_kept):
+def test_joins_as_on_the_processor(device: Device, case: Case, any_kept: bool) -> None:
     """Of features that forward nothing what is kept may be anything."""
-    words, _, _, kept = native.ops().forward_bags(*case.read, *case.forward)
+    words, _, _, kept, _ = native.ops().forward_bags(*case.read, *case.forward)
     number = len(case.pooled)
     forwards = case.forwards(words)
     for feature in case.features[forwards == 0] if any_kept else []:
@@ -141,24 +141,25 @@ def test_joins_as_on_the_processor(device, case, any_kept):
     own = (as_words(case.features), forwards.tolist(), *case.batch.nodes)
     others = (number, case.batch.fields, *case.codes)
     expected = native.ops().join_bags(*case.read, *own, kept, received, *others)
-    there = [*put(device, *case.read), *own, kept.to(device), put(device, *received), *others]
-    found = device_bags.join_bags(*there)
-    for ours, kernels in zip(found, expected, strict=True):
-        assert (ours is None) == (kernels is None)
-        if ours is not None:
-            assert_same(ours, kernels, device)
+    for order in device.orders:
+        there = [*put(device, *case.read), *own, device.put(kept), put(device, *received), *others]
+        known = (heads(received, number), device.stream)
+        found = device.start("join_bags", *there, *known, order=order)
+        for ours, kernels in zip(found, expected, strict=True):
+            assert (ours is None) == (kernels is None)
+            if ours is not None:
+                assert_same(ours, kernels)
 
 
-@ON_DEVICES
 @examples(100)
 @given(cases())
-def test_lengths_that_do_not_fit_reach_beyond_nothing(device, case):
+def test_lengths_that_do_not_fit_reach_beyond_nothing(device: Device, case: Case) -> None:
     """What is sent is as long as it says, and sums are of bags that there are."""
     bags = len(case.addresses if case.offsets is None else case.offsets[1:])
     offsets = torch.from_numpy(case.rng.integers(-5, len(case.addresses) + 5, bags + 1))
     addresses, _, weights = put(device, *case.read)
-    batch = (addresses, offsets.to(device), weights)
-    words, places, _, kept = device_bags.forward_bags(*batch, *case.forward)
+    batch = (addresses, device.put(offsets), weights)
+    words, places, _, kept, _ = device.start("forward_bags", *batch, *case.forward, device.stream)
     fields, number = list(range(len(case.batch.node_of))), len(case.pooled)
     nothing = torch.zeros(0, dtype=torch.int64)
     none_kept = nothing.int()
@@ -179,16 +180,17 @@ def test_lengths_that_do_not_fit_reach_beyond_nothing(device, case):
     forwards = case.forwards(words)
     own = (as_words(case.features), forwards.tolist(), *case.batch.nodes)
     arguments = [*batch, *own, kept, [], number, fields, *case.codes]
-    assert len(device_bags.join_bags(*arguments)[0]) == len(case.addresses) - forwards.sum()
+    joined = device.start("join_bags", *arguments, heads([], number), device.stream)
+    assert len(joined[0]) == len(case.addresses) - forwards.sum()
 
 
-def test_codes_of_no_rank_are_taken_for_one_of_the_node():
+def test_codes_of_no_rank_are_taken_for_one_of_the_node(device: Device) -> None:
     features = np.zeros(0, FEATURE)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    words = torch.tensor([1, 3, 3, 7, 9 << 5 | 8, -1], dtype=torch.int32)
-    addresses, offsets, weights, positions = device_bags.join_bags(
-        nothing, torch.zeros(1).long(), None, as_words(features), [], [1, 0], 1, nothing.int(),
-        [words], 1, [LOCAL], 5, 1,
+    nothing = device.put(torch.zeros(0, dtype=torch.int64))
+    words = device.put(torch.tensor([1, 3, 3, 7, 9 << 5 | 8, -1], dtype=torch.int32))
+    addresses, offsets, weights, positions = device.start(
+        "join_bags", nothing, device.put(torch.zeros(1).long()), None, as_words(features), [],
+        [1, 0], 1, nothing.int(), [words], 1, [LOCAL], 5, 1, torch.tensor([[1, 3]]), device.stream,
     )  # fmt: skip
     assert addresses.tolist() == [LOCAL << SLOT_BITS | slot for slot in (7, 8, 31)]
     assert offsets.tolist() == [0, 3]
@@ -196,27 +198,64 @@ def test_codes_of_no_rank_are_taken_for_one_of_the_node():
     assert positions.tolist() == []
 
 
-@ON_DEVICES
-@examples(100)
+@examples(60)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 70]))
-def test_adds_and_gathers_as_on_the_processor(device, seed, widths):
-    """Bags of features of which some follow each other with one width, or have none."""
+def test_adds_and_gathers_as_on_the_processor(device: Device, seed: int, widths: int) -> None:
+    """Bags of features of which some have one width, or no bags."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 5, 5) * rng.integers(0, 2, 5)
     dims = rng.choice(rng.integers(1, 70, widths), 5)
     values = torch.from_numpy(rng.standard_normal(2000).astype(np.float32))
     values[rng.integers(0, 2000, 400)] = 2e-42  # a subnormal number
     places = torch.from_numpy(rng.permutation(2000 // 70)[: counts.sum()] * 70)
-    arguments = (counts.tolist(), dims.tolist())
+    of_bags = (counts.tolist(), dims.tolist())
     expected = torch.zeros(int(counts @ dims))
-    native.ops().gather_bags(values, places, *arguments, expected)
-    found = torch.zeros_like(expected, device=device)
-    device_bags.gather_bags(values.to(device), places.to(device), *arguments, found)
-    assert_same(found, expected, device)
+    native.ops().gather_bags(values, places, *of_bags, expected)
+    vectors = torch.from_numpy(rng.standard_normal(len(expected)).astype(np.float32))
+    vectors[rng.random(len(vectors)) < 0.2] = -1e-42
+    added = values.clone()
+    native.ops().add_bags(added, places, *of_bags, vectors)
+    for order in device.orders:
+        there, at = put(device, values, places)
+        found = device.put(torch.zeros_like(expected))
+        device.start("gather_bags", there, at, *of_bags, found, device.stream, order=order)
+        assert_same(found, expected)
+        brought = device.put(vectors)
+        device.start("add_bags", there, at, *of_bags, brought, device.stream, order=order)
+        assert_same(there, added)
 
-    vectors = torch.from_numpy(rng.standard_normal(len(found)).astype(np.float32))
-    vectors[rng.random(len(found)) < 0.2] = -1e-42
-    added, there = values.clone(), values.to(device).clone()
-    native.ops().add_bags(added, places, *arguments, vectors)
-    device_bags.add_bags(there, places.to(device), *arguments, vectors.to(device))
-    assert_same(there, added, device)
+
+def test_arguments_that_do_not_fit_are_refused(device: Device) -> None:
+    addresses = device.put(torch.tensor([1 << SLOT_BITS, LOCAL << SLOT_BITS]))
+    features = np.zeros(1, FEATURE)
+    features["bags"] = 2
+    batch, nodes = (addresses, None, None), ([1, 0], 1)
+    kept = device.put(torch.zeros(2, dtype=torch.int32))
+
+    def forward(features: np.ndarray, codes: tuple[int, ...] = (5, 1)) -> Any:
+        how = (as_words(features), *nodes, [0, 0], *codes, device.stream)
+        return device.start("forward_bags", *batch, *how)
+
+    def join(words: list[int], head: list[int], forwards: int = 0) -> Any:
+        given = [device.put(torch.tensor(words, dtype=torch.int32))]
+        how = (as_words(features), [forwards], *nodes, kept, given, 1, [LOCAL], 5, 1)
+        return device.start("join_bags", *batch, *how, torch.tensor([head]), device.stream)
+
+    assert [len(of) for of in forward(features)[0]] == [4]
+    assert len(join([1, 1, 1, 7], [1, 1])[0]) == 3
+    features["first_bag"] = 1
+    with pytest.raises(ValueError, match="features: number 0 has bags beyond the 2 there are"):
+        forward(features)
+    features["first_bag"] = 0
+    with pytest.raises(ValueError, match="code_words: 3"):
+        forward(features, (5, 3))
+    with pytest.raises(ValueError, match="received: 4 words, and 5 follow"):
+        join([1, 1, 1, 7], [1, 2])
+    with pytest.raises(ValueError, match="received: bags: 2, and 0 to 1"):
+        join([1, 1, 1, 7], [2, 1])
+    with pytest.raises(ValueError, match="forwards: 3, and 0 to 2"):
+        join([1, 1, 1, 7], [1, 1], forwards=3)
+    with pytest.raises(ValueError, match="counts: 1 bags of 2 values, and there are 1 of 3"):
+        places, values = device.put(torch.zeros(1, dtype=torch.int64)), device.put(torch.zeros(9))
+        vectors = device.put(torch.zeros(3))
+        device.start("add_bags", values, places, [1], [2], vectors, device.stream)
