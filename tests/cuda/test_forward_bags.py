@@ -16,6 +16,7 @@ from tests.runtime.step.test_forward_bags import Batch, batches, clients, code_w
 from tests.support.cuda.devices import Device
 from tests.support.examples import examples
 
+
 @dataclass(frozen=True)
 class Case:
     """A batch whose features have any numbers of bags, or none, and which of them are pooled, in
@@ -216,7 +217,7 @@ def test_adds_and_gathers_as_on_the_processor(device: Device, seed: int, widths:
     added = values.clone()
     native.ops().add_bags(added, places, *of_bags, vectors)
     for order in device.orders:
-        there, at = put(device, values, places)
+        there, at = device.put(values), device.put(places)
         found = device.put(torch.zeros_like(expected))
         device.start("gather_bags", there, at, *of_bags, found, device.stream, order=order)
         assert_same(found, expected)
@@ -255,7 +256,7 @@ def test_arguments_that_do_not_fit_are_refused(device: Device) -> None:
         join([1, 1, 1, 7], [2, 1])
     with pytest.raises(ValueError, match="forwards: 3, and 0 to 2"):
         join([1, 1, 1, 7], [1, 1], forwards=3)
+    places, values = device.put(torch.zeros(1, dtype=torch.int64)), device.put(torch.zeros(9))
+    vectors = device.put(torch.zeros(3))
     with pytest.raises(ValueError, match="counts: 1 bags of 2 values, and there are 1 of 3"):
-        places, values = device.put(torch.zeros(1, dtype=torch.int64)), device.put(torch.zeros(9))
-        vectors = device.put(torch.zeros(3))
         device.start("add_bags", values, places, [1], [2], vectors, device.stream)

@@ -125,6 +125,7 @@ def test_bags_are_forwarded_by_node(batch, dtype):
     for to in range(batch.nodes[1]):
         content, at, of = forwarded(batch, to, bits, words)
         assert parcels[to].tolist() == content.tolist()
+        assert counts[to].tolist() == content[: 2 * len(batch.features)].tolist()
         assert places[to].tolist() == at.tolist()
         if weights is not None:
             assert positions[to].tolist() == of.tolist()
