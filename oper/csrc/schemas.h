@@ -123,6 +123,9 @@ constexpr const char* kSumSlice =
     "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
     " Tensor(b!) read, int stream=0) -> ()";
 
+constexpr const char* kSumBuffers =
+    "sum_buffers(Tensor[] parts, Tensor(a!) out, int stream=0) -> ()";
+
 constexpr const char* kGatherSlices =
     "gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()";
 

@@ -54,6 +54,7 @@ MOST_REGISTERS = {
     "list_replicas": 40,
     "aggregate_rows": 64,
     "sum_slice": 64,
+    "add_buffers": 32,
     "gather_slices": 40,
 }
 # Those of steps that are captured, which read their settings from memory.

@@ -208,6 +208,20 @@ def test_sums_go_in_the_order_of_the_ranks(device: Device) -> None:
     assert total[:4].tolist() == [3.0] * 4
 
 
+@pytest.mark.parametrize(("parts", "size"), [(1, 1), (3, 0), (5, 1001), (72, 300)])
+def test_buffers_at_any_places_are_summed(device: Device, parts: int, size: int) -> None:
+    values = torch.randn(parts, size + 3) * 10.0 ** torch.randint(-9, 9, (parts, 1))
+    expected = torch.empty(size)
+    native.ops().sum_buffers([part[3:] for part in values], expected)
+    for order in device.orders:
+        there, out = device.put(values), device.put(torch.full((size,), torch.nan))
+        given = [part[3:] for part in there]
+        device.start("sum_buffers", given, out, device.stream, order=order)
+        assert out.cpu().numpy().tobytes() == expected.numpy().tobytes()
+    with pytest.raises(ValueError, match="parts: 73, and 1 to 72 were needed"):
+        device.start("sum_buffers", [out] * 73, out, device.stream)
+
+
 def test_a_rank_writes_no_lines_but_its_own(device: Device) -> None:
     groups = device.put(torch.tensor([[0, 10], [0, 100]]))
     parts, dims = [device.put(torch.ones(112)) for _ in range(3)], device.put(torch.tensor([10]))

@@ -1,6 +1,6 @@
 // oper_cuda_mark_replicas, oper_cuda_unite_words, oper_cuda_list_replicas,
-// oper_cuda_aggregate_rows, oper_cuda_sum_slice and oper_cuda_gather_slices: the steps of the
-// replicas' sparse AllReduce.
+// oper_cuda_aggregate_rows, oper_cuda_sum_slice, oper_cuda_sum_buffers and oper_cuda_gather_slices:
+// the steps of the replicas' sparse AllReduce.
 
 #include "oper/cuda/replica_sums.cuh"
 
@@ -65,6 +65,11 @@ extern "C" int oper_cuda_sum_slice(const oper::SliceArguments* a, int64_t most_v
   if (most_values == 0) return cudaSuccess;
   const int64_t of_slice = (most_values / kLineValues + a->ranks) / a->ranks * kLineValues;
   return launch(launch_of(of_slice / kOfThread, 1, stream), sum_slice, *a);
+}
+
+extern "C" int oper_cuda_sum_buffers(const oper::BufferArguments* a, void* stream) {
+  using namespace oper;
+  return launch(a_thread_each(a->values, stream), add_buffers, *a);
 }
 
 extern "C" int oper_cuda_gather_slices(const oper::SliceArguments* a, int64_t most_values,

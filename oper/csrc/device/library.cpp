@@ -47,6 +47,7 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_list_replicas", found.list_replicas);
   library.find("oper_cuda_aggregate_rows", found.aggregate_rows);
   library.find("oper_cuda_sum_slice", found.sum_slice);
+  library.find("oper_cuda_sum_buffers", found.sum_buffers);
   library.find("oper_cuda_gather_slices", found.gather_slices);
   library.find("oper_cuda_create_segment", found.create_segment);
   library.find("oper_cuda_attach_segment", found.attach_segment);

@@ -40,6 +40,7 @@ struct DeviceLibrary {
   ListLauncher* list_replicas = nullptr;
   AggregateLauncher* aggregate_rows = nullptr;
   SliceLauncher* sum_slice = nullptr;
+  BufferLauncher* sum_buffers = nullptr;
   GatherLauncher* gather_slices = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;

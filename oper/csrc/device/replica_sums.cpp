@@ -1,6 +1,6 @@
-// torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice and gather_slices on a
-// device. Rows, gradients, bitmaps and how many there are of anything lie on the device: whoever
-// calls vouches for them, and says how many rows there are room for.
+// torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice, sum_buffers and
+// gather_slices on a device. Rows, gradients, bitmaps and how many there are of anything lie on the
+// device: whoever calls vouches for them, and says how many rows there are room for.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -234,6 +234,23 @@ void gather_slices(at::TensorList parts, const at::Tensor& groups, at::Tensor& o
                "the replicas' sums could not be gathered");
 }
 
+void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
+  const c10::DeviceGuard guard(out.device());
+  TORCH_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: ", parts.size(),
+                    ", and 1 to ", kMostLists, " were needed");
+  BufferArguments a{};
+  a.count = static_cast<int64_t>(parts.size());
+  a.values = out.numel();
+  a.out = writable_elements<float>(out, 0, "out");
+  for (int64_t n = 0; n < a.count; ++n) {
+    check_on(parts[n], out, "parts");
+    a.parts[n] = elements<float>(parts[n], a.values, "parts");
+  }
+  if (a.values > 0)
+    check_device(device_library().sum_buffers(&a, stream_of(stream)),
+                 "a sum of buffers could not be started");
+}
+
 }  // namespace
 }  // namespace oper
 
@@ -247,6 +264,7 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("unite_replicas", oper::unite_replicas);
   m.impl("aggregate_rows", oper::aggregate_rows);
   m.impl("sum_slice", oper::sum_slice);
+  m.impl("sum_buffers", oper::sum_buffers);
   m.impl("gather_slices", oper::gather_slices);
 }
 
@@ -256,6 +274,7 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(oper::schemas::kUniteReplicas);
   m.def(oper::schemas::kAggregateRows);
   m.def(oper::schemas::kSumSlice);
+  m.def(oper::schemas::kSumBuffers);
   m.def(oper::schemas::kGatherSlices);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
@@ -263,5 +282,6 @@ TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("unite_replicas", oper::unite_replicas);
   m.impl("aggregate_rows", oper::aggregate_rows);
   m.impl("sum_slice", oper::sum_slice);
+  m.impl("sum_buffers", oper::sum_buffers);
   m.impl("gather_slices", oper::gather_slices);
 }

@@ -217,7 +217,8 @@ class DeviceBitmap:
         """This node's sum of some values."""
         for of_buffer, of_sum in self._places(first, last):
             into = out[of_sum.start - first : of_sum.stop - first]
-            self._device.add_up([buffer[of_buffer] for buffer in self._buffers], into)
+            parts = [buffer[of_buffer] for buffer in self._buffers]
+            self._device.ops().sum_buffers(parts, into, self._device.stream)
 
     def _brought(self, over_nodes: SumOverNodes, rank: int) -> Iterator[tuple[slice, slice]]:
         """The slices that a rank brings to this node, as `_places` has them."""

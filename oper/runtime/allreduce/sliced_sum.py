@@ -56,7 +56,7 @@ class SumOverNodes:
         in_order = [
             received[r] for members in self._proxies.nodes for r in members if r in received
         ]
-        self._device.add_up(in_order, mine)
+        self._device.ops().sum_buffers(in_order, mine, self._device.stream)
         received = self._proxies.exchange(dict.fromkeys(proxies, mine), sizes, dtype, _ACTION)
         for r, part in received.items():
             total[cuts[r] : cuts[r + 1]] = part
@@ -173,7 +173,8 @@ class SlicedSum:
 
     def _sum_node(self, first: int, last: int, out: torch.Tensor) -> None:
         """This node's sum of some values."""
-        self._device.add_up([buffer[first:last] for buffer in self._buffers], out)
+        parts = [buffer[first:last] for buffer in self._buffers]
+        self._device.ops().sum_buffers(parts, out, self._device.stream)
 
 
 def slice_cuts(size: int, ranks: int) -> list[int]:

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -86,10 +86,6 @@ class Cpu:
         """An uninitialised tensor, in memory that is kept from step to step."""
         found: torch.Tensor = native.ops().reused_tensor(elements, dtype)
         return found
-
-    def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Write the sum of parts of one size, float32, in their order."""
-        native.ops().sum_buffers(list(parts), out)
 
     def done(self, seconds: float) -> bool:
         """Whether all that was started is done, as it is."""
@@ -284,12 +280,6 @@ class Cuda:
     def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the device, whose memory torch keeps."""
         return torch.empty(elements, dtype=dtype, device=self.torch_device)
-
-    def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Write the sum of parts of one size, float32, in their order."""
-        out.copy_(parts[0])
-        for part in parts[1:]:
-            out += part
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory, once torch has given back what it keeps unused."""

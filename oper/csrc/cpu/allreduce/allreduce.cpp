@@ -208,7 +208,7 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
   }
 }
 
-void sum_parts(at::TensorList parts, at::Tensor& out) {
+void sum_parts(at::TensorList parts, at::Tensor& out, int64_t) {
   TORCH_CHECK_VALUE(!parts.empty(), "parts: at least one was needed");
   const int64_t size = out.numel();
   float* const to = writable_elements<float>(out, size, "out");
@@ -397,7 +397,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kMarkReplicas);
   m.def(oper::schemas::kUniteReplicas);
   m.def(oper::schemas::kAggregateRows);
-  m.def("sum_buffers(Tensor[] parts, Tensor(a!) out) -> ()");
+  m.def(oper::schemas::kSumBuffers);
   m.def("touched_rows(Tensor groups, Tensor values, int[] dims) -> Tensor rows");
   m.def(
       "take_rows(Tensor slots, Tensor groups, Tensor values, Tensor rows, int[] dims)"

@@ -509,6 +509,14 @@ struct SliceArguments {
   int64_t* read;  // [1] what the rank reads of others' buffers is added: bytes
   float* out;     // the whole sum
 };
+
+// Buffers that are summed.
+struct BufferArguments {
+  const float* parts[kMostLists];
+  int64_t count;
+  int64_t values;  // of each
+  float* out;
+};
 static_assert(sizeof(ListArguments) <= 4096 && sizeof(AggregateArguments) <= 4096);
 
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
@@ -578,6 +586,7 @@ using UnionLauncher = int(const UnionArguments*, void* stream);
 using ListLauncher = int(const ListArguments*, void* stream);
 using AggregateLauncher = int(const AggregateArguments*, int64_t most_rows, void* stream);
 using SliceLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
+using BufferLauncher = int(const BufferArguments*, void* stream);
 using GatherLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
 // Words of a tile of UnionArguments.
 constexpr int64_t kTileWords = 256;
@@ -616,6 +625,6 @@ constexpr int64_t kDeviceInterface =
     sizeof(ListedArguments) + sizeof(FoundArguments) + sizeof(CopiedPiece) + sizeof(CopyArguments) +
     sizeof(RedirectArguments) + sizeof(ForwardArguments) + sizeof(NodeParcel) +
     sizeof(ParcelArguments) + sizeof(ClientParcel) + sizeof(JoinArguments) +
-    sizeof(VectorArguments);
+    sizeof(VectorArguments) + sizeof(BufferArguments);
 
 }  // namespace oper

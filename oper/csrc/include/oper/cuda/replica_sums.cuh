@@ -212,6 +212,15 @@ __global__ void __launch_bounds__(256, 4) sum_slice(const __grid_constant__ Slic
   }
 }
 
+// The sum of buffers at any places, in their order.
+__global__ void __launch_bounds__(256) add_buffers(const __grid_constant__ BufferArguments a) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (n >= a.values) return;
+  float sum = a.parts[0][n];
+  for (int64_t part = 1; part < a.count; ++part) sum += a.parts[part][n];
+  a.out[n] = sum;
+}
+
 __global__ void __launch_bounds__(256) gather_slices(const __grid_constant__ SliceArguments a) {
   const Slices slices(a);
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
