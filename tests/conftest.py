@@ -1,9 +1,10 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
 import functools
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,18 @@ for name, times in (("few", 0.2), ("quick", 1), ("thorough", 8)):
         name, derandomize=True, deadline=None, max_examples=round(times * QUICK_EXAMPLES)
     )
 hypothesis.settings.load_profile("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported while tests are looked for is never garbage. To look through it for some,
+    over and over, was half of the time, and went on in each collection of tests that run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 CHECK = "mark.check"
