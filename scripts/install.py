@@ -51,6 +51,7 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
         if is_stale(folder / "dependencies.stamp", pins):
             say(f"installing what {requirements.name} pins (some minutes, once)")
             install_dependencies(folder, requirements, torch_index)
+            compile_bytecode(folder)
             (folder / "dependencies.stamp").write_text(pins)
 
         # The extension lies in the checkout, whichever environment built it, and so does its stamp.
@@ -244,8 +245,21 @@ def install_browser() -> None:
             return
 
 
+def compile_bytecode(folder: Path) -> None:
+    """What pip leaves out below, as it takes one processor for it and more time than for all else.
+    Packages' own tests are a fifth of it; files for other Pythons do not compile."""
+    run(
+        folder,
+        "-c",
+        "import compileall, re, sysconfig\n"
+        "packages, tests = sysconfig.get_path('purelib'), re.compile('/tests?/')\n"
+        "compileall.compile_dir(packages, rx=tests, quiet=2, workers=0)",
+    )
+
+
 def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:
-    run(folder, "-m", "pip", "install", "--quiet", *arguments, stderr=stderr)
+    command = ("-m", "pip", "install", "--quiet", "--no-compile")
+    run(folder, *command, *arguments, stderr=stderr)
 
 
 def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The device kernels, compiled for the emulator and for devices; once a run."""
+"""The device kernels, compiled for the emulator, and once a run for devices."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ import torch
 from oper.base import native
 from scripts import build_cuda
 from tests.support.cuda.devices import Cuda, Device, Emulated
-from tests.support.cuda.emulator import Emulator, build
+from tests.support.cuda.emulator import Emulator, kept
 from tests.support.once import Once
 
 if importlib.util.find_spec("torchrec") is None:  # as on a machine with a device and little else
@@ -19,26 +19,18 @@ if importlib.util.find_spec("torchrec") is None:  # as on a machine with a devic
 
 
 @pytest.fixture(scope="session")
-def emulated(request: pytest.FixtureRequest, once: Once) -> Path:
+def emulated(request: pytest.FixtureRequest) -> Path:
     """The library of all kernels, emulated; that which was given (given_kernels.py), if one was."""
     given: Path | None = request.config.getoption("--emulated-kernels", None)
     if given is not None:
         return given
-    return once("emulated", _emulate_kernels) / "libemulated.so"
-
-
-def _emulate_kernels(folder: Path) -> None:
-    build(folder / "libemulated.so", sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
+    return kept("cuda")
 
 
 @pytest.fixture(scope="session")
-def emulated_nvshmem(once: Once) -> Path:
+def emulated_nvshmem() -> Path:
     """The library of the kernels for NVSHMEM, emulated, with a fake NVSHMEM in it."""
-    return once("emulated_nvshmem", _emulate_nvshmem) / "libnvshmem.so"
-
-
-def _emulate_nvshmem(folder: Path) -> None:
-    build(folder / "libnvshmem.so", sorted((build_cuda.CSRC / "nvshmem").glob("*.cu")))
+    return kept("nvshmem")
 
 
 @pytest.fixture(scope="module", params=["emulated", "on_cuda"])

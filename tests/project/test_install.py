@@ -35,7 +35,7 @@ class Pip:
     @property
     def installed(self) -> list[str]:
         """What was asked of `pip install`, in order."""
-        found = [call[4:] for call in self.calls if call[:3] == ["-m", "pip", "install"]]
+        found = [call[5:] for call in self.calls if call[:3] == ["-m", "pip", "install"]]
         return [argument for call in found for argument in call]
 
 

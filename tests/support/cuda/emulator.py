@@ -1,12 +1,19 @@
 """Kernels compiled for the emulator (emulator.h): as plain C++, without CUDA."""
 
 import ctypes
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.install import contents_hash
+from tests.support.once import made_once
+
 HERE = Path(__file__).resolve().parent
-CSRC = HERE.parents[2] / "oper/csrc"
+REPOSITORY = HERE.parents[2]
+CSRC = REPOSITORY / "oper/csrc"
+# Libraries of the runs before, each in a folder that is named by all that it was made from.
+KEPT = REPOSITORY / "build/emulated"
 # As the extension is compiled (setup.py): a product and a sum are rounded apart.
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
@@ -32,6 +39,21 @@ def build(
     assert not any(codes), "the kernels do not compile as C++"
     kind = ["-shared"] if shared else []
     subprocess.run(["g++", *flags, *kind, *made, *objects, "-o", output], check=True)
+
+
+def kept(kernels: str) -> Path:
+    """The library of the kernels in a folder of CSRC. Where nothing that it is made from has
+    changed the next run has it as well, as `make check` after `make test`."""
+
+    def make(folder: Path) -> None:
+        build(folder / f"lib{kernels}.so", sorted((CSRC / kernels).glob("*.cu")))
+
+    files = sorted(path for top in (CSRC, HERE) for path in top.rglob("*.*") if path.is_file())
+    sources = [path for path in files if path.suffix != ".pyc"]
+    compiler = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    made_from = hashlib.sha256(compiler + contents_hash(*sources).encode()).hexdigest()[:16]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    return made_once(KEPT, f"{kernels} {made_from}", make) / f"lib{kernels}.so"
 
 
 class Emulator:

@@ -43,8 +43,10 @@ def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
     delta = new[changed] - old[changed]
     surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)
     found: list[_Flow] = []
-    for pair in np.argsort(cost.seconds, axis=None, kind="stable").tolist():
-        g, k = divmod(pair, cost.seconds.shape[1])
+    # Of all pairs of columns those that rows can go between are few.
+    givers, takers = np.nonzero(np.outer(surplus.any(axis=0), lack.any(axis=0)))
+    order = np.argsort(cost.seconds[givers, takers], kind="stable")
+    for g, k in zip(givers[order].tolist(), takers[order].tolist(), strict=True):
         rows = np.minimum(surplus[:, g], lack[:, k])
         some = np.flatnonzero(rows)
         if g == k or not len(some):
