@@ -82,6 +82,9 @@ constexpr const char* kWeightGradients =
 constexpr const char* kCheckBags =
     "check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()";
 
+constexpr const char* kPostReport =
+    "post_report(Tensor report, Tensor(a!) slots, Tensor(b!) posted, int stream) -> ()";
+
 constexpr const char* kSumGradients =
     "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
     " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"

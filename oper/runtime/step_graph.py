@@ -64,10 +64,11 @@ class StepGraph:
                 captured.before()
             given = fill()
             self._capture.run()
-            taken = take(self.result)
-            for captured in self._steps:
-                captured.after(given)
-            return taken
+            try:
+                return take(self.result)
+            finally:  # the step is taken, be there memory for its result or not
+                for captured in self._steps:
+                    captured.after(given)
 
     def _settle(self) -> None:
         for engine in self._engines:

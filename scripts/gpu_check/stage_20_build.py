@@ -16,12 +16,12 @@ from scripts import build_cuda
 
 SECONDS = 150.0
 NEEDS = ("torch", "setuptools")
-# Slots that are no whole numbers, which the operator refuses.
+# Addresses that are no whole numbers, which the operator refuses.
 A_MISTAKE = """
 import torch
 from oper.base import native
 try:
-    native.ops().copy_rows(torch.zeros(1), 0, 8, torch.zeros(2))
+    native.ops().redirect(*[torch.zeros(1)] * 4)
 except TypeError:
     pass
 """

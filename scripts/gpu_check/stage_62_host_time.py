@@ -6,6 +6,8 @@ batch begins, so that no queue is waited for. `step_seconds` and `graph_step_sec
 to the end of the device's work.
 """
 
+import cProfile
+import pstats
 import statistics
 import time
 import warnings
@@ -21,11 +23,19 @@ TABLES, SAMPLES, ROUNDS = (26, 856), 2048, 50
 def records(device: str = "cuda", rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
     """With `device` "cpu", and fewer rounds, the same of the CPU's engine: to try the script."""
     for tables in TABLES:
-        yield {"tables": tables, "samples": SAMPLES, **measure(device, tables, rounds)}
+        found, profiles = measure(device, tables, rounds)
+        yield {"tables": tables, "samples": SAMPLES, **found}
+        for what, functions in profiles.items():
+            for function, seconds in functions:
+                of = {"tables": tables, "of": what, "function": function}
+                yield {**of, "profiled_seconds": seconds}
 
 
-def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
-    """Medians of host seconds, and the lines where one batch waits for the device."""
+def measure(
+    device: str, tables: int, rounds: int
+) -> tuple[dict[str, Any], dict[str, list[tuple[str, float]]]]:
+    """Medians of host seconds, and the lines where one batch waits for the device; and which
+    functions take most of a step, and of one that is a graph."""
     import torch
 
     from oper.runtime.engine import EmbeddingEngine
@@ -70,12 +80,33 @@ def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
         "step_seconds": statistics.median(timed(step, on.synchronize, rounds)[1]),
     }
     graph, graph_step = None, None
+    profiles = {"step": profile_of(step, on.synchronize, rounds)}
     if device != "cpu":
         captured = StepGraph([engine], step)
         on_host, to_the_end = timed(captured.run, on.synchronize, rounds)
         graph, graph_step = statistics.median(on_host), statistics.median(to_the_end)
+        profiles["graph"] = profile_of(captured.run, on.synchronize, rounds)
     engine.close()
-    return found | {"graph_seconds": graph, "graph_step_seconds": graph_step}
+    return found | {"graph_seconds": graph, "graph_step_seconds": graph_step}, profiles
+
+
+def profile_of(
+    work: Callable[[], object], wait: Callable[[], object], rounds: int, most: int = 12
+) -> list[tuple[str, float]]:
+    """The functions that take the host most of `work`, with their seconds each time, which are more
+    than without a profiler: which they are is what counts."""
+    profile = cProfile.Profile()
+    for _ in range(rounds):
+        wait()
+        profile.enable()
+        work()
+        profile.disable()
+    stats: Any = pstats.Stats(profile)
+    of = {
+        f"{Path(file).name}:{name}": own for (file, _, name), (_, _, own, *_) in stats.stats.items()
+    }
+    slowest = sorted(of.items(), key=lambda function: -function[1])[:most]
+    return [(function, seconds / rounds) for function, seconds in slowest]
 
 
 def timed(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cuda.test_lookup import Batch
-from tests.support.cuda.devices import Device
+from tests.support.cuda.devices import Cuda, Device
 from tests.support.examples import examples
 
 
@@ -44,6 +44,22 @@ def test_the_first_bag_that_does_not_fit(
     given = torch.from_numpy(offsets if wide else offsets.astype(np.int32))
     expected = [-1, int(wrong.argmax()) if wrong.any() else -1]
     assert reported(device, given, values, order) == expected
+
+
+def test_reports_are_left_in_turns(device: Device) -> None:
+    posted = device.put(torch.zeros(1, dtype=torch.int64))
+    slots = torch.zeros(3, 2, dtype=torch.int64, pin_memory=isinstance(device, Cuda))
+    expected = slots.tolist()
+    for number in range(7):
+        report = device.put(torch.tensor([-1, number]))
+        device.start("post_report", report, slots, posted, device.stream)
+        if isinstance(device, Cuda):
+            torch.cuda.synchronize()
+        expected[number % 3] = [-1, number]
+        assert slots.tolist() == expected
+    assert posted.tolist() == [7]
+    with pytest.raises(ValueError, match=r"slots: shape \[6\], and \[slots, 2\] was needed"):
+        device.start("post_report", report, slots.view(-1), posted, device.stream)
 
 
 @pytest.mark.parametrize("longest", [2, 40])

@@ -22,6 +22,7 @@ MOST_REGISTERS = {
     "pool_short_bags": 64,
     "translate_ids": 40,
     "check_bags": 32,
+    "post_report": 32,
     "accesses_by_rank": 40,
     "make_words": 40,
     "find_runs": 40,

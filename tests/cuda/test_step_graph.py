@@ -126,3 +126,14 @@ def test_plans_with_distinct_fetches_are_refused(ranks: Ranks, library: str | No
     plan = random_plan(31, tables_of(case), 2, fetch="distinct")
     for said in ranks.run(2, steps.refused, case, plan, library):
         assert "plan with --fetch raw" in said
+
+
+def test_bad_ids_are_told_of_the_batch_that_had_them(ranks: Ranks, library: str | None) -> None:
+    """However many runs ago that was."""
+    case = Case(31, 1)
+    plan = random_plan(31, tables_of(case), 1)
+    (said,) = ranks.run(1, steps.told_later, case, plan, library)
+    assert len(said) == 3
+    for text, number in zip(said, (3, 4, 9), strict=True):
+        assert "in an earlier batch: feature 'f" in text
+        assert f"id {10**6 + number}, number" in text

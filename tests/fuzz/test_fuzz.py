@@ -39,6 +39,7 @@ def test_every_operator_is_called() -> None:
         "stream_is_done",
         "attach_device_segment",
         "check_bags",
+        "post_report",
         "sum_slice",
         "gather_slices",
         "load_nvshmem_library",

@@ -22,6 +22,7 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_lookup", found.lookup);
   library.find("oper_cuda_translate", found.translate);
   library.find("oper_cuda_check_bags", found.check_bags);
+  library.find("oper_cuda_post_report", found.post_report);
   library.find("oper_cuda_weight_gradients", found.weight_gradients);
   library.find("oper_cuda_sum_gradients", found.sum_gradients);
   library.find("oper_cuda_accesses_by_rank", found.accesses_by_rank);

@@ -15,6 +15,7 @@ struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
   BagLauncher* check_bags = nullptr;
+  ReportLauncher* post_report = nullptr;
   WeightLauncher* weight_gradients = nullptr;
   SumLauncher* sum_gradients = nullptr;
   CountLauncher* accesses_by_rank = nullptr;

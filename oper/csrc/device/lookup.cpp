@@ -1,7 +1,7 @@
-// torch.ops.oper.pooled_rows, pooled_rows_by_gets, weight_gradients and check_bags on a device.
-// Features are in host memory and checked there; addresses and offsets are the device's, which only
-// a wait could check: addresses are those of `translate`, and what check_bags found of the offsets
-// is in the report.
+// torch.ops.oper.pooled_rows, pooled_rows_by_gets, weight_gradients, check_bags and post_report on
+// a device. Features are in host memory and checked there; addresses and offsets are the device's,
+// which only a wait could check: addresses are those of `translate`, and what check_bags found of
+// the offsets is in the report.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
@@ -217,18 +217,34 @@ void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& rep
                "the check of a batch could not be started");
 }
 
+// `slots` [n, 2] are the host's, in memory that devices can write.
+void post_report(const at::Tensor& report, at::Tensor& slots, at::Tensor& posted, int64_t stream) {
+  const c10::DeviceGuard guard(report.device());
+  check_on(posted, report, "posted");
+  TORCH_CHECK_VALUE(slots.dim() == 2 && slots.size(0) > 0 && slots.size(1) == 2, "slots: shape ",
+                    slots.sizes(), ", and [slots, 2] was needed");
+  auto* const to = writable_elements<int64_t>(slots, 2, "slots");
+  check_device(
+      device_library().post_report(report_of(report), reinterpret_cast<BatchReport*>(to),
+                                   slots.size(0), writable_elements<int64_t>(posted, 1, "posted"),
+                                   reinterpret_cast<void*>(stream)),
+      "a report could not be posted");
+}
+
 }  // namespace
 }  // namespace oper
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kPooledRowsByGets);
   m.def(oper::schemas::kCheckBags);
+  m.def(oper::schemas::kPostReport);
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("pooled_rows", oper::pooled_rows);
   m.impl("pooled_rows_by_gets", oper::pooled_rows_by_gets);
   m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
+  m.impl("post_report", oper::post_report);
 }
 
 // For tests, of memory that the emulator takes for a device's.
@@ -237,10 +253,12 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(oper::schemas::kPooledRows);
   m.def(oper::schemas::kWeightGradients);
   m.def(oper::schemas::kCheckBags);
+  m.def(oper::schemas::kPostReport);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("pooled_rows", oper::pooled_rows);
   m.impl("pooled_rows_by_gets", oper::pooled_rows_by_gets);
   m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
+  m.impl("post_report", oper::post_report);
 }

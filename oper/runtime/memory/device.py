@@ -268,6 +268,10 @@ class Cuda:
         event.record(torch.cuda.current_stream(self.torch_device))
         return OnTheWay(brought, event)
 
+    def written_by_it(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory of the host that kernels can write, int64 and zero."""
+        return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
+
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host on the device, once the work that was started before is done. It is
         copied before, as the device may read the host's memory only then."""

@@ -44,7 +44,9 @@ class StreamOrder:
             self._device.after([*self._reads.values(), *self._write])
             self._reads.clear()
 
-    def after_write(self) -> None:
-        """To be called once an update was started."""
-        if self._kept:
-            self._write = [self._device.point()]
+    def after_write(self) -> Any:
+        """To be called once an update was started; the point after it, if it is kept in order."""
+        if not self._kept:
+            return None
+        self._write = [self._device.point()]
+        return self._write[0]

@@ -45,6 +45,7 @@ class CapturedStep:
         """Nothing that is counted inside stays so."""
         with self._guard.failing_together():
             self._late.tell(all_of_them=True)
+        self._late.begin_capture()
         gradients = self._gradients
         if gradients is not None:
             self._check_nothing_is_held(gradients)
@@ -89,10 +90,10 @@ class CapturedStep:
         if self._gradients is not None:
             self._gradients.steps += self._steps
             self._gradients.optimizer_steps += self._updates
-        self._order.after_write()
+        done = self._order.after_write()
         self._counters.add(**self._counted)
         for check in self._checks:
-            self._late.expect_again(check, given)
+            self._late.expect_again(check, given, done)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

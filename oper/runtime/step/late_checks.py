@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.memory.device import Device, OnTheWay
+from oper.runtime.memory.device import Cuda, OnTheWay
 from oper.runtime.step import batch_checks
 from oper.runtime.tables.features import Feature
 from oper.tables.table import Table
 
 NOTHING_BAD = -1
 _MOST_ON_THE_WAY = 2  # batches; the host waits for the report of the oldest where there are more
+_MOST_BATCHES = 16  # of a step that is captured
 
 
 class _Checked(NamedTuple):
@@ -36,10 +37,33 @@ class _Checked(NamedTuple):
         return self.batch if self.order is None else self.batch.permute(self.order)
 
 
-class CapturedCheck(NamedTuple):
-    """A batch that a captured step reads, whose report is written each time the step is run."""
+class _Posted:
+    """Where captured steps leave the reports of one of their batches: in the host's memory, a slot
+    after another, as the host looks at each some runs later. In place of a copy to the host, which
+    would take longer to start than all of the step."""
 
-    report: torch.Tensor
+    def __init__(self, device: Cuda) -> None:
+        self._device = device
+        self._slots = device.written_by_it((2 + _MOST_ON_THE_WAY, 2))  # one on the way more at once
+        self._posted = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
+        self._expected = 0
+
+    def capture(self, report: torch.Tensor) -> None:
+        """Let the step leave this report here, each time it is run."""
+        given = (report, self._slots, self._posted)
+        self._device.ops().post_report(*given, self._device.stream)
+
+    def next(self, done: Any) -> OnTheWay:
+        """The report of the run that was started last, which is `done` at that point."""
+        slot = self._slots[self._expected % len(self._slots)]
+        self._expected += 1
+        return OnTheWay(slot, done)
+
+
+class CapturedCheck(NamedTuple):
+    """A batch that a captured step reads, whose report is left each time the step is run."""
+
+    posted: _Posted
     batch: Any
     order: Sequence[int] | None
     lookups: Sequence[tuple[Feature, Table]]
@@ -48,10 +72,12 @@ class CapturedCheck(NamedTuple):
 class LateChecks:
     """The reports of one engine's batches; `bounds` as for the engine."""
 
-    def __init__(self, device: Device, rank: int, bounds: str) -> None:
+    def __init__(self, device: Cuda, rank: int, bounds: str) -> None:
         self._device, self._rank, self._bounds = device, rank, bounds
         self._on_the_way = deque[_Checked]()
         self._captured: list[CapturedCheck] = []
+        # Kept for all steps that are captured: one that was let go may still be running.
+        self._posted: list[_Posted] = []
 
     def report(self) -> torch.Tensor:
         """A report for the kernels to write."""
@@ -67,23 +93,34 @@ class LateChecks:
         """Bring a report to the host, once the work that was started is done; of a batch as it was
         given, and then brought into `order` where that is not None."""
         if self._device.capture is None:
-            self._expect(CapturedCheck(report, batch, order, lookups), batch)
-        else:
-            self._captured.append(CapturedCheck(report, batch, order, lookups))
+            brought = self._device.bring(report)
+            self._on_the_way.append(_Checked(brought, batch, order, lookups))
+            return
+        if len(self._captured) == len(self._posted):
+            raise OperError(
+                f"a step was to be captured that looks up more than {_MOST_BATCHES} batches: "
+                "capture fewer at a time"
+            )
+        posted = self._posted[len(self._captured)]
+        posted.capture(report)
+        self._captured.append(CapturedCheck(posted, batch, order, lookups))
+
+    def begin_capture(self) -> None:
+        """To be called before a step is captured, as what that makes is its own."""
+        missing = _MOST_BATCHES - len(self._posted)
+        self._posted += [_Posted(self._device) for _ in range(missing)]
 
     def take_captured(self) -> list[CapturedCheck]:
         """Those of the step that has been captured."""
         found, self._captured = self._captured, []
         return found
 
-    def expect_again(self, captured: CapturedCheck, given: Mapping[int, Any]) -> None:
-        """Bring the report of a captured step that was just run, in which batches that were `given`
-        are in the place of those by whose `id` they are known."""
-        self._expect(captured, given.get(id(captured.batch), captured.batch))
-
-    def _expect(self, check: CapturedCheck, batch: Any) -> None:
-        brought = self._device.bring(check.report)
-        self._on_the_way.append(_Checked(brought, batch, check.order, check.lookups))
+    def expect_again(self, captured: CapturedCheck, given: Mapping[int, Any], done: Any) -> None:
+        """Look for the report of a captured step that was just run, and is `done` at that point, in
+        which batches that were `given` are in the place of those by whose `id` they are known."""
+        batch = given.get(id(captured.batch), captured.batch)
+        report = captured.posted.next(done)
+        self._on_the_way.append(_Checked(report, batch, captured.order, captured.lookups))
 
     def tell(self, all_of_them: bool = False) -> None:
         """OperError of the first batch whose report is there and names something; ids out of range

@@ -14,7 +14,7 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.memory.device import Device
+from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
@@ -58,7 +58,9 @@ class BatchPreparer:
         self._together = together
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
-        self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
+        self._late = None
+        if isinstance(device, Cuda):
+            self._late = LateChecks(device, sorter.rank, bounds)
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
         self._segments_there, self._features_there = DeviceCopies(device), DeviceCopies(device)
         # A read of rows reads all of them, of frozen tables too.

@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.memory.device import Cpu, Device, OnTheWay
 from oper.runtime.migration.row_migration import RowMigration
 from oper.runtime.step_graph import StepGraph
 from oper.runtime.table_io import RowRange
@@ -338,6 +338,30 @@ def fail_while_captured(rank: int, group: Any, case: Case, plan: Plan, library: 
         engine.close()
     for one, other in zip(*tables, strict=True):
         assert torch.equal(one, other)
+
+
+def told_later(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> list[str]:
+    """What is said of bad ids in steps 3, 4 and 9 of twelve, where the host looks at reports as
+    late as it may."""
+    engine, said = start(case, plan, group, device_of(library)), []
+    stepper = Stepper(engine, engine.device)
+    grad = np.ones(100_000, dtype=np.float32)
+    stepper.step(alike_parts(case, 0, rank), grad, False)
+    with patch.object(OnTheWay, "there", return_value=False):
+        for number in range(12):
+            parts = alike_parts(case, number, rank)
+            if number in (3, 4, 9):
+                parts["values"][1] = 10**6 + number
+            try:
+                stepper.step(parts, grad, True)
+            except OperError as error:
+                said.append(f"at {number}: {error}")
+        try:
+            engine.read_rows([RowRange(0, 0, 1)])
+        except OperError as error:
+            said.append(f"in the end: {error}")
+    engine.close()
+    return said
 
 
 def refused(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> str:

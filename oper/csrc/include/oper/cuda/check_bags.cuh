@@ -20,4 +20,14 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// Leaves a batch's report in the host's memory, in turns: number `posted` is in slot
+// posted % slots. A step that is run as a graph has one place for all of its runs, and the host
+// looks at a report some steps later.
+__global__ void __launch_bounds__(32)
+    post_report(const BatchReport* report, BatchReport* slots, int64_t count, int64_t* posted) {
+  if (threadIdx.x > 0) return;
+  slots[*posted % count] = *report;
+  *posted += 1;
+}
+
 }  // namespace oper

@@ -540,6 +540,9 @@ using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t c
 
 // Looks for bags whose offsets do not fit.
 using BagLauncher = int(const BagArguments*, void* stream);
+// Leaves a report in one of `count` slots of the host's memory.
+using ReportLauncher = int(const BatchReport*, BatchReport* slots, int64_t count, int64_t* posted,
+                           void* stream);
 
 // Counts the accesses of `features` features, at most kMostFeatures; `accesses` is how many they
 // have on average.
