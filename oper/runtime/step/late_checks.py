@@ -38,8 +38,8 @@ class _Checked(NamedTuple):
 
 
 class _Posted:
-    """Where captured steps leave the reports of one of their batches: in the host's memory, a slot
-    after another, as the host looks at each some runs later: the host starts no copy for it."""
+    """Where captured steps leave the reports of one of their batches: in the host's memory, one
+    slot after another, as the host looks at each some runs later. It starts no copy for it."""
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
