@@ -16,10 +16,15 @@ from scripts import build_cuda
 
 SECONDS = 150.0
 NEEDS = ("torch", "setuptools")
-# Addresses that are no whole numbers, which the operator refuses.
+# Sizes that do not fit, which torch refuses, and addresses that are no whole numbers, which our
+# operator does.
 A_MISTAKE = """
-import torch
+import sys, torch
 from oper.base import native
+try:
+    torch.zeros(2) + torch.zeros(3)
+except RuntimeError:
+    print("torch's own error was raised", file=sys.stderr)
 try:
     native.ops().redirect(*[torch.zeros(1)] * 4)
 except TypeError:
