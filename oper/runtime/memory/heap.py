@@ -43,8 +43,8 @@ class Heap:
 
     `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together, all on the
     CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
-    of ranks whose memory is not mapped here; `bases_on_host` is the same for the host. In `symmetric` memory, where that is given, `far`
-    [W, M + 1] is where their rows would begin here.
+    of ranks whose memory is not mapped here; `bases_on_host` is the same for the host. In
+    `symmetric` memory, where that is given, `far` [W, M + 1] is where their rows would begin here.
     `touched` has which of this rank's rows were updated, once that is begun.
     `spare` is how far the arenas of a width can grow on devices, as a share of the largest of
     them. `advice`: what to do where there is no memory for them.
