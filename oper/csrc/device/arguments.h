@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <vector>
 
@@ -51,8 +52,9 @@ inline at::Tensor brought(std::initializer_list<at::ArrayRef<int64_t>> lists,
 template <typename Struct>
 void append_words(std::vector<int64_t>& words, const Struct& given) {
   static_assert(sizeof(Struct) % sizeof(int64_t) == 0);
-  const auto* const first = reinterpret_cast<const int64_t*>(&given);
-  words.insert(words.end(), first, first + sizeof(Struct) / sizeof(int64_t));
+  const size_t size = words.size();
+  words.resize(size + sizeof(Struct) / sizeof(int64_t));
+  std::memcpy(words.data() + size, &given, sizeof(Struct));
 }
 
 // The offsets of bags [bags + 1] among a kernel's arguments.
