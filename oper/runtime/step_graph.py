@@ -69,6 +69,7 @@ class StepGraph:
             finally:  # the step is taken, be there memory for its result or not
                 for captured in self._steps:
                     captured.after(given)
+                self._capture.run_after()
 
     def _settle(self) -> None:
         for engine in self._engines:

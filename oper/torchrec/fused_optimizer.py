@@ -106,6 +106,9 @@ class BucketOptimizer(FusedOptimizer):
     def _take_learning_rate(self) -> None:
         capture = self._engine.device.capture
         if capture is not None:  # a rate that is set later is taken when the step is run
+            if self._engine.training_step.rates_are_used():
+                capture.after(self._take_learning_rate)
+                return
             capture.before(self._take_learning_rate)
         lr = finite_number(self.param_groups[0]["lr"], "the tables' lr")
         self._engine.learning_rates[self._bucket] = lr

@@ -8,15 +8,18 @@ The first steps are run as they are. Then the step is captured (runtime/step_gra
 there on run as a graph of all of it, or as some with the waits for other ranks between.
 """
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from oper.base.errors import OperError, check_type, first_line
 from oper.runtime.engine import EmbeddingEngine
@@ -53,12 +56,19 @@ class GraphedStep(Generic[Result]):
         # The inputs of the last step that was run as it is, and how many had that shape till then.
         self._last: Inputs | None = None
         self._alike = 0
-        self._mode: tuple[bool, ...] = ()  # that they were run in
+        self._mode: tuple[Any, ...] = ()  # that they were run in
+        self._modules = list(model.modules())
         # Lookups that are not pooled need as many values of each key.
         self._counts_too = not all(engine.features.pooled for engine in self._engines)
-        self._dense = [p for p in model.parameters() if p.requires_grad and p.numel()]
-        self._has_grads: list[int | None] = []  # before the step that was captured
+        self._dense = [parameter for parameter in model.parameters() if parameter.numel()]
+        # Those whose gradient the step lets go before it looks at it.
+        self._let_go: set[nn.Parameter] = set()
+        self._there: list[tuple[bool, int, int]] = []  # before the step that was captured
         self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []  # as it left them
+        # Gradients that the step looks at before it lets them go, and those that it then makes,
+        # which come to where the next one looks.
+        self._looked_at: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        self._elsewhere = 0  # steps since then whose dense part, or gradients, lay elsewhere
         self._warned = False
 
     @property
@@ -69,6 +79,8 @@ class GraphedStep(Generic[Result]):
     def release(self) -> None:
         """Let the graph go, with its memory; the next steps are run as they are again."""
         self._graph = self._static = self._last = None
+        self._there, self._grads, self._looked_at = [], [], ([], [])
+        self._elsewhere = 0
 
     def __call__(self, *inputs: Any) -> Result:
         """One step. Inputs are tensors and KeyedJaggedTensors on the model's device, and lists,
@@ -78,7 +90,7 @@ class GraphedStep(Generic[Result]):
         Raises what the step raises; OperError where it cannot be captured.
         """
         given = Inputs(inputs)
-        if self._graph is not None and self._graph.out_of_date:
+        if self._graph is not None and (self._graph.out_of_date or self._elsewhere > self._warm_up):
             self.release()
         if self._graph is None:
             if not self._is_warm(given):
@@ -90,6 +102,8 @@ class GraphedStep(Generic[Result]):
             return self._as_it_is(given)
         static = self._static
         result: Result = self._graph.run(lambda: static.fill(given), _cloned)
+        if self._looked_at[0]:
+            torch._foreach_copy_(*self._looked_at, non_blocking=True)
         for parameter, grad in self._grads:
             parameter.grad = grad
         return result
@@ -97,13 +111,25 @@ class GraphedStep(Generic[Result]):
     def _fits(self, inputs: Inputs) -> bool:
         """Whether a step is the one that was captured."""
         assert self._static is not None
-        same = self._mode == self._mode_now() and self._has_grads == self._grads_now()
-        return same and not self._counted() and self._static.fit(inputs)
+        if self._mode != self._mode_now() or self._counted() or not self._static.fit(inputs):
+            return False
+        same = self._there == self._there_now()
+        self._elsewhere = 0 if same else self._elsewhere + 1
+        return same
 
-    def _grads_now(self) -> list[int | None]:
-        """Which gradients there are before a step, to which it adds."""
-        grads = (parameter.grad for parameter in self._dense)
-        return [None if grad is None else grad.data_ptr() for grad in grads]
+    def _there_now(self) -> list[tuple[bool, int, int]]:
+        """Of each parameter of the dense part whether it is trained, where it lies, and where its
+        gradient does, which the step may add to or use; 0, where the step does neither."""
+        return [
+            (
+                parameter.requires_grad,
+                parameter.data_ptr(),
+                0
+                if parameter.grad is None or parameter in self._let_go
+                else parameter.grad.data_ptr(),
+            )
+            for parameter in self._dense
+        ]
 
     def _is_warm(self, inputs: Inputs) -> bool:
         """Whether the steps before had this shape, and can be captured."""
@@ -119,29 +145,41 @@ class GraphedStep(Generic[Result]):
         self._last, self._alike, self._mode = inputs, self._alike + 1, mode
         return self._alike > self._warm_up
 
-    def _mode_now(self) -> tuple[bool, ...]:
+    def _mode_now(self) -> tuple[Any, ...]:
         """What else makes a step another one."""
+        kind = self._device.torch_device.type
         return (
-            self._model.training,
+            *[module.training for module in self._modules],
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(self._device.torch_device.type),
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         )
 
     def _as_it_is(self, inputs: Inputs) -> Result:
         inputs.check_on(self._device.torch_device)
+        before = [(parameter, parameter.grad) for parameter in self._dense]
+        # The last one before the step is captured, if it is of that shape.
+        looks = self._graph is None and self._alike == self._warm_up
+        used = _Used(grad for _, grad in before) if looks else contextlib.nullcontext()
         # Beside, as torch lets a parameter's gradient be added up on the stream of its first use.
-        with self._device.beside():
+        with self._device.beside(), used:
             result = self._step(*inputs.given)
+        if isinstance(used, _Used):
+            self._let_go = {
+                parameter
+                for parameter, grad in before
+                if grad is not None and parameter.grad is not grad and not used.one(grad)
+            }
         mapped(result, lambda leaf: leaf)  # for its error before the step is captured
         return result
 
     def _capture(self, inputs: Inputs) -> None:
         inputs.check_on(self._device.torch_device)
-        static, self._has_grads = StaticInputs(inputs), self._grads_now()
+        static, self._there = StaticInputs(inputs), self._there_now()
         before = [parameter.grad for parameter in self._dense]
         try:
             self._graph = StepGraph(self._engines, lambda: self._step(*static.arguments))
+            self._keep_grads(before)
         except OperError:
             raise
         except RuntimeError as error:
@@ -149,11 +187,25 @@ class GraphedStep(Generic[Result]):
                 f"the step cannot be captured: {first_line(error)}. Leave out of it what looks at "
                 "values on the host, or copies from there, as .item(), print and torch.tensor(…)"
             ) from error
+        finally:
+            for parameter, grad in zip(self._dense, before, strict=True):
+                parameter.grad = grad  # as nothing was run
         self._static, self._last = static, None
-        pairs = ((parameter, parameter.grad) for parameter in self._dense)
-        self._grads = [(parameter, grad) for parameter, grad in pairs if grad is not None]
-        for parameter, grad in zip(self._dense, before, strict=True):
-            parameter.grad = grad  # as nothing was run
+
+    def _keep_grads(self, before: list[torch.Tensor | None]) -> None:
+        """As the step that was captured leaves them, where there were those before it."""
+        self._grads, self._looked_at = [], ([], [])
+        for parameter, old in zip(self._dense, before, strict=True):
+            made = parameter.grad
+            if made is None:
+                continue
+            same = old is not None and old.data_ptr() == made.data_ptr()
+            if old is None or same or parameter in self._let_go:
+                self._grads.append((parameter, made))
+                continue
+            self._grads.append((parameter, old))
+            self._looked_at[0].append(old)
+            self._looked_at[1].append(made)
 
     def _counted(self) -> bool:
         """Whether batches are counted on the host, so that steps are run as they are."""
@@ -209,6 +261,29 @@ def graph_step(model: nn.Module, step: Callable[..., Result]) -> GraphedStep[Res
     check_type("graph_step", "model", model, nn.Module)
     check_type("graph_step", "step", step, Callable)  # type: ignore[arg-type]
     return GraphedStep(model, step)
+
+
+class _Used(TorchDispatchMode):
+    """Which of some tensors operators are given, that are called inside."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        super().__init__()
+        self._storages = {_storage(tensor) for tensor in tensors if tensor is not None}
+        self._used: set[int] = set()
+
+    def one(self, tensor: torch.Tensor) -> bool:
+        """Whether this one was used."""
+        return _storage(tensor) in self._used
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_leaves((args, kwargs))
+        storages = {_storage(each) for each in given if isinstance(each, torch.Tensor)}
+        self._used |= storages & self._storages
+        return func(*args, **(kwargs or {}))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _sum_in_line(

@@ -67,3 +67,28 @@ def test_what_is_done_outside_of_the_step(ranks: Ranks, library: str | None, num
 
 def test_steps_are_run_as_they_are_while_rows_move(ranks: Ranks, library: str | None) -> None:
     ranks.run(2, cases.moved_between, library)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Ranks]:
+    with Ranks(1) as started:
+        yield started
+
+
+# Of eighteen steps, those that are run as graphs.
+GRAPHS = {
+    "a part in eval": [3, 4, 5, 6, 7],
+    "a parameter trained later": [*range(3, 8), *range(15, 18)],
+    "a parameter elsewhere": [*range(3, 8), *range(15, 18)],
+    "gradients let go": [*range(3, 8), *range(15, 18)],
+}
+
+
+@pytest.mark.parametrize("name", cases.CHANGES)
+def test_what_changes_between_steps(alone: Ranks, library: str | None, name: str) -> None:
+    (graphs,) = alone.run(1, cases.changed_between, name, library)
+    assert graphs == GRAPHS.get(name, [*range(3, 18)])
+
+
+def test_a_capture_that_fails_leaves_gradients_alone(alone: Ranks, library: str | None) -> None:
+    alone.run(1, cases.gradients_after_a_failure, library)

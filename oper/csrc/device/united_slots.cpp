@@ -32,7 +32,7 @@ std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorL
                     " of them, and as many were needed, one at least");
   const c10::DeviceGuard guard(slots[0].device());
   const auto number = static_cast<int64_t>(groups.size());
-  check_size(number, 0, kMostThings, "groups");
+  check_size(number, 0, kMostThings - 1, "groups");
   std::vector<int64_t> begins, places, of_group;
   int64_t total = 0;
   for (size_t n = 0; n < slots.size(); ++n) {

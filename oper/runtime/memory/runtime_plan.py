@@ -131,7 +131,7 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
         on_one = int(plan.layout.holds[copied].sum(axis=1).max()) * plan.ranks
         copies = len(nodes) if len(nodes) > 1 else on_one
     lists = max(map(len, nodes)) + len(nodes) - 1 + copies
-    if lists > _MOST_RANKS:
+    if plan.workload.training and lists > _MOST_RANKS:
         held = " with a copy of some rows on each" * (copies > 0)
         raise OperError(
             f"{plan!r}: of {plan.ranks} ranks {max(map(len, nodes))} share a node, and there are "

@@ -31,6 +31,7 @@ class StepCapture:
     def __init__(self, new_piece: Callable[[], Piece]) -> None:
         self._new_piece = new_piece
         self._before: list[Callable[[], object]] = []
+        self._after: list[Callable[[], object]] = []
         self._in_order: list[Callable[[], object]] = []
         self._kept: list[object] = []
         self._piece: Piece | None = None
@@ -65,6 +66,11 @@ class StepCapture:
         if work not in self._before:
             self._before.append(work)
 
+    def after(self, work: Callable[[], object]) -> None:
+        """Let the host do this once after all else, each time the step is run."""
+        if work not in self._after:
+            self._after.append(work)
+
     def keep(self, memory: object) -> None:
         """Hold memory that was there before, and which the captured work reads or writes."""
         self._kept.append(memory)
@@ -74,7 +80,12 @@ class StepCapture:
         for work in self._before:
             work()
 
+    def run_after(self) -> None:
+        """What the host does after all else."""
+        for work in self._after:
+            work()
+
     def run(self) -> None:
-        """The rest of the step."""
+        """The step, but for that."""
         for work in self._in_order:
             work()

@@ -31,11 +31,18 @@ class CapturedSettings:
         shape = (_MOST_UPDATES, len(self._trained), words)
         self._all = torch.zeros(shape, dtype=torch.int64, device=device.torch_device)
         self._updates = 0  # of the step
+        self._ended = False  # whether learning rates were taken after one of them
         self._filled: tuple[object, ...] = ()
 
     def of(self, bucket: int, number: int) -> torch.Tensor:
         """Where a bucket's are of the update of this number in the step that is captured."""
         later = number - self._first
+        if self._ended and later >= self._updates:
+            raise OperError(
+                "a step was to be captured that takes the tables' learning rates between two of "
+                "their updates, by step() or zero_grad() of their optimizer: call these before the "
+                "first, or after the last"
+            )
         if later >= _MOST_UPDATES:
             raise OperError(
                 f"a step was to be captured that has more than {_MOST_UPDATES} updates of the "
@@ -43,6 +50,11 @@ class CapturedSettings:
             )
         self._updates = max(self._updates, later + 1)
         return self._all[later, self._place[bucket]]
+
+    def rates_are_used(self) -> bool:
+        """Whether there was an update; there will be no more."""
+        self._ended = self._updates > 0
+        return self._ended
 
     def fill(self, learning_rates: Sequence[float], first: int) -> None:
         """Those of a step that is about to be run, by these rates of all buckets, and of which

@@ -121,9 +121,10 @@ class LateChecks:
         report = captured.posted.next(done)
         self._on_the_way.append(_Checked(report, batch, captured.order, captured.lookups))
 
-    def tell(self, all_of_them: bool = False) -> None:
+    def tell(self, all_of_them: bool = False, now: Any = None) -> None:
         """OperError of the first batch whose report is there and names something; ids out of range
-        as `bounds` says. `all_of_them` waits for those on the way."""
+        as `bounds` says. `all_of_them` waits for those on the way. `now` is the batch that is
+        prepared, of whose errors nothing is said of earlier ones."""
         while self._on_the_way:
             enough = len(self._on_the_way) > _MOST_ON_THE_WAY or all_of_them
             if not (enough or self._on_the_way[0].report.there()):
@@ -137,6 +138,8 @@ class LateChecks:
                 if bad_id != NOTHING_BAD:
                     self._tell_of_ids(checked, bad_id)
             except OperError as error:
+                if checked.batch is now:
+                    raise
                 raise OperError(f"in an earlier batch: {error}") from error
 
     def _tell_of_ids(self, checked: _Checked, bad_id: int) -> None:

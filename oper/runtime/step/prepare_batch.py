@@ -110,7 +110,7 @@ class BatchPreparer:
         if self._late is not None:
             segment_offset = there
             if self._together:
-                self._late.tell(all_of_them=True)
+                self._late.tell(all_of_them=True, now=given)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
         read = Accesses(addresses, segment_offset, offsets, weights, descriptors)

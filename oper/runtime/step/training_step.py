@@ -119,6 +119,12 @@ class TrainingStep:
         placed = (self._placement, self._order, late, self._counters)
         return CapturedStep(self._guard, signals, *placed, self._gradients)
 
+    def rates_are_used(self) -> bool:
+        """Whether the step that is captured has updated rows, so that learning rates which it takes
+        from now on are those of the next one. None of its updates may follow then."""
+        captured = None if self._gradients is None else self._gradients.captured
+        return captured is not None and captured.rates_are_used()
+
     @property
     def memory(self) -> list[object]:
         """What a captured step reads, writes and finds rows by: it is out of date where any of this

@@ -1,9 +1,13 @@
 """A model of TorchRec's on devices, whose steps are captured, beside the same one on CPU ranks."""
 
+import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +16,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import oper
 from oper.runtime.memory.device import Cpu
+from oper.runtime.step_graph import StepGraph
 from oper.tables.table import tables_of
 from oper.torchrec.graph_step import GraphedStep
 from tests.support.cuda.torchrec_cases import on_device, place_of
@@ -61,6 +66,19 @@ def _alike(given: KeyedJaggedTensor, rng: np.random.Generator) -> KeyedJaggedTen
     )
     made.length_per_key()
     return made
+
+
+def model_alone(library: str | None, on_cpu: bool) -> Any:
+    """The model on one rank without a process group, so that no DistributedDataParallel has it."""
+    made, env = Model("cpu"), ShardingEnv.from_local(1, 0)
+    torch.manual_seed(9)
+    made.over = Over()  # type: ignore[assignment]
+    put_optimizer(made, "adam")
+    plan = random_plan(0, tables_of(made), 1, replicated=0.3)
+    if on_cpu:
+        return oper.shard(made, plan, env=env)
+    with on_device(library):
+        return oper.shard(made, plan, env=env, device=place_of(library))
 
 
 def model_on(
@@ -275,3 +293,119 @@ def moved_between(rank: int, group: Any, library: str | None) -> None:
         assert on_cpu or script.step.captured
         found.append([*results, *whole_model(script.model, group).values()])
     assert all(map(torch.equal, *found))
+
+
+def _nothing(script: Script, step: int) -> None:
+    pass
+
+
+def _rates(script: Script, step: int) -> None:
+    for part in script.model.fused_optimizer.param_groups:
+        part["lr"] = 0.05 / (1 + step)
+
+
+def _a_part_in_eval(script: Script, step: int) -> None:
+    if step == 8:
+        script.model.module.over.dropout.eval()
+
+
+def _trained_later(script: Script, step: int) -> None:
+    script.model.module.over.linear.bias.requires_grad_(step >= 8)
+
+
+def _lies_elsewhere(script: Script, step: int) -> None:
+    if step == 8:
+        weight = script.model.module.over.linear.weight
+        weight.data = weight.data * 2
+
+
+def _without_gradients(script: Script, step: int) -> None:
+    if step == 8:
+        for parameter in script.model.module.over.parameters():
+            parameter.grad = None
+
+
+# What changes before steps of a script; and in which order that does its part.
+CHANGES = {
+    "nothing": (_nothing, "zero first"),
+    "rates": (_rates, "zero first"),
+    "rates, taken in the end": (_rates, "step last"),
+    "rates, and gradients zeroed in the end": (_rates, "zero last"),
+    "old gradients used first": (_nothing, "step first"),
+    "gradients added up": (_nothing, "never zero"),
+    "a part in eval": (_a_part_in_eval, "zero first"),
+    "a parameter trained later": (_trained_later, "zero first"),
+    "a parameter elsewhere": (_lies_elsewhere, "zero first"),
+    "gradients let go": (_without_gradients, "never zero"),
+}
+
+
+def changed_between(rank: int, group: Any, name: str, library: str | None) -> list[int]:
+    """Steps between which something changes, by the bits of CPU ranks: which were run as graphs."""
+    change, order = CHANGES[name]
+    found, graphs, run = [], [], StepGraph.run
+    for on_cpu in (False, True):
+        script, ran = Script(model_alone(library, on_cpu)), list[int]()
+        script.model.module.over.dropout = nn.Dropout(0.0)
+
+        def train(inputs: Inputs, script: Script = script) -> torch.Tensor:
+            if order == "step first":
+                script.optimizer.step()
+            if order in ("zero first", "step first"):
+                script.optimizer.zero_grad(set_to_none=True)
+            loss, output = script.model(inputs)
+            loss.backward()
+            if order != "step first":
+                script.optimizer.step()
+            if order == "zero last":
+                script.optimizer.zero_grad(set_to_none=True)
+            return output.detach()
+
+        step: Any = train if on_cpu else oper.graph_step(script.model, train)
+        place, results = torch.device("cpu") if on_cpu else place_of(library), list[torch.Tensor]()
+        for number in range(18):
+            change(script, number)
+
+            def noted(graph: StepGraph, *given: Any, number: int = number, ran: Any = ran) -> Any:
+                ran.append(number)
+                return run(graph, *given)
+
+            with patch.object(StepGraph, "run", noted):
+                results.append(step(alike(number, rank).to(place)))
+        found.append([*results, *(p.detach() for p in script.model.module.over.parameters())])
+        graphs += ran
+    for there, here in zip(*found, strict=True):
+        assert torch.equal(there.cpu(), here)
+    return graphs
+
+
+def gradients_after_a_failure(rank: int, group: Any, library: str | None) -> None:
+    """A capture that fails leaves the gradients that there were; a step that is let go holds none
+    of its own."""
+    script, place = Script(model_alone(library, False)), place_of(library)
+    parameters = list(script.model.module.over.parameters())
+    fails = [False]
+
+    def train(inputs: Inputs) -> torch.Tensor:
+        result = script.train(inputs, 1.0)["output"]
+        if fails[0]:
+            raise ValueError("in the user's step")
+        return result
+
+    step = oper.graph_step(script.model, train)
+    for number in range(3):
+        step(alike(number, rank).to(place))
+    before, fails[0] = [parameter.grad for parameter in parameters], True
+    with pytest.raises(ValueError, match="in the user's step"):
+        step(alike(3, rank).to(place))
+    assert all(p.grad is grad for p, grad in zip(parameters, before, strict=True))
+    fails[0] = False
+    step(alike(4, rank).to(place))
+    assert step.captured
+    left = [weakref.ref(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    step.release()
+    for parameter in parameters:
+        parameter.grad = None
+    gc.collect()
+    assert len(left) == 2
+    assert not any(each() for each in left)
