@@ -7,8 +7,8 @@ VARIANT = auto
 TORCH_INDEX =
 # how many damaged files `make fuzz` reads
 FILES = 100000
-# how many processes run tests
-PROCESSES = 2
+# how many processes run tests: one more than processors of a small machine, as tests wait for deadlines
+PROCESSES = 3
 
 BIN = $(VENV)/bin
 
