@@ -134,3 +134,6 @@ def test_more_ranks_than_a_step_takes_are_refused(nodes: list[int]) -> None:
         OperError, match=f"of {ends[-1]} ranks {nodes[0] + 1} share a node, .* may be 73"
     ):
         check_nodes(members, random_plan(0, tables, ends[-1], fetch=fetch), "cuda:0")
+    # In inference there are no updates.
+    serving = random_plan(0, tables, ends[-1], fetch=fetch, mode="inference")
+    check_nodes(members, serving, "cuda:0")

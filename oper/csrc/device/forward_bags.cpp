@@ -86,45 +86,31 @@ std::map<int64_t, int64_t> bounds_of(const Feature* features, int64_t count) {
   return found;
 }
 
-// Which accesses go to which node: sorted, with their runs.
-struct Sorted {
-  at::Tensor words, positions, run_start, run_bag, counts;
-  WordLayout layout;
+// Which accesses go to which node: sorted, with how many there are of each group on the device.
+struct Forwarded {
+  WordSort sort;
+  at::Tensor counts;
 };
 
-Sorted sort_forwarded(ForwardArguments& a, const at::TensorOptions& words, void* stream) {
-  const auto numbers = words.dtype(at::kInt);
+Forwarded sort_forwarded(ForwardArguments& a, const at::TensorOptions& words, void* stream) {
   const int64_t accesses = a.given.accesses;
   a.layout.groups = a.nodes.others * a.features;
   a.layout.slot_bits = bits_for(a.given.bags);
   a.layout.number_bits = bits_for(accesses);
   const bool beside = a.layout.key_bits() + a.layout.number_bits > 64;
   if (beside) a.layout.number_bits = 0;
-  const at::Tensor word[2] = {at::empty({accesses}, words), at::empty({accesses}, words)};
-  const at::Tensor called[2] = {at::empty({accesses}, numbers),
-                                at::empty({beside ? accesses : 0}, numbers)};
-  at::Tensor run_start = at::empty({accesses + 1}, numbers), runs = at::empty({1}, numbers);
-  at::Tensor before = at::empty({a.layout.groups + 1}, words);
-  SortArguments s{};
-  for (int n = 0; n < 2; ++n) s.words[n] = static_cast<uint64_t*>(word[n].mutable_data_ptr());
-  if (beside)
-    for (int n = 0; n < 2; ++n) s.numbers[n] = called[n].mutable_data_ptr<int32_t>();
-  else
-    s.positions = called[0].mutable_data_ptr<int32_t>();
-  s.accesses = accesses;
-  s.layout = a.layout;
-  s.runs = runs.mutable_data_ptr<int32_t>();
-  s.run_start = run_start.mutable_data_ptr<int32_t>();
-  s.before = before.mutable_data_ptr<int64_t>();
-  a.words = s.words[0];
-  a.numbers = s.numbers[0];
+  WordSort sort(accesses, a.layout, beside, words);
+  a.words = sort.words();
+  a.numbers = sort.numbers();
   check_device(device_library().list_forwarded(&a, stream), "forwarding could not be started");
-  const int sorted = sort_words(s, words, stream);
+  sort.run(stream);
   at::Tensor counts = at::empty({2, a.layout.groups + 1}, words);
-  check_device(device_library().count_forwarded(s.before, s.run_start, a.layout.groups,
-                                                counts.mutable_data_ptr<int64_t>(), stream),
-               "counting bags could not be started");
-  return {word[sorted], called[beside ? sorted : 0], run_start, word[1 - sorted], counts, a.layout};
+  check_device(
+      device_library().count_forwarded(sort.before().const_data_ptr<int64_t>(),
+                                       sort.run_start().const_data_ptr<int32_t>(), a.layout.groups,
+                                       counts.mutable_data_ptr<int64_t>(), stream),
+      "counting bags could not be started");
+  return {sort, counts};
 }
 
 // The words for each node, the places of its bags' sums, the positions of weighted accesses; how
@@ -174,11 +160,11 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   a.kept = kept.mutable_data_ptr<int32_t>();
 
   const int64_t groups = destinations * count, head = kHeads * count;
-  std::optional<Sorted> sorted;
+  std::optional<Forwarded> forwarded;
   at::Tensor counts = at::zeros({2, groups + 1}, at::kLong);
   if (accesses > 0 && groups > 0) {
-    sorted = sort_forwarded(a, words, on);
-    counts = sorted->counts.cpu();  // the host waits
+    forwarded = sort_forwarded(a, words, on);
+    counts = forwarded->counts.cpu();  // the host waits
   } else {
     kept.zero_();
   }
@@ -207,7 +193,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
                             size};
     append_words(parcels, parcel);
   }
-  if (!sorted) {
+  if (!forwarded) {
     for (const at::Tensor& of : all_words) of.zero_();  // heads
     return {all_words, all_places, all_positions, kept, of_nodes};
   }
@@ -220,12 +206,12 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   p.base = base_there;
   p.stride = base_there + count;
   p.features = count;
-  p.layout = sorted->layout;
-  p.words = static_cast<const uint64_t*>(sorted->words.const_data_ptr());
-  p.positions = sorted->positions.const_data_ptr<int32_t>();
-  p.run_start = sorted->run_start.const_data_ptr<int32_t>();
-  p.run_bag = sorted->run_bag.const_data_ptr<int64_t>();
-  p.counts = sorted->counts.const_data_ptr<int64_t>();
+  p.layout = a.layout;
+  p.words = static_cast<const uint64_t*>(forwarded->sort.sorted_words().const_data_ptr());
+  p.positions = forwarded->sort.positions().const_data_ptr<int32_t>();
+  p.run_start = forwarded->sort.run_start().const_data_ptr<int32_t>();
+  p.run_bag = forwarded->sort.run_slot().const_data_ptr<int64_t>();
+  p.counts = forwarded->counts.const_data_ptr<int64_t>();
   p.runs = before[groups];
   p.accesses = accesses_before[groups];
   p.parcels = static_cast<const NodeParcel*>(parcels_there.const_data_ptr());

@@ -100,42 +100,45 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
     return {at::empty({0}, numbers), at::zeros({1}, numbers), at::empty({0}, words),
             at::zeros({a.layout.groups + 1}, words)};
   const bool beside = a.layout.number_bits == 0 && bits_for(offsets ? a.bags : accesses) > 0;
-  const at::Tensor word[2] = {at::empty({accesses}, words), at::empty({accesses}, words)};
-  at::Tensor called[2] = {at::empty({accesses}, numbers), {}};
-  at::Tensor run_start = at::empty({accesses + 1}, numbers), runs = at::empty({1}, numbers);
-  at::Tensor before = at::empty({a.layout.groups + 1}, words);
-  SortArguments s{};
-  for (int n = 0; n < 2; ++n) s.words[n] = static_cast<uint64_t*>(word[n].mutable_data_ptr());
-  if (beside) {
-    called[1] = at::empty({accesses}, numbers);
-    for (int n = 0; n < 2; ++n) s.numbers[n] = called[n].mutable_data_ptr<int32_t>();
-  } else {
-    s.positions = called[0].mutable_data_ptr<int32_t>();
-  }
-  s.accesses = accesses;
-  s.layout = a.layout;
-  s.runs = runs.mutable_data_ptr<int32_t>();
-  s.run_start = run_start.mutable_data_ptr<int32_t>();
-  s.before = before.mutable_data_ptr<int64_t>();
-  a.words = s.words[0];
-  a.numbers = s.numbers[0];
+  WordSort sort(accesses, a.layout, beside, words);
+  a.words = sort.words();
+  a.numbers = sort.numbers();
   auto* const on = reinterpret_cast<void*>(stream);
   make_words(a, described, number, buckets, on);
-  const int sorted = sort_words(s, words, on);
-  return {called[beside ? sorted : 0], run_start, word[1 - sorted], before};
+  sort.run(on);
+  return {sort.positions(), sort.run_start(), sort.run_slot(), sort.before()};
 }
 
 }  // namespace
 
-int sort_words(SortArguments& arguments, const at::TensorOptions& options, void* stream) {
+WordSort::WordSort(int64_t accesses, const WordLayout& layout, bool beside,
+                   const at::TensorOptions& options) {
+  const auto numbers = options.dtype(at::kInt);
+  for (int n = 0; n < 2; ++n) {
+    word[n] = at::empty({accesses}, options);
+    arguments.words[n] = static_cast<uint64_t*>(word[n].mutable_data_ptr());
+    if (n > 0 && !beside) continue;
+    called[n] = at::empty({accesses}, numbers);
+    if (beside) arguments.numbers[n] = called[n].mutable_data_ptr<int32_t>();
+  }
+  if (!beside) arguments.positions = called[0].mutable_data_ptr<int32_t>();
+  starts = at::empty({accesses + 1}, numbers);
+  count = at::empty({1}, numbers);
+  runs_before = at::empty({layout.groups + 1}, options);
+  arguments.accesses = accesses;
+  arguments.layout = layout;
+  arguments.runs = count.mutable_data_ptr<int32_t>();
+  arguments.run_start = starts.mutable_data_ptr<int32_t>();
+  arguments.before = runs_before.mutable_data_ptr<int64_t>();
+}
+
+void WordSort::run(void* stream) {
   check_device(device_library().sort_scratch(&arguments, &arguments.scratch_bytes),
                "the sort could not be prepared");
-  const at::Tensor scratch =
-      at::empty({static_cast<int64_t>(arguments.scratch_bytes)}, options.dtype(at::kByte));
+  const at::Tensor scratch = at::empty({static_cast<int64_t>(arguments.scratch_bytes)},
+                                       word[0].options().dtype(at::kByte));
   arguments.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
-  int sorted = 0;
   check_device(device_library().sort(&arguments, &sorted, stream), "the sort could not be started");
-  return sorted;
 }
 
 }  // namespace oper

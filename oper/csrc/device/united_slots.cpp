@@ -48,34 +48,20 @@ std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorL
     }
   }
   check_size(total, 0, std::numeric_limits<int32_t>::max() - 1, "slots: of all lists");
-  const auto words = slots[0].options(), numbers = words.dtype(at::kInt);
+  const auto words = slots[0].options();
   if (total == 0) return {at::empty({0}, words), at::zeros({number + 1}, words)};
   begins.push_back(total);
   const auto pieces = static_cast<int64_t>(places.size());
   const at::Tensor listed = brought({begins, places, of_group}, words);
   const auto* const there = listed.const_data_ptr<int64_t>();
-  const at::Tensor word[2] = {at::empty({total}, words), at::empty({total}, words)};
   const WordLayout layout{number, kSlotBits, 0};
   auto* const on = reinterpret_cast<void*>(stream);
-  const ListedArguments a{there,
-                          there + pieces + 1,
-                          there + 2 * pieces + 1,
-                          pieces,
-                          total,
-                          layout,
-                          static_cast<uint64_t*>(word[0].mutable_data_ptr())};
+  WordSort sort(total, layout, /*beside=*/false, words);
+  const ListedArguments a{there,  there + pieces + 1, there + 2 * pieces + 1, pieces, total,
+                          layout, sort.words()};
   check_device(device_library().list_words(&a, on), "uniting slots could not be started");
-
-  at::Tensor run_start = at::empty({total + 1}, numbers), runs = at::empty({1}, numbers);
-  at::Tensor united_before = at::empty({number + 1}, words);
-  SortArguments s{};
-  for (int n = 0; n < 2; ++n) s.words[n] = static_cast<uint64_t*>(word[n].mutable_data_ptr());
-  s.accesses = total;
-  s.layout = layout;
-  s.runs = runs.mutable_data_ptr<int32_t>();
-  s.run_start = run_start.mutable_data_ptr<int32_t>();
-  s.before = united_before.mutable_data_ptr<int64_t>();
-  return {word[1 - sort_words(s, words, on)], united_before};
+  sort.run(on);
+  return {sort.run_slot(), sort.before()};
 }
 
 // What the rows of groups[i] are called, all of which are among the i-th of all lists' united

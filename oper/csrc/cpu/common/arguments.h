@@ -10,9 +10,8 @@
 //   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
 // * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas mapped
 //   here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
-// * copy_rows: slots of the arenas, by row_bytes. RowFetcher and RowExchange vouch, as the slots
-// are
-//   of addresses that other ranks' maps gave.
+// * copy_rows: slots of the arenas, by row_bytes. RowFetcher and RowExchange vouch, as slots are of
+//   addresses that other ranks' maps gave.
 // * unite_slots, relay_gradients: slots that ascend in each group, and that nobody writes
 //   meanwhile. RowRelay and RowExchange vouch.
 // * sum_gradients: positions and runs of accesses of one bucket, by the features and segments that
