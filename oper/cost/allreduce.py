@@ -1,6 +1,5 @@
 """The replicas' AllReduce: what each of its methods costs a rank (§5.3)."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -202,7 +201,7 @@ def node_sum(topology: Topology) -> NodeSum:
 def _sum_seconds(topology: Topology) -> dict[NodeSum, float]:
     """What each way takes however few the bytes: its exchanges, and a kernel for each addition."""
     nodes, kernel = topology.nodes, topology.latency.kernel
-    rounds = math.ceil(math.log2(nodes))
+    rounds = (nodes - 1).bit_length()
     return {
         "at_once": 2 * exchange_seconds(topology, nodes - 1) + kernel,
         "in_rounds": rounds * (2 * exchange_seconds(topology, 1) + kernel),

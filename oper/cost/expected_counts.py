@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 
 SELDOM = 5  # samples with a row
 
@@ -74,7 +75,7 @@ def good_turing(numbers: Ints) -> Floats:
     counts = np.arange(SELDOM + 1, dtype=np.float64)
     there = numbers[:-1] > 0
     weights = numbers[:-1][there].astype(np.float64)
-    total = float(counts[there] @ weights)
+    total = float(dot(counts[there], weights))
     mass = ((counts + 1) * numbers[1:])[there]
     if not there[0] or total == 0 or not mass.any():
         return counts

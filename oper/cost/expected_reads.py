@@ -1,7 +1,6 @@
 """Expected reads R, touches D and union U of a row per iteration, from a log's counts (§3.2), and
 the touches of the ranks of a node."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import exp, expm1, log, log1p, log_gamma, power
 from oper.cost.workload import Workload
 
 
@@ -64,8 +64,8 @@ def node_touches(
     samples = max(samples, 1)
     for k, size in enumerate(sizes):
         drawn = workload.batch_size * size / ranks
-        part = math.log(size) / math.log(ranks)
-        ratio = np.power(rank_ratio, 1 - part) * np.power(union_ratio, part)
+        part = float(log(size) / log(ranks))
+        ratio = power(rank_ratio, 1 - part) * power(union_ratio, part)
         of_node = _touched(samples_with_row, samples, drawn, workload.batch_size) * ratio
         found[..., k] = np.clip(of_node, touched, np.minimum(union, touched * size))
     return found
@@ -76,9 +76,7 @@ def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: 
     s = np.minimum(samples_with_row.astype(np.float64), samples)
     if batch >= samples:
         with np.errstate(divide="ignore"):
-            return -np.expm1(drawn * np.log1p(-s / samples))
-    from scipy.special import gammaln
-
+            return -expm1(drawn * log1p(-s / samples))
     # C(n - s, b) / C(n, b) by log-gamma; where fewer than b samples lack the row it is certain.
     rest = samples - s
     missed = np.zeros_like(s)
@@ -87,9 +85,9 @@ def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: 
     # s is exact to 1e-5; differences of log-gammas, used elsewhere, lose digits there.
     n, few_s = float(samples), s[some]
     middle = n - (few_s - 1) / 2
-    product = few_s * np.log1p(-np.minimum(drawn / middle, 1 - 1e-16))
-    gammas = gammaln(n - few_s + 1) - gammaln(n - few_s - drawn + 1)
-    gammas += gammaln(n - drawn + 1) - gammaln(n + 1)
+    product = few_s * log1p(-np.minimum(drawn / middle, 1 - 1e-16))
+    gammas = log_gamma(n - few_s + 1) - log_gamma(n - few_s - drawn + 1)
+    gammas += log_gamma(n - drawn + 1) - log_gamma(n + 1)
     log_missed = np.where(few_s < 0.01 * (n - drawn), product, gammas)
-    missed[some] = np.exp(np.minimum(log_missed, 0.0))
+    missed[some] = exp(np.minimum(log_missed, 0.0))
     return 1.0 - missed

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, AllReduceCost, Method, NodeCopiesCost, allreduce_cost
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
@@ -266,7 +267,7 @@ def evaluate(
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
         if on_some.any():
             copied = NodeCopiesCost.of(topology)
-            held = sets.holds.T.astype(np.float64) @ np.where(on_some, sums.union_bytes, 0.0)
+            held = dot(sets.holds.T.astype(np.float64), np.where(on_some, sums.union_bytes, 0.0))
             latency = copied.latency * bool(sums.rows[on_some].any())
             allreduce_seconds = allreduce_seconds + copied.union * held + latency
             allreduce_bytes += 2 * (topology.nodes - 1) / topology.nodes * float(held.sum())
@@ -298,7 +299,7 @@ def evaluate(
         + charges.paid_for_links(gradient_link_seconds)
         + allreduce_seconds
     )
-    memory_bytes = sets.holds.T.astype(np.float64) @ sums.memory_bytes
+    memory_bytes = dot(sets.holds.T.astype(np.float64), sums.memory_bytes)
     capacity = np.asarray(capacity_bytes, dtype=np.float64)
     return Cost(
         memory_bytes=whole_bytes(memory_bytes),

@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.topology.links import SHARED
 from oper.topology.pooled_links import PooledTopology
@@ -472,7 +473,7 @@ class ReadPrices:
 
     def at(self, ratios: Floats) -> Floats:
         """The prices for rows with such ratios, [..., K] -> [..., M, M]."""
-        found: Floats = self.of_rank + np.tensordot(ratios, self.of_nodes, axes=1)
+        found: Floats = self.of_rank + dot(ratios, self.of_nodes)
         return found
 
     def order(self, ratios: Floats) -> Floats:

@@ -49,6 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot
 from oper.cost.allreduce import (
     NODE_COPIES,
     PHASES,
@@ -568,12 +569,12 @@ class _Step:
             """The bytes of a holder's rows between it and each other one, [to, from]."""
             held = self.sets.holds.T.astype(np.float64)
             each = rows.where(some)
-            bytes = self.gradient_bytes(Amount(held @ each.rows, held @ each.bytes))
+            bytes = self.gradient_bytes(Amount(dot(held, each.rows), dot(held, each.bytes)))
             return np.where(position, bytes / N, 0.0)
 
         sums = moved(self.rows.of_node)
         self.add("copy sums", self.load().moved(sums).kernel(sums.sum(axis=0)))
-        updates = self.sets.holds.T.astype(np.float64) @ np.where(some, self.rows.updates, 0.0)
+        updates = dot(self.sets.holds.T.astype(np.float64), np.where(some, self.rows.updates, 0.0))
         self.add("totals", self.load().moved(moved(self.rows.of_any)).kernel(updates))
 
     def gradient_bytes(self, rows: "Amount") -> Floats:

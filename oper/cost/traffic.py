@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.topology.pooled_links import PooledTopology, without_pooling
@@ -129,7 +130,7 @@ class Traffic:
         paid = {np.unique(payers, axis=0).tobytes(): payers for payers in by_owner}
         for payers in paid.values():
             each = np.stack([part.bytes for part in self.parts], axis=1)
-            least = np.minimum(least, (each @ np.unique(payers, axis=0).T).max(axis=1))
+            least = np.minimum(least, dot(each, np.unique(payers, axis=0).T).max(axis=1))
         return least
 
     def directions(self, sets: HolderSets) -> tuple[Direction, ...]:

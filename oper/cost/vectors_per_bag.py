@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, expm1, log1p, whole_power
 from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from oper.topology.pooled_links import PooledTopology
@@ -72,8 +73,8 @@ class VectorsPerBag:
         lengths in order, of the share of bags that reach each length."""
         new = self._new * shares
         with np.errstate(divide="ignore"):
-            log_missed = np.log1p(-new)  # of one id; -inf where the node has all
-        hits = _of_steps(lambda step: new if step == 1 else -np.expm1(step * log_missed))
+            log_missed = log1p(-new)  # of one id; -inf where the node has all
+        hits = _of_steps(lambda step: new if step == 1 else -expm1(step * log_missed))
         chance = np.zeros_like(shares)
         at_least = np.zeros_like(self._mean)
         before = np.concatenate([[0], self._more[:-1]])
@@ -88,7 +89,7 @@ class VectorsPerBag:
     def slopes(self, shares: Floats) -> Floats:
         """The derivative of the chance in the share: the mean distinct rows at 0, and falling."""
         missed = 1 - self._new * shares
-        powers = _of_steps(lambda step: missed**step)
+        powers = _of_steps(lambda step: whole_power(missed, step))
         first = np.zeros_like(shares)  # Σ p · (1 − s·x)^(ℓ−1), of bags with several ids
         later = np.zeros_like(shares)  # Σ p · (ℓ−1) · (1 − s·x)^(ℓ−2)
         # The powers of the second are one less, so that its first step is from 1.
@@ -156,7 +157,7 @@ def vector_ratios(
     vectors = vector_bytes(lengths, tables, shares)
     read = np.array([table.row_bytes for table in tables]) * lengths.ids_of_tables.astype(float)
     read = read * pooled
-    rows = float(read @ shares[:, 0])
+    rows = float(dot(read, shares[:, 0]))
     some = read > 0
     whole = vector_bytes(lengths, tables, np.ones((lengths.tables, 1)))[:, 0]
     least = whole[some] / read[some]

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+from oper.base.portable_math import whole_dot
 from oper.plan.bitmap import CHUNK_LINES, ROWS_PER_LINE, listed_before, rank_in_bitmap
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
@@ -113,12 +114,12 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
     def rank_bytes(tables: list[int]) -> RankBytes:
         widths = np.isin(np.arange(len(layout.slots)), layout.width_of_table[tables])
         groups = widths[layout.group_width]
-        arenas = memory_of_width[widths] @ layout.slots[widths]
+        arenas = whole_dot(memory_of_width[widths], layout.slots[widths])
         in_copies, alone = (
             (of_group[chosen, None] * layout.holds[chosen]).sum(axis=0)
             for chosen in (groups & several, groups & ~several)
         )
-        in_stripes = memory_of_row[tables] @ striped[tables]
+        in_stripes = whole_dot(memory_of_row[tables], striped[tables])
         unused = arenas - in_copies - alone - in_stripes
         return RankBytes(in_copies, alone, in_stripes, unused)
 
@@ -154,7 +155,7 @@ def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
             assert layout.everywhere_group is not None
             found[layout.everywhere_group[t]] += marked[t]
         replicated[t] = found[several].sum()
-        copies[t] = found[several] @ holders[several]
+        copies[t] = whole_dot(found[several], holders[several])
         holds[t] = layout.holds[found > 0].any(axis=0)
         of_group += found
     return replicated, copies, of_group, holds

@@ -5,6 +5,7 @@ In: `Planned`. Out: `Plan`.
 
 import numpy as np
 
+from oper.base.portable_math import whole_dot
 from oper.cost.vectors_per_bag import pooled_names
 from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
@@ -22,7 +23,7 @@ def assemble(planned: Planned) -> Plan:
     problem, placement = planned.problem, planned.row_placement
     classes, profile, ranks = problem.classes, problem.profile, problem.ranks
     owner = placement.holder_sets.owner
-    accesses = classes.accesses @ placement.counts  # [G]
+    accesses = whole_dot(classes.accesses, placement.counts)  # [G]
     accesses[:ranks] += placement.scan.striped_accesses.sum(axis=0)
     single = owner >= 0
     owner_accesses = np.zeros(ranks, dtype=np.int64)

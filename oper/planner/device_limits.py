@@ -16,6 +16,7 @@ from decimal import ROUND_DOWN, Context
 import numpy as np
 
 from oper.base.errors import OperError
+from oper.base.portable_math import dot
 from oper.base.units import GB
 from oper.cost.holder_sets import Sums
 from oper.cost.objective import cheapest_allreduce
@@ -153,7 +154,7 @@ def _most_replicas(problem: Problem) -> Sums:
     return replace(
         Sums.zeros(1),
         rows=np.minimum(rows, classes.rows.sum()),
-        row_bytes=np.minimum(row_bytes, classes.rows @ classes.S),
+        row_bytes=np.minimum(row_bytes, dot(classes.rows, classes.S)),
     )
 
 

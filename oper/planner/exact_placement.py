@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import Method
 from oper.cost.holder_sets import (
     HolderSets,
@@ -116,7 +117,7 @@ def _class_placement(problem: ClassProblem, sets: HolderSets, rows: Floats) -> C
     """The solver's rows [C, G], all of them listed."""
     classes = problem.classes
     counts = np.rint(rows).astype(np.int64)
-    memory: Floats = sets.holds.T @ (counts.T @ classes.m)
+    memory: Floats = dot(sets.holds.T, dot(counts.T, classes.m))
     return ClassPlacement(
         step=STEP,
         holder_sets=sets,

@@ -13,6 +13,7 @@ from pathlib import Path
 from oper.base import native
 from oper.base.errors import OperWarning, check_type
 from oper.base.formatting import plural
+from oper.base.portable_math import dot
 from oper.cost.workload import Fetch, Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -126,8 +127,8 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     if workload.fetch == "distinct" and not isinstance(problem.topology, RelayedTopology):
         classes = problem.classes
         weight = classes.rows * classes.S
-        raw = float(weight @ classes.expected) / max(profile.samples, 1) * samples
-        if raw - float(weight @ classes.D) <= _NO_SAVING * raw:
+        raw = float(dot(weight, classes.expected)) / max(profile.samples, 1) * samples
+        if raw - float(dot(weight, classes.D)) <= _NO_SAVING * raw:
             found.append(
                 f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "
                 "almost never read a row twice"

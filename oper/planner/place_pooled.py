@@ -25,6 +25,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.base.formatting import plural
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets
 from oper.cost.vectors_per_bag import pooled_of, vector_ratios
 from oper.cost.workload import Workload
@@ -257,7 +258,7 @@ def _with_homes(
     """Copies, and homes for all other rows, improved or drafts."""
     copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
     a_node = problem.ranks / problem.topology.nodes
-    held = float(problem.classes.m @ (copies.everywhere + copies.a_node / a_node))
+    held = float(dot(problem.classes.m, copies.everywhere + copies.a_node / a_node))
     room = float(problem.capacity_bytes.min() - held) * a_node
     single = problem.classes.rows - copies.everywhere - copies.a_node
     return copies, choose_homes(problem, lengths, single, room, improve)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot, expm1, log1p
 from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets
 from oper.cost.step_time import Amount, Bags, BatchRows, Part, StepTime, step_time
@@ -23,7 +24,7 @@ def predict_step(
 ) -> StepTime:
     """The step of a placement with `counts` [C, G] rows of each class in the holder sets."""
     of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)
-    figures = [of_row[:, part] @ counts[part] for part in (~pooled, pooled)]
+    figures = [dot(of_row[:, part], counts[part]) for part in (~pooled, pooled)]
     return _step(problem, sets, figures, method)
 
 
@@ -38,13 +39,13 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
     striped = classes.rows - counts.sum(axis=1)
     found: list[Floats] = []
     for part, of_tables in ((~pooled, ~pooled_table), (pooled, pooled_table)):
-        figures = of_row[:, part] @ counts[part]
+        figures = dot(of_row[:, part], counts[part])
         for w in range(len(classes.widths)):
             of_width = part & (classes.width == w)
             of_stripes = placement.scan.striped_touched[of_tables & (width_of_table == w)]
             touched = of_stripes.sum(axis=0)
             if touched.any():
-                of_all = of_row[:, of_width] @ striped[of_width]
+                of_all = dot(of_row[:, of_width], striped[of_width])
                 figures[:, :ranks] += np.outer(of_all, touched / touched.sum())
         found.append(figures)
     return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
@@ -82,10 +83,10 @@ def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
     dims = np.array([table.dim for table in tables], dtype=np.float64)
     sizes = np.array([table.row_bytes for table in tables], dtype=np.float64)
     accesses = np.where(of, profile.accesses_of_tables, 0)
-    read = float(accesses @ sizes)
-    ratio = 4 * float(accesses @ dims) / read if read else 1.0
+    read = float(dot(accesses, sizes))
+    ratio = 4 * float(dot(accesses, dims)) / read if read else 1.0
     number = samples * float(a_sample.sum())
-    return Bags(number, 4 * samples * float(a_sample @ dims), ratio)
+    return Bags(number, 4 * samples * float(dot(a_sample, dims)), ratio)
 
 
 def rows_of_classes(problem: Problem) -> BatchRows:
@@ -124,7 +125,7 @@ def touched_together(D: Floats, together: float, drawn: float, ranks: int, sampl
     so that the exponent is a little larger (expected_reads.py)."""
     power = together
     if drawn * ranks < samples:
-        power = np.log1p(-together * drawn / samples) / np.log1p(-drawn / samples)
+        power = float(log1p(-together * drawn / samples) / log1p(-drawn / samples))
     with np.errstate(divide="ignore"):
-        found: Floats = -np.expm1(power * np.log1p(-np.minimum(D, 1.0)))
+        found: Floats = -expm1(power * log1p(-np.minimum(D, 1.0)))
     return found

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot
 from oper.cost.objective import Cost
 from oper.cost.traffic import Traffic
 from oper.cost.vectors_per_bag import PartAccesses, VectorsPerBag
@@ -87,7 +88,7 @@ def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
     )
     for part in traffic.parts:
         mean = part.charges.set_seconds(sets).sum(axis=1) / problem.ranks
-        seconds += part.bytes.reshape(len(tables), len(sets)) @ mean
+        seconds += dot(part.bytes.reshape(len(tables), len(sets)), mean)
     return seconds
 
 

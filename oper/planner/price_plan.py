@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
 from oper.cost.vectors_per_bag import PartAccesses, pooled_of, vector_bytes, vector_ratios
@@ -111,8 +112,8 @@ def with_vectors_of_parts(
     vectors = np.zeros(topology.nodes)
     for part in parts:
         shares = clipped_shares(problem, sets, part.accesses)
-        vectors += pooled @ (vector_bytes(lengths, part.tables, shares) * a_rank)
-    read = sums.pooled_read_bytes @ _read_from(problem, sets)
+        vectors += dot(pooled, vector_bytes(lengths, part.tables, shares) * a_rank)
+    read = dot(sums.pooled_read_bytes, _read_from(problem, sets))
     # Of bags with the rows that only further samples read nothing else is known.
     nowhere = np.zeros(lengths.tables)
     ratio = np.full(
@@ -127,7 +128,7 @@ def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -
     """The share of each table's `accesses` [T, G] that a rank of another node makes to rows of each
     node, the mean over those ranks, [T, N]."""
     total = np.maximum(accesses.sum(axis=1), 1)[:, None]
-    found: Floats = accesses @ _read_from(problem, sets) / total
+    found: Floats = dot(accesses, _read_from(problem, sets)) / total
     return found
 
 

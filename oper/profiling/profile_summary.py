@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.portable_math import whole_dot
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile, merge
@@ -147,7 +148,7 @@ def _summary(
     bagged: bool,
 ) -> AccessSummary:
     """Summarise `rows[n]` rows with `accesses[n]` each, accesses descending."""
-    total, number = int(accesses @ rows), int(rows.sum())
+    total, number = int(whole_dot(accesses, rows)), int(rows.sum())
     before = np.cumsum(rows) - rows
     hot = np.clip(HOT_SHARE * number - before, 0, rows)
     return AccessSummary(
@@ -155,6 +156,6 @@ def _summary(
         number,
         total,
         int(rows[accesses == 0].sum()),
-        float(hot @ accesses / total) if total else 0.0,
+        float(whole_dot(hot, accesses) / total) if total else 0.0,
         bagged,
     )

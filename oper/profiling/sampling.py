@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.portable_math import dot, exp, geometric_steps, log
 from oper.logs.batches.batch import Batch
 from oper.profiling.counter_arrays import RowCounts
 
@@ -87,8 +88,8 @@ class RankShares:
         all_ranks = n.sum(axis=1)
         self._of_rank += n.sum(axis=0)
         self._squared += (n**2).sum(axis=0)
-        self._with_all += all_ranks @ n
-        self._all_squared += float(all_ranks @ all_ranks)
+        self._with_all += dot(all_ranks, n)
+        self._all_squared += float(dot(all_ranks, all_ranks))
 
     def relative_error(self, share: float) -> float:
         """The relative standard error of a rank's share of the lookups, over ranks."""
@@ -182,20 +183,22 @@ def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
     `rows[n]` rows have count `x[n]`.
     """
     most = max(int(x.max(initial=0)), 1)
-    rate = np.concatenate([[1e-9], np.geomspace(0.02, 2 * most, _GRID)])
+    rate = np.concatenate([[1e-9], geometric_steps(0.02, 2 * most, _GRID)])
     # Counts from 33 on are binned within a few percent, far below their own noise.
-    edges = np.unique(np.concatenate([np.arange(33), np.geomspace(33, most + 33, 200).astype(int)]))
+    edges = np.unique(
+        np.concatenate([np.arange(33), geometric_steps(33, most + 33, 200).astype(int)])
+    )
     bin_of = np.searchsorted(edges, x, side="right") - 1
     number = np.bincount(bin_of, rows)
     mean = np.bincount(bin_of, rows * x)[number > 0] / number[number > 0]
     number = number[number > 0]
     # The logarithm of the Poisson probability, up to terms that do not depend on the rate.
-    likelihood = mean[:, None] * np.log(rate) - rate
-    likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
+    likelihood = mean[:, None] * log(rate) - rate
+    likelihood = exp(likelihood - likelihood.max(axis=1, keepdims=True))
     weight = np.full(len(rate), 1 / len(rate))
     for _ in range(_ROUNDS):
         joint = likelihood * weight
-        weight = (number / joint.sum(axis=1)) @ joint
+        weight = dot(number / joint.sum(axis=1), joint)
         weight /= weight.sum()
     return rate, weight
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, whole_dot
 
 # Lengths are int32 in logs. Ids of all bags are summed as int64; half of its range leaves room for
 # the sum of two.
@@ -87,7 +88,7 @@ class BagLengths:
             raise ValueError(f"a table that is not one of {len(distinct):,}")
         if len(table) and (length.min() < 0 or length.max() > _LONGEST or bags.min() < 1):
             raise ValueError("lengths or numbers of bags out of range")
-        if float(np.maximum(length, 1).astype(np.float64) @ bags) > _MOST_IDS:
+        if float(dot(np.maximum(length, 1).astype(np.float64), bags)) > _MOST_IDS:
             raise ValueError(f"more than {_MOST_IDS:.4g} ids")
         keys = table << 32 | length
         if (keys[1:] <= keys[:-1]).any():
@@ -165,7 +166,7 @@ class BagLengths:
         return BagSummary(
             total,
             int(bags[0]) / total if length[0] == 0 else 0.0,
-            int(length @ bags) / total,
+            int(whole_dot(length, bags)) / total,
             int(length[np.searchsorted(up_to, ninety_nine_percent)]),
             int(length[-1]),
             float(self.new_shares[table]),

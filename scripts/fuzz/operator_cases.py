@@ -367,6 +367,8 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     ),
     "whole_by_shares": lambda: _list(_i64(1, 0, 50), _doubles(3, 4), _i64(0, 1, 0), _doubles(3), 2),
     "least_loaded": lambda: _list(_doubles(9), _doubles(3)),
+    **{name: lambda: _list(_doubles(9)) for name in ("exp", "expm1", "log", "log1p", "log_gamma")},
+    "ordered_product": lambda: _list(_doubles(4, 3), _doubles(3, 2)),
     "rows_to_least_loaded": lambda: _list(_i64(1, 0, 50), _i64(9, 7, 0), 4),
     "assign_in_order": lambda: _list(_doubles(6, 3), _i64(2, 3, 1), 7),
     "assign_exactly": lambda: _list(_doubles(6, 3), _i64(2, 3, 1)),

@@ -171,7 +171,7 @@ def replicate_inference(
     size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
     free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes
     order = np.argsort(-(traffic_bytes / size_bytes), kind="stable")
-    position = np.argsort(order).tolist()  # of each partition in `order`
+    position = np.argsort(order, kind="stable").tolist()  # of each partition in `order`
     served = np.bincount(owner, traffic_bytes, minlength=ranks).tolist()
     # An array, whose largest entry is found fast; that of a rank's own rows is never the largest.
     cost = np.array([[served[j] * link[i][j] for j in range(ranks)] for i in range(ranks)])

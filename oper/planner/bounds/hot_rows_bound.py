@@ -31,6 +31,7 @@ from scipy.sparse import csr_array
 
 from oper.base import standard_streams
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot, log
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.plan.certificate import BoundNote
@@ -131,7 +132,7 @@ def tail_buckets(rows: PricingItems, tail: NDArray[np.int64]) -> NDArray[np.int6
     """The bucket of each class of the tail: by memory, then by density on a log scale."""
     step = np.zeros(len(tail))
     used = rows.density[tail] > 0
-    step[used] = np.floor(np.log(rows.density[tail[used]]) / np.log(TAIL_RATIO))
+    step[used] = np.floor(log(rows.density[tail[used]]) / log(TAIL_RATIO))
     keys = np.stack([rows.memory_bytes[tail], used, step], axis=1)
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
 
@@ -148,7 +149,7 @@ class _Model:
         self.latency = sum(memory.rows.latency for memory in memories)
         work = (
             Charges.of(memory.topology).mean_seconds
-            * float(memory.rows.rows @ memory.rows.weight_bytes)
+            * float(dot(memory.rows.rows, memory.rows.weight_bytes))
             for memory in memories
         )
         self.second = sum(work) or 1.0
@@ -269,7 +270,7 @@ class _Memory:
         M, rows = self.topology.ranks, self.rows.rows[classes]
         memory, parts = self.rows.memory_bytes[classes[0]], range(len(self.owned))
         weights = [weight[classes] for weight, _ in self.owned]
-        totals = [float(rows @ weight) for weight in weights]
+        totals = [float(dot(rows, weight)) for weight in weights]
         # Rows as their memory, weight as a part of the bucket's: columns of about equal size.
         size = memory / self.byte
         units = [total or 1.0 for total in totals]

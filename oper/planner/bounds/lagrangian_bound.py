@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
@@ -104,8 +105,8 @@ def lagrangian(
     if scale <= 0:
         return 0.0
     fair = DualPrices(prices.rank / scale, prices.capacity / scale, prices.budget / scale)
-    value = float(rows.rows @ cheapest(rows, topology, fair))
-    owed = float(fair.capacity @ capacity_bytes) + fair.budget * budget_bytes
+    value = float(dot(rows.rows, cheapest(rows, topology, fair)))
+    owed = float(dot(fair.capacity, capacity_bytes)) + fair.budget * budget_bytes
     return max(value - owed - SAFETY * (value + owed), 0.0)
 
 
@@ -185,7 +186,7 @@ def _price_of_copies(
 
     def spent(byte: float) -> float:
         chosen = (seconds + byte * extra).argmin(axis=1)
-        return float(rows.rows @ np.take_along_axis(extra, chosen[:, None], axis=1)[:, 0])
+        return float(dot(rows.rows, np.take_along_axis(extra, chosen[:, None], axis=1)[:, 0]))
 
     if spent(0.0) <= room:
         return 0.0

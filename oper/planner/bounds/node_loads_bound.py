@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.portable_math import dot
 from oper.planner.lp.pricing import PricingItems
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
@@ -93,7 +94,7 @@ class _Loads:
         self.ranks_per_node = ranks // self.nodes
         more = [own - cost.mate for own in cost.own]
         self.a, self.least_a, self.b = max(more), min(more), cost.far - cost.mate
-        self.weight = float(rows.rows @ rows.weight_bytes)
+        self.weight = float(dot(rows.rows, rows.weight_bytes))
         self.elsewhere = cost.far * self.weight
         # Bytes of a row as far as they take its owner more than its mates, at `a` a byte.
         parts = rows.traffic(topology).parts

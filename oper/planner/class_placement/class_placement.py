@@ -9,6 +9,7 @@ belongs to which holders, and rows are split by those shares.
 from dataclasses import dataclass
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.greedy import Greedy
 from oper.planner.class_placement.partitions import Partitions
@@ -35,5 +36,5 @@ class ClassPlacement:
 
 def replica_bytes(classes: Classes, sets: HolderSets, replicas: Ints) -> Floats:
     """Memory on each rank, [M], of the `replicas` [C, G - M] rows with several holders."""
-    copies: Floats = sets.holds[len(sets) - replicas.shape[1] :].T @ classes.memory_of(replicas)
+    copies: Floats = dot(sets.holds[len(sets) - replicas.shape[1] :].T, classes.memory_of(replicas))
     return copies

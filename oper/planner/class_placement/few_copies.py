@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges, PairSeconds
 from oper.planner.class_placement.class_placement import MANY_RANKS
@@ -54,7 +55,7 @@ def copies_needed(problem: ClassProblem) -> Ints:
     if isinstance(topology, RelayedTopology | PooledTopology):
         return one
     weight = classes.traffic_bytes(problem.workload)
-    total = float(weight @ classes.rows)
+    total = float(dot(weight, classes.rows))
     paid, masks = Charges.of(topology).owner_seconds, topology.masks().values()
     own, mate, far = (float(paid[mask].mean()) if mask.any() else 0.0 for mask in masks)
     a, b = own - mate, far - mate
@@ -85,7 +86,7 @@ def copies_needed(problem: ClassProblem) -> Ints:
             continue
         holders = np.where(once_a_node, a * weight / nodes, a * weight / tried - b * blocks.weight)
         near = b * float((weight * classes.rows)[once_a_node].sum())
-        gained = saved * float(weight @ (classes.rows * (copies - 1)))
+        gained = saved * float(dot(weight, classes.rows * (copies - 1)))
         seconds = max(mean - gained, far * total - near + float(holders.max()))
         if seconds < best:
             best, needed = seconds, tried
@@ -120,7 +121,7 @@ def _with_rest(
 ) -> Floats | None:
     """Mean copies of the rows of each class where they have what they need, and the hottest have
     one on every node as far as the budget lasts; None where it does not last for the first."""
-    left = budget_bytes - float((needed - 1) * classes.rows @ classes.m)
+    left = budget_bytes - float(dot((needed - 1) * classes.rows, classes.m))
     if left < 0:
         return None
     order = np.argsort(-weight / classes.m, kind="stable")

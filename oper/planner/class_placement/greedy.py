@@ -14,6 +14,7 @@ import numpy as np
 
 from oper.base import native
 from oper.base.arrays import Floats, Ints, as_tensor
+from oper.base.portable_math import dot
 from oper.cost.objective import degree_of_balance
 from oper.plan.memories import ThresholdReason
 from oper.planner.class_placement.partitions import Partitions, partitions
@@ -100,10 +101,10 @@ def _place_once(
 
     lookups = np.bincount(run_rank, weights=run_work, minlength=ranks)
     listed_bytes = np.bincount(run_rank, weights=run_rows * classes.m[run_class], minlength=ranks)
-    striped_bytes = float(single @ classes.m) - listed_bytes.sum()
+    striped_bytes = float(dot(single, classes.m)) - listed_bytes.sum()
     left = _left(replica_bytes + listed_bytes, striped_bytes, shares)
     spread = left / left.sum() if left.sum() else shares
-    lookups = lookups + spread * (float(single @ read) - lookups.sum())
+    lookups = lookups + spread * (float(dot(single, read)) - lookups.sum())
     memory = replica_bytes + listed_bytes + spread * striped_bytes
     return Greedy(
         parts,
@@ -121,7 +122,7 @@ def memory_left(
 ) -> Floats:
     """Bytes that each rank has left for striped rows, [M], if all memory in use follows `shares`
     [M]: `counts` [C, M] listed and `striped` [C] striped rows with one owner, and replicas."""
-    return _left(replica_bytes + classes.memory_of(counts), float(striped @ classes.m), shares)
+    return _left(replica_bytes + classes.memory_of(counts), float(dot(striped, classes.m)), shares)
 
 
 def _left(held_bytes: Floats, striped_bytes: float, shares: Floats) -> Floats:

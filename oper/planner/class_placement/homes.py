@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.vectors_per_bag import VectorsPerBag
 from oper.planner.class_placement.pooled_copies import (
     table_of_class,
@@ -103,7 +104,7 @@ class _Tables:
     def slowest(self, shares: Floats) -> float:
         """The seconds of the slowest node."""
         of_node = self.vector_seconds(shares).sum(axis=0)
-        return float((self.work @ shares + of_node.sum() - of_node).max())
+        return float((dot(self.work, shares) + of_node.sum() - of_node).max())
 
 
 def _of_tables(
@@ -220,9 +221,9 @@ def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Flo
     """The best move of a part of a table from or to the slowest node: its slowest node's seconds,
     and the shares after it."""
     vectors = tables.vector_seconds(shares)
-    net = tables.work @ shares - vectors.sum(axis=0)  # T but for all vectors
+    net = dot(tables.work, shares) - vectors.sum(axis=0)  # T but for all vectors
     node, total = int(net.argmax()), float(vectors.sum())
-    held = tables.memory @ shares
+    held = dot(tables.memory, shares)
     others = _others(net, node)
     found, best = np.inf, shares
     for sign in (-1, 1):
@@ -255,7 +256,7 @@ def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float,
     """The best exchange of two whole tables, one of the slowest node: its slowest node's seconds,
     and the shares after it."""
     vectors = tables.vector_seconds(shares)
-    net = tables.work @ shares - vectors.sum(axis=0)
+    net = dot(tables.work, shares) - vectors.sum(axis=0)
     node, total = int(net.argmax()), float(vectors.sum())
     home = np.where(shares.max(axis=1) == 1.0, shares.argmax(axis=1), -1)
     mine = np.flatnonzero((home == node) & (tables.work > 0))
@@ -264,7 +265,7 @@ def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float,
         return np.inf, shares
     alone = tables.work - vectors.max(axis=1)  # of a whole table, to its node
     change = alone[theirs] - alone[mine][:, None]
-    held, memory = tables.memory @ shares, tables.memory
+    held, memory = dot(tables.memory, shares), tables.memory
     slowest = np.maximum(net[node] + change, net[home[theirs]] - change)
     slowest = np.maximum(slowest, _others(net, node)[home[theirs]]) + total
     more = memory[theirs] - memory[mine][:, None]

@@ -17,6 +17,7 @@ import heapq
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
@@ -41,7 +42,7 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     placed = greedy.counts(ranks)
     listed = placed.sum(axis=1)
     traffic = classes.traffic_bytes(workload)
-    hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
+    hot = traffic * ranks > HOT_SHARE * float(dot(traffic, classes.rows))
     counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
     own = counts[:, :ranks]
     own[hot] = placed[hot]
@@ -50,7 +51,7 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
         own[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
     elif problem.topology.nodes > 1 and ranks > MANY_RANKS:
         own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
-    load = traffic @ own + load
+    load = dot(traffic, own) + load
     own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     counts[:, ranks:] = replicas
     return ClassPlacement(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
@@ -94,7 +95,7 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
         everywhere = everywhere_seconds(classes, topology, workload, method)
         share = allreduce_cost(topology, method)
         used = share.latency if levels.everywhere.any() else 0.0
-        return used + float((everywhere - single) @ levels.everywhere)
+        return used + float(dot(everywhere - single, levels.everywhere))
 
     choices = [
         (method, training_levels(classes, topology, workload, method, budget)) for method in METHODS
@@ -243,7 +244,7 @@ def inference_levels(
     copies at least, on different nodes."""
     ranks, nodes = topology.ranks, topology.nodes
     needed = np.broadcast_to(needed, len(classes))
-    budget_bytes -= float((needed - 1) * classes.rows @ classes.m)
+    budget_bytes -= float(dot((needed - 1) * classes.rows, classes.m))
     copies_node, copies_all = nodes - needed, ranks - nodes
     index = np.concatenate([np.arange(len(classes))] * 2)
     step = np.repeat([0, 1], len(classes))
@@ -295,9 +296,9 @@ def link_levels(
 
     def across_over_inside(levels: Levels) -> float:
         once = classes.rows - levels.node - levels.everywhere
-        single, node = float(weight @ once), float(weight @ levels.node)
+        single, node = float(dot(weight, once)), float(dot(weight, levels.node))
         inside = nodes_inside * single / ranks + node / per_node
-        return inter * float(across @ once) / ranks - intra * inside
+        return inter * float(dot(across, once)) / ranks - intra * inside
 
     def at(ratio: float) -> Levels:
         return inference_levels(classes, by_weight(classes, ratio), topology, budget_bytes)
@@ -320,18 +321,18 @@ def link_levels(
         promoted, demoted = np.zeros((2, len(classes)), dtype=np.int64)
         usable = heaviest[relief[heaviest] > 0]
         promoted[usable] = _fill(relief[usable], levels.node[usable], inside_more - shift)
-        price = float(promoted @ classes.m) * (ranks - topology.nodes)
+        price = float(dot(promoted, classes.m)) * (ranks - topology.nodes)
         freed = (topology.nodes - 1) * classes.m[heaviest[::-1]]
         left = (levels.node - promoted)[heaviest[::-1]]
         before = np.cumsum(left * freed) - left * freed
         demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
-        shift = per_cold_byte * float(weight @ demoted)
-        shift += inter / ranks * float((across - weight) @ demoted)
+        shift = per_cold_byte * float(dot(weight, demoted))
+        shift += inter / ranks * float(dot(across - weight, demoted))
     # Where too few rows are left to pay for that, the lightest of those promoted are not.
     more = np.full(len(classes), float(ranks - topology.nodes)) * classes.m
     once = (topology.nodes - 1) * classes.m
-    spent = more @ promoted - once @ demoted + once @ levels.node
-    over = float(spent + (more + once) @ levels.everywhere) - budget_bytes
+    spent = dot(more, promoted) - dot(once, demoted) + dot(once, levels.node)
+    over = float(spent + dot(more + once, levels.everywhere)) - budget_bytes
     for c in heaviest[::-1][promoted[heaviest[::-1]] > 0].tolist():
         if over <= 0:
             break

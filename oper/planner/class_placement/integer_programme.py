@@ -9,9 +9,8 @@ Out: `WholeRows` of each.
     budget       Σ n[b, g] · m_b · (copies_g - 1) ≤ budget            of each memory
 
 n is whole for the items asked for, which decide the ranks' loads, and any number for the others,
-which even the loads out. Solved to a limit of nodes, so that it is the same in every run, but for
-the root, which may take minutes: what is not solved within a limit of seconds, far above what it
-mostly takes, is not used.
+which even the loads out. The solver stops after a number of nodes, never after a time: a plan does
+not depend on the clock. Callers bound the size of the programme instead.
 """
 
 from collections.abc import Sequence
@@ -27,9 +26,6 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
 from oper.planner.lp.pricing import everywhere_seconds
 from oper.planner.lp.restricted_master import MemoryItems
-
-_MOST_SECONDS = 60.0  # most take less than 3 s, so that a busy machine makes the same plans
-_OUT_OF_TIME = 1  # scipy's status
 
 
 @dataclass(frozen=True)
@@ -138,13 +134,9 @@ def place_whole(
                 np.concatenate([np.full(len(limit), -np.inf), total]),
                 np.concatenate([limit, total]),
             ),
-            options={
-                "node_limit": nodes,
-                "mip_rel_gap": relative_gap,
-                "time_limit": _MOST_SECONDS,
-            },
+            options={"node_limit": nodes, "mip_rel_gap": relative_gap},
         )
-    if found.x is None or found.status == _OUT_OF_TIME:
+    if found.x is None:
         return None
     rows = []
     for n, of in enumerate(placed):

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, NodeCopiesCost, allreduce_cost
 from oper.cost.holder_sets import trained_node_sets
 from oper.cost.read_charges import Charges
@@ -291,7 +292,7 @@ class _Copying:
         """These kinds of copies, [C]."""
         copied = kinds > 0
         everywhere = copied & (self.copies[kinds] == self.ranks)
-        own = float(self.kind_seconds[kinds, np.arange(len(kinds))] @ copied)
+        own = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
         return PooledCopies(
             everywhere=np.where(everywhere, self.rows, 0),
             a_node=np.where(copied & ~everywhere, self.rows, 0),

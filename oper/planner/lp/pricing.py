@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, geometric_steps, whole_dot
 from oper.cost.allreduce import Method, allreduce_cost
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges, ReadPrices
@@ -92,7 +93,7 @@ class PricingItems:
 
     @property
     def total_bytes(self) -> float:
-        return float(self.rows @ self.memory_bytes)
+        return float(dot(self.rows, self.memory_bytes))
 
     def traffic(self, topology: Topology) -> Traffic:
         """The bytes of `weight_bytes` with who pays for them."""
@@ -199,7 +200,7 @@ def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> F
     each = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
     least = np.full(len(rows), np.inf)
     for owner in np.unique(np.stack([*slopes, prices.capacity], axis=1), axis=0):
-        least = np.minimum(least, owner @ each)
+        least = np.minimum(least, dot(owner, each))
     return least
 
 
@@ -348,7 +349,7 @@ def ratios_between(ratios: Floats, most: int) -> Floats:
     """At most so many ratios [T, K], ascending, that span those given, [C, K], or are all of them:
     spread by the logarithm of the first, the others where as many rows have less."""
     ascending = np.sort(ratios, axis=0)
-    steps = np.geomspace(ascending[0, 0], ascending[-1, 0], most)
+    steps = geometric_steps(ascending[0, 0], ascending[-1, 0], most)
     at = np.unique(np.searchsorted(ascending[:, 0], steps * (1 - _ROUNDING)))
     spread = ascending[np.minimum(at, len(ratios) - 1)]
     spread[0], spread[-1] = ascending[0], ascending[-1]
@@ -413,14 +414,14 @@ def _added_one_by_one(
             if not len(better):
                 break
             best_so_far[better] = cost[better, best[better]]
-            served = held @ found.near > 0  # [part, M]: of nodes with copies
+            served = whole_dot(held, found.near) > 0  # [part, M]: of nodes with copies
             held[better, best[better]] = True
             of_best = price[number, :, best]
             near = found.near[best]
             switched = np.where(near & ~served, of_best, np.minimum(nearest, of_best))
             switched = np.where(~near & served, nearest, switched)
             nearest[better] = switched[better]
-            served = held @ found.near > 0
+            served = whole_dot(held, found.near) > 0
             # Of each next holder: what its own node reads then, and what others do.
             each, first = nearest[:, :, None], ~served[:, :, None]
             after = np.where(
@@ -443,7 +444,9 @@ def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
     """Price [C] of one row of each class with copies on all ranks, in training."""
     copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
-    return np.asarray(everywhere_seconds(rows, topology) @ prices.rank + copies * rows.memory_bytes)
+    return np.asarray(
+        dot(everywhere_seconds(rows, topology), prices.rank) + copies * rows.memory_bytes
+    )
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
@@ -503,7 +506,7 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
             near = np.where(np.isfinite(near), near, block.diagonal())
             one_rank = price[members[0], ~inside, None]
             of_nodes = found.of_nodes[:, members[0]][:, ~inside]
-            far = (one_rank + of_nodes.T @ rows.ratios.T).min(axis=0)
+            far = (one_rank + dot(of_nodes.T, rows.ratios.T)).min(axis=0)
             uncovered = len(members) * far * density
         elif not inside.all():
             far = price[np.ix_(members, ~inside)].min(axis=1)

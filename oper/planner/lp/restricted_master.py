@@ -30,6 +30,7 @@ from scipy.sparse import csc_array, csr_array
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.portable_math import dot, log
 from oper.cost.holder_sets import (
     HolderSets,
     cheapest_holder_sets,
@@ -140,7 +141,7 @@ def buckets(rows: PricingItems) -> NDArray[np.int64]:
     hottest = np.argsort(-rows.weight_bytes, kind="stable")[:HOT_CLASSES]
     alone[hottest] = 1 + np.arange(len(hottest))
     with np.errstate(divide="ignore"):
-        step = np.floor(np.log(rows.density) / np.log(BUCKET_RATIO))
+        step = np.floor(log(rows.density) / log(BUCKET_RATIO))
     step[hottest] = 0
     keys = np.stack([alone, rows.memory_bytes, step], axis=1)
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
@@ -164,8 +165,8 @@ class ScaledLimits:
         self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
         self.charges = Charges.of(topology)
         scale = self.charges.mean_seconds
-        self.second = second or scale * float(rows.rows @ rows.weight_bytes) or 1.0
-        self.pair = scale * float(rows.rows @ rows.fetch_bytes) or 1.0
+        self.second = second or scale * float(dot(rows.rows, rows.weight_bytes)) or 1.0
+        self.pair = scale * float(dot(rows.rows, rows.fetch_bytes)) or 1.0
         self.byte = rows.total_bytes / topology.ranks or 1.0
         self.limit = np.concatenate(
             [
@@ -251,7 +252,7 @@ class RestrictedMaster:
         for dual in (self.dual / 4 + self.best_dual * 3 / 4, self.dual):
             prices = self._prices(dual)
             holds, price = cheapest_holders(self.rows, self.topology, prices)
-            bound = float(self.rows.rows @ price - dual @ self.limits.limit)
+            bound = float(dot(self.rows.rows, price) - dot(dual, self.limits.limit))
             if bound > self.best_bound:
                 self.best_bound, self.best_dual = bound, dual
             found.append((holds, prices))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.expected_counts import as_many, expected_counts
 from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.holder_sets import Sums
@@ -109,8 +110,8 @@ class Classes:
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
-        n = np.asarray(counts, dtype=np.float64).T
-        return Sums(*(n @ getattr(self.row_sums, f.name) for f in fields(Sums)))
+        n = np.ascontiguousarray(counts.T, dtype=np.float64)
+        return Sums(*(dot(n, getattr(self.row_sums, f.name)) for f in fields(Sums)))
 
     def memory_of(self, counts: Ints) -> Floats:
         """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact in whatever

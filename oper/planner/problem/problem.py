@@ -11,6 +11,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.step_memory import DeviceStep, ProcessorStep, StepMemory
@@ -53,7 +54,7 @@ class ClassProblem:
         if not self.topology.of_devices:
             return ProcessorStep(classes.mailbox_bytes if training else 0.0, self.ranks)
         fetches = self.workload.known_fetch == "distinct" and self.topology.transport == NVSHMEM
-        a_sample = float(classes.rows @ classes.expected) / max(classes.samples, 1)
+        a_sample = float(dot(classes.rows, classes.expected)) / max(classes.samples, 1)
         return DeviceStep(
             accesses=a_sample * self.workload.batch_size / self.ranks,
             dim=classes.dim,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, whole_dot
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.plan.layout import Layout
@@ -152,12 +153,14 @@ class CarriedRows:
         """What a rank takes for the copies over links that lead to `counts` [C, K], on average."""
         flows = self._flows(counts)
         price = self.cost.seconds[flows.before, flows.after]
-        return float((flows.rows * self._class_bytes[flows.row_class]) @ price) / self.problem.ranks
+        return (
+            float(dot(flows.rows * self._class_bytes[flows.row_class], price)) / self.problem.ranks
+        )
 
     def link_bytes(self, counts: Ints) -> float:
         """The bytes over links that lead to `counts` [C, K]."""
         holds, ranks = self.locator.holder_sets.holds.astype(np.int64), self.problem.ranks
-        copies = (1 - holds[:, :ranks]) @ holds[:, :ranks].T
+        copies = whole_dot(1 - holds[:, :ranks], holds[:, :ranks].T)
         copies[self.carried.nowhere] = 0  # there is nothing to copy
         return self._flows(counts).link_bytes(self._class_bytes, copies)
 

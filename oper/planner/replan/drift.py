@@ -26,6 +26,7 @@ import numpy as np
 from oper.base.arrays import Ints, PerRank
 from oper.base.defaults import WORSE
 from oper.base.display import Summarised
+from oper.base.portable_math import whole_dot
 from oper.base.units import finite_number
 from oper.cost.allreduce import NodeCopiesCost, allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
@@ -492,12 +493,12 @@ def _hot_set(classes: list[Classes], rows: list[Ints], then: float) -> HotSet:
     )
     order = np.argsort(-accesses, kind="stable")
     accesses, of_class, in_set = accesses[order], of_class[order], np.concatenate(rows)[order]
-    number, total = int(in_set.sum()), max(int(of_class @ accesses), 1)
+    number, total = int(in_set.sum()), max(int(whole_dot(of_class, accesses)), 1)
     before = np.cumsum(of_class) - of_class
     hottest = np.clip(number - before, 0, of_class)
     return HotSet(
         number,
         then,
-        float(in_set @ accesses) / total,
-        float(hottest @ accesses) / total,
+        float(whole_dot(in_set, accesses)) / total,
+        float(whole_dot(hottest, accesses)) / total,
     )

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets
 from oper.cost.objective import Cost
@@ -150,7 +151,7 @@ def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Fl
 def moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
     """Seconds of all copies over the links, of all ranks together."""
     moved_bytes = flows.rows * classes.m[flows.row_class]
-    return float(moved_bytes @ migration_cost.seconds[flows.before, flows.after])
+    return float(dot(moved_bytes, migration_cost.seconds[flows.before, flows.after]))
 
 
 def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: Ints) -> None:
@@ -159,7 +160,7 @@ def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: 
     classes = problem.classes
     traffic = classes.traffic_bytes(problem.workload)
     memory = memory_bytes(classes, sets, counts)
-    target = (memory.sum() + float(dropped.sum(axis=1) @ classes.m)) * problem.shares
+    target = (memory.sum() + float(dot(dropped.sum(axis=1), classes.m))) * problem.shares
     for k in np.flatnonzero(dropped.any(axis=0)):
         for w in classes.widest_first():
             mine = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))

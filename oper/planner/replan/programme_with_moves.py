@@ -28,6 +28,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csc_array, csr_array
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.rounding import whole_by_shares
@@ -165,13 +166,16 @@ class _Pairs:
     def cheapest(self, dual: Floats) -> tuple[Ints, float]:
         """Where the rows of each pair cost least at the prices of the limits, and what all do
         there."""
-        cost = (self.uses @ dual[self.at])[self.bucket] + self.moving
+        cost = dot(self.uses, dual[self.at])[self.bucket] + self.moving
         cost = np.where(self.allowed, cost, np.inf)
-        return cost.argmin(axis=1), float(self.rows @ cost.min(axis=1))
+        return cost.argmin(axis=1), float(dot(self.rows, cost.min(axis=1)))
 
     def uses_by(self, shares: Floats) -> Floats:
         """What rows placed by `shares` use of all limits."""
-        return self.in_all(np.einsum("n,nk,nkl->l", self.rows, shares, self.uses[self.bucket]))
+        uses = self.uses[self.bucket]
+        return self.in_all(
+            dot((self.rows[:, None] * shares).ravel(), uses.reshape(shares.size, -1))
+        )
 
     def uses_of_columns(self) -> Floats:
         """What each column uses of all limits, [columns, limits]."""
@@ -242,7 +246,7 @@ class _Programme:
             new = [pairs.columns.copy() for pairs in self.pairs]
             for prices in (best.dual / 4 + best_dual * 3 / 4, best.dual):
                 cheapest = [pairs.cheapest(prices) for pairs in self.pairs]
-                bound = sum(cost for _, cost in cheapest) - float(prices @ self.limit)
+                bound = sum(cost for _, cost in cheapest) - float(dot(prices, self.limit))
                 if bound > best_bound:
                     best_bound, best_dual = bound, prices
                 for columns, (at, _) in zip(new, cheapest, strict=True):
@@ -258,7 +262,7 @@ class _Programme:
     def _aimed(self, shares: list[Floats]) -> float:
         """What the programme makes small but for the moves, where the rows are by `shares`."""
         uses = sum(pairs.uses_by(of) for pairs, of in zip(self.pairs, shares, strict=True))
-        return float(self.first.weights @ -(self.aims * np.asarray(uses)[:, None]).min(axis=0))
+        return float(dot(self.first.weights, -(self.aims * np.asarray(uses)[:, None]).min(axis=0)))
 
     def _optimum(self, most: float | None = None) -> "_Optimum | None":
         """The optimum over the columns so far, or the one with the least moves of those that make
@@ -298,7 +302,7 @@ class _Programme:
             found.append(shares)
             begin += len(p)
         dual = np.maximum(-result.ineqlin.marginals, 0.0)
-        aimed = float(np.dot(self.first.weights, result.x[len(pair) :]))
+        aimed = float(dot(self.first.weights, result.x[len(pair) :]))
         saved = float(dual[-1]) if most is not None else 1.0  # moves, by a second of the aim
         times_price = 1 / saved if 0 < saved < 1 else 1.0
         return _Optimum(float(result.fun), aimed, found, dual[: len(self.limit)], times_price)

@@ -24,6 +24,7 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.base.display import Summarised
 from oper.base.errors import OperError
+from oper.base.portable_math import whole_dot
 from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
@@ -271,7 +272,7 @@ class OldRows:
         """The bytes over links that lead to rows `counts` [C, K]."""
         holds = self.locator.holder_sets.holds.astype(np.int64)
         flows = net_flows(self.now.counts, counts, self.migration_cost)
-        return flows.link_bytes(self.problem.classes.m, (1 - holds) @ holds.T)
+        return flows.link_bytes(self.problem.classes.m, whole_dot(1 - holds, holds.T))
 
     @property
     def unmoved(self) -> Relocation:
@@ -454,7 +455,7 @@ def assemble_replanned(
         StripeOrders(layout.orders, layout.pattern_of, layout.rotation, layout.ranks),
         classes,
     )
-    accesses = classes.accesses @ best.counts  # [K]
+    accesses = whole_dot(classes.accesses, best.counts)  # [K]
     partitions = fresh.class_placement.partitions
     memory = Memory(
         name=DEVICE,

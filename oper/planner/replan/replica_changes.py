@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.allreduce import Method, allreduce_cost
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
@@ -87,7 +88,7 @@ def choose_replicas(
     extra = np.concatenate([[0], sets.copies[several] - 1])[None] * m[:, None]
     # Rows with one owner that no price of memory would give copies to are out of it.
     open_ = (before >= ranks) | (copied < stay).any(axis=1)
-    settled = float(stay[~open_, 0] @ rows[~open_])
+    settled = float(dot(stay[~open_, 0], rows[~open_]))
     row_class, before, rows = row_class[open_], before[open_], rows[open_]
     value, extra = value[open_], extra[open_]
 
@@ -95,7 +96,7 @@ def choose_replicas(
         return np.asarray((value + nu * extra).argmin(axis=1))
 
     def spent(option: Ints) -> float:
-        return float(np.take_along_axis(extra, option[:, None], axis=1)[:, 0] @ rows)
+        return float(dot(np.take_along_axis(extra, option[:, None], axis=1)[:, 0], rows))
 
     each = np.arange(len(rows))
     chosen = at(0.0)
@@ -122,7 +123,9 @@ def choose_replicas(
     index = np.concatenate([e for e, _, _ in changes])
     after = np.concatenate([k for _, k, _ in changes])
     number = np.concatenate([n for _, _, n in changes])
-    seconds = settled + float(value[each, chosen] @ (rows - taken) + value[each, second] @ taken)
+    seconds = settled + float(
+        dot(value[each, chosen], rows - taken) + dot(value[each, second], taken)
+    )
     if ((after >= 0) & (number > 0)).any():
         seconds += allreduce_cost(problem.topology, method).latency
     stays = np.where(after < 0, before[index] < ranks, before[index] == after)

@@ -8,6 +8,7 @@ a placement costs by next to nothing: so placements are repaired before they are
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
@@ -15,7 +16,7 @@ from oper.planner.problem.problem import ClassProblem
 
 def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
     """Memory of each rank, [M], with `counts` [C, K] rows in the columns."""
-    held: Floats = sets.holds.T @ classes.memory_of(counts)
+    held: Floats = dot(sets.holds.T, classes.memory_of(counts))
     return held
 
 

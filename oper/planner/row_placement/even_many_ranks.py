@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.relays import RelayedTopology
@@ -46,11 +47,11 @@ def even_many_ranks(search: SwapSearch, topology: Topology) -> None:
     far = max(far, mate)
     node_of = np.unique(topology.node_of, return_inverse=True)[1]
     held = search.counts[:, :ranks].astype(np.float64)  # as products would make of it every time
-    light = search.traffic_bytes <= _STAYS * float((search.traffic_bytes @ held).mean())
+    light = search.traffic_bytes <= _STAYS * float(dot(search.traffic_bytes, held).mean())
     light_bytes = np.where(light, search.traffic_bytes, 0.0)
     for _ in range(_PASSES):
         before = float(search.seconds.max())
-        wanted = targets(search.seconds, light_bytes @ held, node_of, own - mate, far - mate)
+        wanted = targets(search.seconds, dot(light_bytes, held), node_of, own - mate, far - mate)
         moved = _move(search, wanted.more.copy())
         held[:, moved] = search.counts[:, moved]
         gained = before - float(search.seconds.max())

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
@@ -171,7 +172,7 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
     search.run()
     rounds = search.rounds_made
     if problem.topology.is_one_memory and problem.asked.balance == "time":
-        served = before.lookups + (classes.R @ (part - counts[:, movable])) @ able.readers
+        served = before.lookups + dot(dot(classes.R, part - counts[:, movable]), able.readers)
         rounds += even_rows_served(classes, able, directions, part, served)
     counts[:, movable] = part
     return rounds
@@ -270,7 +271,7 @@ def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) ->
     more = listed - counts.sum(axis=1)
     some = np.flatnonzero(more > 0)
     if len(some):
-        load = traffic @ counts[:, :ranks]
+        load = dot(traffic, counts[:, :ranks])
         counts[some, :ranks] += split_evenly(more[some], shares, load, traffic[some])
     for c in np.flatnonzero(more < 0):
         single, replicas = counts[c, :ranks], counts[c, ranks:]

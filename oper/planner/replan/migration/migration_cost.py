@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.portable_math import dot, whole_dot
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.plan.row_locator import RowLocator, count_rows
@@ -35,7 +36,7 @@ class MigrationCost:
         own rows."""
         nearest = np.where(before.holds[:, None], links, np.inf).argmin(axis=2)
         link = links[np.arange(len(links)), nearest]
-        return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
+        return MigrationCost(nearest, dot(link, after.holds.T.astype(np.float64)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def link_bytes(
     them go."""
     ranks = before.holds.shape[1]
     matrix = np.zeros((ranks, ranks))
-    arriving = np.where(before.holds, 0.0, moved_bytes @ after.holds.astype(np.float64))
+    arriving = np.where(before.holds, 0.0, dot(moved_bytes, after.holds.astype(np.float64)))
     readers = np.broadcast_to(np.arange(ranks), cost.nearest.shape)
     np.add.at(matrix, (readers, cost.nearest), arriving)
     return matrix
@@ -112,7 +113,7 @@ def compare_placements(
     """What moves between two placements of T tables; `after` are the new one's holder sets, and
     `memory_bytes` [T] is that of a row of each table."""
     shape = (len(old.holder_sets), len(after))
-    arrives = (~old.holder_sets.holds).astype(int) @ after.holds.T.astype(int) > 0
+    arrives = whole_dot((~old.holder_sets.holds).astype(int), after.holds.T.astype(int)) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
     column_before = old.holder_set_of.astype(np.int32)
     for table in range(len(memory_bytes)):

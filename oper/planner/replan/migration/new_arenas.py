@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+from oper.base.portable_math import whole_dot
 from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
 from oper.plan.row_locator import RowLocator
@@ -53,8 +54,8 @@ class NewArenas:
         sets = locator.holder_sets
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
-        rows_before, rows_after = by_width @ before, by_width @ after  # [W, K]
-        size: Ints = rows_after @ sets.holds.astype(np.int64)
+        rows_before, rows_after = whole_dot(by_width, before), whole_dot(by_width, after)  # [W, K]
+        size: Ints = whole_dot(rows_after, sets.holds.astype(np.int64))
         replicas_move = np.zeros(widths, dtype=bool)
         blocks = []
         for w, top in enumerate(_replica_tops(locator.layout)):
