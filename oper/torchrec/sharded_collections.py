@@ -34,9 +34,10 @@ from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.tables.kernel_structs import as_features
 from oper.tables.table import tables_of_collection
-from oper.torchrec import module_tables
+from oper.torchrec import module_tables, table_parameters
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
+from oper.torchrec.table_parameters import OptimizersOfTable, TableParameters
 
 
 @dataclass
@@ -69,10 +70,14 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         self.saved_before: Any = None  # what deltas are upon (saved_before.py)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
-        self._weights = [self._add_parameter(config) for config in self._configs]
+        given = module_tables.parameters(module)
+        self._weights = [self._add_parameter(config, given) for config in self._configs]
         self._optimizer = CombinedOptimizer(
             [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
         )
+        tables = getattr(self, self._collection)
+        self._parameters_check = TableParameters(tables, engine.buckets, engine.training)
+        engine.training_step.frozen_tables = self._parameters_check
         self._set_initial_rows(module)
         self._register_state_dict_hook(_save_tables)
         self.register_load_state_dict_pre_hook(_load_tables)
@@ -163,13 +168,22 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         nn.Module.train(self, mode)
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        place = self._engine.device.torch_device
+        table_parameters.check_moves(self._called, fn, place)
+        return super()._apply(fn, recurse)
+
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Do nothing: rows are read where they lie."""
 
-    def _cannot_be_quantised(self) -> OperError:
+    @property
+    def _called(self) -> str:
         names = ", ".join(config.name for config in self._configs)
+        return f"{type(self).__name__} of tables {names}"
+
+    def _cannot_be_quantised(self) -> OperError:
         return OperError(
-            f"{type(self).__name__} of tables {names}: cannot be quantised, as its rows lie in "
+            f"{self._called}: cannot be quantised, as its rows lie in "
             "memory that all ranks share; save a checkpoint, load it into the unsharded model and "
             "quantise that, or load it into a model that is sharded by a plan for inference whose "
             "tables are int8. Dense layers are quantised by giving the submodule that has them"
@@ -181,10 +195,12 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
         )
 
-    def _add_parameter(self, config: Any) -> nn.Parameter:
+    def _add_parameter(self, config: Any, given: Mapping[str, nn.Parameter]) -> nn.Parameter:
         # It has the table's width, as optimizers take means over rows.
         place = self._engine.device.torch_device
-        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place))
+        # DistributedDataParallel refuses models that train nothing, and serving trains nothing.
+        trains = given[config.name].requires_grad or not self._engine.training
+        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place), trains)
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
         getattr(self, self._collection)[config.name] = holder
@@ -219,11 +235,12 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         for bucket, content in enumerate(self._engine.buckets):
             for table in content.tables:
                 weight: Any = self._weights[table]
-                weight._in_backward_optimizers = [
+                weight._in_backward_optimizers = OptimizersOfTable(
+                    self._configs[table].name,
                     BucketOptimizer(engine, blocks, bucket, {"": weight}, {"": table})
                     if content.trained
-                    else EmptyFusedOptimizer()
-                ]
+                    else EmptyFusedOptimizer(),
+                )
 
     def _set_initial_rows(self, module: nn.Module) -> None:
         self._mark_parameters()
@@ -331,5 +348,6 @@ def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str
         key = prefix + module._key(table)
         if key in state_dict:
             values[table] = state_dict[key]
-            state_dict[key] = torch.empty_like(module._weights[table])
+            state_dict[key] = module._weights[table]
+    module._parameters_check.accept_writes()
     module._blocks.write(values)

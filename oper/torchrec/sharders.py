@@ -43,6 +43,7 @@ from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingCollection,
 )
 from oper.torchrec.sharding_plan import OperModulePlan, plan_of
+from oper.torchrec.table_parameters import check_hooks
 from oper.torchrec.told_failures import telling_others
 
 
@@ -155,6 +156,7 @@ class OperSharder(BaseEmbeddingSharder):
             plan = plan_of(plan)
             if not isinstance(params, OperModulePlan):
                 module_tables.check_path(path)
+            check_hooks(module, module_tables.parameters(module))
             placed_on = device_for(plan, device)
             warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
             part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
