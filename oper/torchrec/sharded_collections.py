@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from torchrec.distributed.model_tracker import model_delta_tracker
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
@@ -104,6 +105,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     @torch.compiler.disable  # reading ids and rows is no graph; the layers around it are
     def forward(self, features: Any) -> LazyAwaitable[Any]:
         """A batch from ids to rows, without the waits that pipelines put between its stages."""
+        if torch.compiler.is_exporting():
+            raise self._cannot_be_converted()
         ctx = self.create_context()
         ctx.features = maybe_td_to_kjt(features)
         return self.compute_and_output_dist(ctx, KJTList([self._engine.prepare(ctx.features)]))
@@ -145,19 +148,20 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         # torch's quantisation gives every module its qconfig, and then swaps those whose types it
         # was asked for: these would stay as they are without a word.
         if name == "qconfig":
-            raise self._cannot_be_quantised()
+            raise self._cannot_be_converted()
         super().__setattr__(name, value)
 
     # TorchRec keeps the kernels of a sharded module in `_lookups`. There are none here, and
     # EmbeddingQuantizationUtils, which would quantise them, must not pass that over. Of a sharded
     # module only the quantisation of a FeatureProcessedEmbeddingBagCollection asks `is_weighted`.
+    # torch.jit reads both, because it reads all attributes.
 
     def is_weighted(self) -> bool:
-        raise self._cannot_be_quantised()
+        raise self._cannot_be_converted()
 
     @property
     def _lookups(self) -> list[nn.Module]:
-        raise self._cannot_be_quantised()
+        raise self._cannot_be_converted()
 
     @_lookups.setter
     def _lookups(self, kernels: list[nn.Module]) -> None:
@@ -181,18 +185,28 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         names = ", ".join(config.name for config in self._configs)
         return f"{type(self).__name__} of tables {names}"
 
-    def _cannot_be_quantised(self) -> OperError:
+    def _cannot_be_converted(self) -> OperError:
         return OperError(
-            f"{self._called}: cannot be quantised, as its rows lie in "
-            "memory that all ranks share; save a checkpoint, load it into the unsharded model and "
-            "quantise that, or load it into a model that is sharded by a plan for inference whose "
-            "tables are int8. Dense layers are quantised by giving the submodule that has them"
+            f"{self._called}: cannot be quantised, scripted, traced or exported, because its rows "
+            "lie in memory that all ranks share; save a checkpoint, load it into the unsharded "
+            "model and convert that, or load it into a model that is sharded by a plan for "
+            "inference whose tables are int8. Convert dense layers by giving the submodule that "
+            "has them"
         )
 
     def _cannot_be(self, done: str) -> OperError:
         return OperError(
             f"{type(self).__name__}: its rows lie in memory that all ranks share, and cannot be "
             f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
+        )
+
+    @property
+    def _table_name_to_config(self) -> Mapping[str, Any]:
+        # What ModelDeltaTrackerTrec asks first of a collection that it tracks.
+        raise OperError(
+            f"{self._called}: expected no ModelDeltaTrackerTrec, got one, which finds no kernels "
+            "to track here: save changed rows with oper.save(…, deltas=True) and oper.save_delta, "
+            "or count the rows that are read with oper.record or oper.monitor"
         )
 
     def _add_parameter(self, config: Any, given: Mapping[str, nn.Parameter]) -> nn.Parameter:
@@ -330,6 +344,10 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
     def unsharded_module_type(self) -> type[nn.Module]:
         """The unsharded collection, which this one stands for."""
         return EmbeddingCollection
+
+
+# By default the tracker passes over collections that it does not know, without a word.
+model_delta_tracker.SUPPORTED_MODULES += (_ShardedByRows,)
 
 
 def _save_tables(

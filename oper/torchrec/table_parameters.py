@@ -37,11 +37,11 @@ class TableParameters:
         self._weights = [holder.weight for holder in self._holders]
         self._trained = {n for bucket in buckets if bucket.trained for n in bucket.tables}
         self._training = training
-        self.accept_writes()
+        self._versions: list[int] | None = [weight._version for weight in self._weights]
 
     def accept_writes(self) -> None:
         """Take no write until the next call for a mistake, because a state dict is loaded."""
-        self._versions: list[int] | None = None
+        self._versions = None
 
     def __call__(self) -> frozenset[int]:
         versions = [weight._version for weight in self._weights]

@@ -244,9 +244,9 @@ class TrainingStep:
         names = [self._features.name_of(table) for table in sorted(frozen)]
         if in_tier := [table for table in frozen if self._features.in_tier(table)]:
             raise OperError(
-                f"table {self._features.name_of(min(in_tier))!r}: expected a trained table in the tier, got a frozen one "
-                "(requires_grad is False): freeze it before the model is sharded, or plan without "
-                "the tier"
+                f"table {self._features.name_of(min(in_tier))!r}: expected a trained table in the "
+                "tier, got a frozen one (requires_grad is False): freeze it before the model is "
+                "sharded, or plan without the tier"
             )
         self._node.agree(repr(names).encode(), f"the frozen tables ({', '.join(names) or 'none'})")
         self._frozen = frozen

@@ -107,9 +107,7 @@ class FeatureSet:
         features["out_stride"] = features["dim"]
         return as_words(features), int(size.sum())
 
-    def without_gradients(
-        self, descriptors: torch.Tensor, tables: Collection[int]
-    ) -> torch.Tensor:
+    def without_gradients(self, descriptors: torch.Tensor, tables: Collection[int]) -> torch.Tensor:
         """The descriptors with the lookups of these tables marked as untrained."""
         found = descriptors.clone()
         features = as_features(found)
