@@ -190,6 +190,7 @@ class EmbeddingEngine:
             self.gradients,
             self.counters,
             room,
+            self.features,
             self.features.features if check_gradients else None,
         )
         self.operator = LookupOperator(self.training_step, self.device, trained=self.training)

@@ -7,7 +7,7 @@ Adam's number of steps, without which training could not go on from a checkpoint
 beside them as `TABLE.iter`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,21 @@ from oper.base.units import finite_number
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.tables.optimizers import State
 from oper.torchrec.state_dict import STEPS, TableBlocks
+
+# Settings that torch's optimizers read from their groups. Groups of tables have none of them, so
+# that a script has set those that are there.
+_FIXED = {
+    "amsgrad",
+    "betas",
+    "dampening",
+    "eps",
+    "foreach",
+    "lr_decay",
+    "maximize",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+}
 
 
 class TableState:
@@ -94,16 +109,22 @@ class BucketOptimizer(FusedOptimizer):
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Set the learning rate, `lr`."""
-        if set(params_dict) - {"lr"}:
-            raise OperError(
-                f"{', '.join(sorted(set(params_dict) - {'lr'}))}: cannot be changed while training;"
-                " only lr can"
-            )
+        if others := sorted(set(params_dict) - {"lr"}):
+            raise _fixed(others)
         if "lr" in params_dict:
             self.param_groups[0]["lr"] = params_dict["lr"]
             self._take_learning_rate()
 
+    def add_param_group(self, param_group: Any) -> None:
+        """Refuse a group: the tables of the model are all there are."""
+        raise OperError(
+            "add_param_group: expected the tables' own groups, got another one: give other "
+            "parameters to an optimizer of their own"
+        )
+
     def _take_learning_rate(self) -> None:
+        if others := sorted(_FIXED & self.param_groups[0].keys()):
+            raise _fixed(others)
         capture = self._engine.device.capture
         if capture is not None:  # a rate that is set later is taken when the step is run
             if self._engine.training_step.rates_are_used():
@@ -112,3 +133,10 @@ class BucketOptimizer(FusedOptimizer):
             capture.before(self._take_learning_rate)
         lr = finite_number(self.param_groups[0]["lr"], "the tables' lr")
         self._engine.learning_rates[self._bucket] = lr
+
+
+def _fixed(settings: Sequence[str]) -> OperError:
+    return OperError(
+        f"{', '.join(settings)}: cannot be changed while training; only lr can: give the others to "
+        "apply_optimizer_in_backward or the sharder's fused_params"
+    )

@@ -150,6 +150,7 @@ class GraphedStep(Generic[Result]):
         kind = self._device.torch_device.type
         return (
             *[module.training for module in self._modules],
+            *[engine.training_step.frozen_tables() for engine in self._engines],
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),

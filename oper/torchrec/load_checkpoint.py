@@ -43,6 +43,7 @@ from oper.torchrec.objects_of_ranks import (
     of_each_rank,
     of_first_rank,
 )
+from oper.torchrec.parallel_model import fused_optimizer_of
 from oper.torchrec.save_checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -95,7 +96,6 @@ def load(
     file is missing or damaged, what a delta is upon is, or the checkpoint is of another model.
     """
     check_type("load", "model", model, nn.Module)
-    whole_model: Any = model
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     parts = of_each_rank(lambda: parts_of("load", folder, state), group)
@@ -130,8 +130,8 @@ def load(
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
             _put(content, paths[name], value)  # dicts of `state` are filled by that
-        whole_model.load_state_dict(content[MODEL])
-        whole_model.fused_optimizer.load_state_dict(content[OPTIMIZER])
+        model.load_state_dict(content[MODEL])
+        fused_optimizer_of(model).load_state_dict(content[OPTIMIZER])
         for name, value in given.items():
             if is_stateful(value):
                 value.load_state_dict(content[name])

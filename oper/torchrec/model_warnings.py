@@ -4,6 +4,7 @@ All ranks and collections find the same: a script on 64 ranks should read it onc
 """
 
 import logging
+import warnings
 from collections.abc import Hashable
 
 import torch.distributed as dist
@@ -29,3 +30,10 @@ class ModelWarnings:
         if about not in self._said and self._speaks:
             log.warning("%s", printable(text))
         self._said.add(about)
+
+    def warn_of_script(self, text: str) -> None:
+        """Issue a UserWarning about the calling script, unless the same was issued: a script may
+        have its loggers off, and go on with another result than it was written for."""
+        if text not in self._said and self._speaks:
+            warnings.warn(printable(text), UserWarning, stacklevel=2)
+        self._said.add(text)

@@ -30,7 +30,14 @@ from oper.torchrec.model_warnings import ModelWarnings
 _log = logging.getLogger(__name__)
 
 # Settings of TorchRec's configs that no row of ours can follow.
-_UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
+_UNSUPPORTED = (
+    "use_virtual_table",
+    "virtual_table_eviction_policy",
+    "total_num_buckets",
+    "enable_embedding_update",
+    "num_embeddings_post_pruning",
+    "stash_weights",
+)
 
 # Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside
 # leaves each rank a mapping of its own into rows that all of them share.
@@ -39,7 +46,8 @@ _MAP_IDS = (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
 )
-_ATTRIBUTES = ("_embedding_module", "_embedding_bag_collection", "_embedding_collection")
+_OF_PROCESSED = "_embedding_bag_collection"  # also of modules that weigh features
+_ATTRIBUTES = ("_embedding_module", _OF_PROCESSED, "_embedding_collection")
 
 
 def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -68,13 +76,16 @@ def check_path(path: str) -> None:
     that TorchRec's own planner made, as nothing of OPER's has seen the model then.
     """
     *around, name = path.split(".")
-    if name in _ATTRIBUTES:
-        raise OperError(
-            f"{path!r}: at {name!r} TorchRec's modules that map ids to rows keep their collection, "
-            f"and {'.'.join(around) or 'the model'!r} may be one, which OPER does not support; "
-            "give DistributedModelParallel plan=oper.torchrec_plan(plan, model), which looks at "
-            "the whole model"
-        )
+    if name not in _ATTRIBUTES:
+        return
+    may_be = "a module that maps ids to rows, which OPER does not support"
+    if name == _OF_PROCESSED:
+        may_be = f"a FeatureProcessedEmbeddingBagCollection, which OPER shards, or {may_be}"
+    raise OperError(
+        f"{path!r}: expected a plan of the whole model, got one of a collection at {name!r}, and "
+        f"{'.'.join(around) or 'the model'!r} may be {may_be}: give DistributedModelParallel "
+        "plan=oper.torchrec_plan(plan, model), which looks at the whole model"
+    )
 
 
 def _maps_ids(path: str, around: nn.Module) -> OperError:

@@ -37,6 +37,7 @@ from oper.files.storage import atomic_folder
 from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.memory.runtime_plan import plan_digest
 from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
+from oper.torchrec.parallel_model import fused_optimizer_of
 from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.streamed_table import Streamed
@@ -148,7 +149,7 @@ def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     `parts` that else are to be in it."""
     return {
         MODEL: model.state_dict(),
-        OPTIMIZER: model.fused_optimizer.state_dict(),
+        OPTIMIZER: fused_optimizer_of(model).state_dict(),
         **parts,
     }
 

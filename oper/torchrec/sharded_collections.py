@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from torchrec.distributed.model_tracker import model_delta_tracker
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
@@ -34,9 +35,10 @@ from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.tables.kernel_structs import as_features
 from oper.tables.table import tables_of_collection
-from oper.torchrec import module_tables
+from oper.torchrec import module_tables, table_parameters
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
+from oper.torchrec.table_parameters import OptimizersOfTable, TableParameters
 
 
 @dataclass
@@ -69,10 +71,14 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         self.saved_before: Any = None  # what deltas are upon (saved_before.py)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
-        self._weights = [self._add_parameter(config) for config in self._configs]
+        given = module_tables.parameters(module)
+        self._weights = [self._add_parameter(config, given) for config in self._configs]
         self._optimizer = CombinedOptimizer(
             [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
         )
+        tables = getattr(self, self._collection)
+        self._parameters_check = TableParameters(tables, engine.buckets, engine.training)
+        engine.training_step.frozen_tables = self._parameters_check
         self._set_initial_rows(module)
         self._register_state_dict_hook(_save_tables)
         self.register_load_state_dict_pre_hook(_load_tables)
@@ -99,6 +105,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     @torch.compiler.disable  # reading ids and rows is no graph; the layers around it are
     def forward(self, features: Any) -> LazyAwaitable[Any]:
         """A batch from ids to rows, without the waits that pipelines put between its stages."""
+        if torch.compiler.is_exporting():
+            raise self._cannot_be_converted()
         ctx = self.create_context()
         ctx.features = maybe_td_to_kjt(features)
         return self.compute_and_output_dist(ctx, KJTList([self._engine.prepare(ctx.features)]))
@@ -140,19 +148,20 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         # torch's quantisation gives every module its qconfig, and then swaps those whose types it
         # was asked for: these would stay as they are without a word.
         if name == "qconfig":
-            raise self._cannot_be_quantised()
+            raise self._cannot_be_converted()
         super().__setattr__(name, value)
 
     # TorchRec keeps the kernels of a sharded module in `_lookups`. There are none here, and
     # EmbeddingQuantizationUtils, which would quantise them, must not pass that over. Of a sharded
     # module only the quantisation of a FeatureProcessedEmbeddingBagCollection asks `is_weighted`.
+    # torch.jit reads both, because it reads all attributes.
 
     def is_weighted(self) -> bool:
-        raise self._cannot_be_quantised()
+        raise self._cannot_be_converted()
 
     @property
     def _lookups(self) -> list[nn.Module]:
-        raise self._cannot_be_quantised()
+        raise self._cannot_be_converted()
 
     @_lookups.setter
     def _lookups(self, kernels: list[nn.Module]) -> None:
@@ -163,16 +172,26 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         nn.Module.train(self, mode)
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        place = self._engine.device.torch_device
+        table_parameters.check_moves(self._called, fn, place)
+        return super()._apply(fn, recurse)
+
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Do nothing: rows are read where they lie."""
 
-    def _cannot_be_quantised(self) -> OperError:
+    @property
+    def _called(self) -> str:
         names = ", ".join(config.name for config in self._configs)
+        return f"{type(self).__name__} of tables {names}"
+
+    def _cannot_be_converted(self) -> OperError:
         return OperError(
-            f"{type(self).__name__} of tables {names}: cannot be quantised, as its rows lie in "
-            "memory that all ranks share; save a checkpoint, load it into the unsharded model and "
-            "quantise that, or load it into a model that is sharded by a plan for inference whose "
-            "tables are int8. Dense layers are quantised by giving the submodule that has them"
+            f"{self._called}: cannot be quantised, scripted, traced or exported, because its rows "
+            "lie in memory that all ranks share; save a checkpoint, load it into the unsharded "
+            "model and convert that, or load it into a model that is sharded by a plan for "
+            "inference whose tables are int8. Convert dense layers by giving the submodule that "
+            "has them"
         )
 
     def _cannot_be(self, done: str) -> OperError:
@@ -181,10 +200,21 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
         )
 
-    def _add_parameter(self, config: Any) -> nn.Parameter:
+    @property
+    def _table_name_to_config(self) -> Mapping[str, Any]:
+        # What ModelDeltaTrackerTrec asks first of a collection that it tracks.
+        raise OperError(
+            f"{self._called}: expected no ModelDeltaTrackerTrec, got one, which finds no kernels "
+            "to track here: save changed rows with oper.save(…, deltas=True) and oper.save_delta, "
+            "or count the rows that are read with oper.record or oper.monitor"
+        )
+
+    def _add_parameter(self, config: Any, given: Mapping[str, nn.Parameter]) -> nn.Parameter:
         # It has the table's width, as optimizers take means over rows.
         place = self._engine.device.torch_device
-        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place))
+        # DistributedDataParallel refuses models that train nothing, and serving trains nothing.
+        trains = given[config.name].requires_grad or not self._engine.training
+        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place), trains)
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
         getattr(self, self._collection)[config.name] = holder
@@ -219,11 +249,12 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         for bucket, content in enumerate(self._engine.buckets):
             for table in content.tables:
                 weight: Any = self._weights[table]
-                weight._in_backward_optimizers = [
+                weight._in_backward_optimizers = OptimizersOfTable(
+                    self._configs[table].name,
                     BucketOptimizer(engine, blocks, bucket, {"": weight}, {"": table})
                     if content.trained
-                    else EmptyFusedOptimizer()
-                ]
+                    else EmptyFusedOptimizer(),
+                )
 
     def _set_initial_rows(self, module: nn.Module) -> None:
         self._mark_parameters()
@@ -315,6 +346,10 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         return EmbeddingCollection
 
 
+# By default the tracker passes over collections that it does not know, without a word.
+model_delta_tracker.SUPPORTED_MODULES += (_ShardedByRows,)
+
+
 def _save_tables(
     module: _ShardedByRows, destination: dict[str, Any], prefix: str, _: Mapping[str, Any]
 ) -> None:
@@ -331,5 +366,6 @@ def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str
         key = prefix + module._key(table)
         if key in state_dict:
             values[table] = state_dict[key]
-            state_dict[key] = torch.empty_like(module._weights[table])
+            state_dict[key] = module._weights[table]
+    module._parameters_check.accept_writes()
     module._blocks.write(values)

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from oper.base.errors import OperError, check_type
@@ -17,8 +15,8 @@ from oper.plan.plan import Plan
 from oper.runtime.comm.node import check_backend
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec.model_warnings import ModelWarnings
-from oper.torchrec.module_tables import first_names
 from oper.torchrec.other_modules import check_fused
+from oper.torchrec.parallel_model import ShardedModel, named_modules
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
@@ -31,6 +29,7 @@ from oper.torchrec.sharders import (
 )
 from oper.torchrec.sharding_plan import plan_of, planned_module
 from oper.torchrec.told_failures import all_ranks
+from oper.torchrec.torchrec_arguments import check_arguments, keywords_of
 
 
 def shard(
@@ -41,8 +40,11 @@ def shard(
     device: torch.device | str | None = None,
     fused_params: Mapping[str, Any] | None = None,
     **options: Any,
-) -> DistributedModelParallel:
-    """A model with its tables placed by a plan, and its dense part data-parallel.
+) -> ShardedModel:
+    """Shard a model: its tables as a plan places them, and its dense part data-parallel.
+
+    `module` may be a part of a model, or a collection alone, whose place in the model what is
+    returned takes.
 
     `env` is TorchRec's, by default of the default process group, or of one rank alone where there
     is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put.
@@ -50,11 +52,7 @@ def shard(
     number of ranks, or not for the device.
     """
     check_type("shard", "module", module, nn.Module)
-    known = {p.name for p in signature(OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY}
-    if unknown := options.keys() - known:
-        raise OperError(
-            f"oper.shard has no option {min(unknown)!r}; it has {first_names(known, 9)}"
-        )
+    check_arguments("oper.shard", options, keywords_of(OperSharder))
     if env is None:
         env = (
             ShardingEnv.from_process_group(dist.group.WORLD)
@@ -72,7 +70,7 @@ def shard(
         made = planned_module(plan_of(plan), module, ModelWarnings(env.rank == 0))
         place = device_for(made.oper_plan, device).torch_device
         check_fused(module)
-    model = DistributedModelParallel(
+    model = ShardedModel(
         module,
         env=env,
         device=place,
@@ -109,7 +107,7 @@ def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
 
 def sharded_collections(model: nn.Module) -> dict[str, Any]:
     """The collections that OPER sharded, by their paths in the user's model."""
-    modules = get_unwrapped_module(model).named_modules() if isinstance(model, nn.Module) else ()
+    modules = named_modules(model) if isinstance(model, nn.Module) else ()
     found = {
         path: module
         for path, module in modules

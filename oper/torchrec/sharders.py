@@ -21,6 +21,7 @@ from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.types import (
+    BoundsCheckMode,
     ParameterSharding,
     ShardingEnv,
     ShardingEnv2D,
@@ -34,6 +35,7 @@ from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Device, device_of
 from oper.runtime.memory.runtime_plan import check_for_devices
+from oper.runtime.tables.optimizers import check_without_effect
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.cached_rows import source_of
 from oper.torchrec import module_tables
@@ -43,7 +45,9 @@ from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingCollection,
 )
 from oper.torchrec.sharding_plan import OperModulePlan, plan_of
+from oper.torchrec.table_parameters import check_hooks
 from oper.torchrec.told_failures import telling_others
+from oper.torchrec.torchrec_arguments import check_arguments, keywords_of
 
 
 class OperSharder(BaseEmbeddingSharder):
@@ -84,7 +88,9 @@ class OperSharder(BaseEmbeddingSharder):
         cache: CacheSettings | None = None,
         spare: float = 0.0,
         deterministic: bool = True,
+        **others: Any,
     ) -> None:
+        check_arguments(type(self).__name__, others, keywords_of(OperSharder))
         if qcomm_codecs_registry:
             raise OperError(
                 "qcomm_codecs_registry: OPER does not quantise what travels; leave it out"
@@ -155,6 +161,8 @@ class OperSharder(BaseEmbeddingSharder):
             plan = plan_of(plan)
             if not isinstance(params, OperModulePlan):
                 module_tables.check_path(path)
+                _check_planned(params)
+            check_hooks(module, module_tables.parameters(module))
             placed_on = device_for(plan, device)
             warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
             part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
@@ -186,15 +194,22 @@ class OperEmbeddingCollectionSharder(OperSharder):
 
 
 def _check_types(fused_params: Mapping[str, Any]) -> None:
+    check_without_effect(fused_params)
     output = fused_params.get("output_dtype")
-    if output is not None and output.name != "FP32":
-        raise OperError(f"output_dtype {output.name}: outputs are FP32; leave it out")
+    output = getattr(output, "name", output)
+    if output not in (None, "FP32"):
+        raise OperError(f"output_dtype {output}: outputs are FP32; leave it out")
     if "weights_precision" in fused_params:
         raise OperError("weights_precision: give a table's dtype as data_type in its config")
 
 
 def _bounds(mode: Any) -> str:
     """The `bounds` of FBGEMM's BoundsCheckMode; NONE is 'ignore': ids out of range read row 0."""
+    if mode is not None and not isinstance(mode, BoundsCheckMode):
+        raise OperError(
+            f"bounds_check_mode: expected one of FBGEMM's BoundsCheckMode, got {mode!r}; or give "
+            'bounds="fatal", "warning" or "ignore"'
+        )
     name = "fatal" if mode is None else mode.name.lower().removeprefix("v2_")
     return "ignore" if name == "none" else name
 
@@ -206,6 +221,27 @@ def device_for(plan: Plan, given: torch.device | str | None) -> Device:
     if device.kind != "cpu":
         check_for_devices(plan, str(device.torch_device))
     return device
+
+
+def _check_planned(params: Mapping[str, ParameterSharding]) -> None:
+    """OperError if a plan of TorchRec's own planner has a setting that only its kernels read."""
+    for table, planned in params.items():
+        for setting, remedy in _NOT_READ.items():
+            value = getattr(planned, setting, None)
+            if value is not None:
+                raise OperError(
+                    f"table {table!r}: expected a plan without {setting}, got {value!r}: {remedy}"
+                )
+
+
+_NOT_READ = {
+    "bounds_check_mode": "give the sharder bounds= or fused_params",
+    "cache_params": "plan with --tier and give the sharder cache=oper.CacheSettings(…)",
+    "enforce_hbm": "leave it out of the planner's constraints",
+    "key_value_params": "leave the table to a sharder of TorchRec's",
+    "output_dtype": "leave it out of the planner's constraints, because outputs are FP32",
+    "stochastic_rounding": "give the sharder fused_params",
+}
 
 
 def _check_environment(env: ShardingEnv) -> None:

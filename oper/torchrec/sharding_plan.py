@@ -79,8 +79,9 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
         names_of_model.update(names)
         if planned.isdisjoint(names):
             text = (
-                f"{path or type(module).__name__}: the plan has none of its {len(names)} tables, "
-                "and it will be data-parallel on all ranks"
+                f"{path or type(module).__name__}: the plan has none of its {len(names)} tables "
+                f"({module_tables.first_names(names)}), and it will be data-parallel on all ranks: "
+                "plan for all tables of the model, or leave it so if every rank can hold them"
             )
             unplanned.append(text)
         else:
@@ -109,7 +110,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             f"{module_tables.first_names(planned)}; make a plan for this model"
         )
     for text in unplanned:  # not before an error, with which nothing is sharded
-        warnings.warn(_log, text, text)
+        warnings.warn_of_script(text)
     unused = planned.difference(paths)
     if unused:
         text = (

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.types import ShardedModule
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
@@ -78,7 +80,9 @@ def test_modules_that_map_ids_are_refused_without_a_plan(bags: bool) -> None:
     path = "bags" if bags else "sequences"
     inner = model.get_submodule(path)
     setattr(model, path, managed(model, bags))
-    with pytest.raises(OperError, match=f"'{path}._embedding_module': .* '{path}' may be one"):
+    with pytest.raises(
+        OperError, match=f"'{path}._embedding_module': .* '{path}' may be a module that maps"
+    ):
         parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
     # Another such module, which is in no way around the collection, has nothing to do with it.
     kept = managed(model, bags)
@@ -94,7 +98,7 @@ def test_modules_that_prune_are_refused_without_a_plan(bags: bool) -> None:
     inner = collection([BAGS[0] if bags else SEQUENCES[0]])
     model = nn.Sequential(made(inner, nn.Identity()))
     sharders = [BAG_SHARDER(plan_of(inner)), SEQUENCE_SHARDER(plan_of(inner))]
-    with pytest.raises(OperError, match=r"'0\._embedding_(bag_)?collection': .* '0' may be one"):
+    with pytest.raises(OperError, match=r"'0\._embedding_(bag_)?collection': .* '0' may be a"):
         parallel(model, sharders=sharders)
 
 
@@ -104,10 +108,23 @@ def test_paths_alone_decide_nothing_about_a_plan_for_the_model() -> None:
     model: Any = nn.Module()
     model._embedding_bag_collection = inner
     plan = plan_of(inner)
-    with pytest.raises(OperError, match=r"'_embedding_bag_collection': .*'the model' may be one"):
+    with pytest.raises(OperError, match=r"'_embedding_bag_collection': .*'the model' may be a"):
         parallel(model, sharders=[BAG_SHARDER(plan)])
     made = parallel(model, sharders=[BAG_SHARDER(plan)], plan=oper.torchrec_plan(plan, model))
     assert isinstance(made.module._embedding_bag_collection, ShardedModule)
+
+
+def test_collections_of_processed_features_need_a_plan_of_the_model() -> None:
+    """A sharder is told where a collection is, and not what is around it."""
+    inner = EmbeddingBagCollection([BAGS[0]], is_weighted=True)
+    weights = PositionWeightedModuleCollection({"f0": 5})
+    model = nn.ModuleDict({"bags": FeatureProcessedEmbeddingBagCollection(inner, weights)})
+    plan = plan_of(inner)
+    text = r"expected a plan of the whole model, .* a FeatureProcessedEmbeddingBagCollection, which"
+    with pytest.raises(OperError, match=text):
+        parallel(model, sharders=[BAG_SHARDER(plan)])
+    made = parallel(model, sharders=[BAG_SHARDER(plan)], plan=oper.torchrec_plan(plan, model))
+    assert isinstance(made.module["bags"]._embedding_bag_collection, ShardedModule)
 
 
 def test_a_whole_model_that_maps_ids() -> None:

@@ -32,6 +32,11 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
             "the batch has a different number of samples for each feature, which OPER does not "
             "support; give all features of a KeyedJaggedTensor the same"
         )
+    if getattr(batch, "inverse_indices_or_none", lambda: None)() is not None:
+        raise OperError(
+            "the batch: expected no inverse_indices, got some: expand the samples before the "
+            "lookup, or index its output by them after it"
+        )
     if values.device != device or values.dtype not in (torch.int32, torch.int64):
         raise OperError(
             f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "

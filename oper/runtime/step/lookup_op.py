@@ -97,7 +97,7 @@ class _Lookup(torch.autograd.Function):
         batch: PreparedBatch,
         step: TrainingStep,
     ) -> torch.Tensor:
-        ctx.batch, ctx.step = batch, step
+        ctx.batch, ctx.step, ctx.frozen = batch, step, step.frozen_tables()
         ctx.save_for_backward(anchor)
         return step.forward(batch)
 
@@ -107,7 +107,8 @@ class _Lookup(torch.autograd.Function):
         # Looked at for torch's error where the graph was freed: a second backward of one forward
         # would be a second update of its rows.
         _ = ctx.saved_tensors
-        weight_grad = ctx.step.backward(ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
+        given = (ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
+        weight_grad = ctx.step.backward(*given, ctx.frozen)
         return None, weight_grad, None, None
 
 

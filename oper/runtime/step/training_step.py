@@ -8,7 +8,7 @@
 In inference there is only the forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,14 +29,15 @@ from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
-from oper.runtime.tables.features import Feature
+from oper.runtime.tables.features import Feature, FeatureSet
 
 
 class TrainingStep:
     """The steps of one engine; `gradients` is None in inference.
 
-    `checked_features` are the module's lookups where gradients are to be checked for NaN, None
-    where not.
+    `checked_features` are the module's lookups if gradients are checked for NaN, else None.
+    `frozen_tables` is called in forward and backward and returns the module's tables, by number,
+    that are trained in general and not now.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TrainingStep:
         gradients: Gradients | None,
         counters: Counters,
         room: StepRoom,
+        features: FeatureSet,
         checked_features: Sequence[Feature] | None = None,
     ) -> None:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
@@ -57,7 +59,9 @@ class TrainingStep:
         self.in_graphs = False
         self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
         self._gradients, self._counters, self._room = gradients, counters, room
-        self._checked_features = checked_features
+        self._features, self._checked_features = features, checked_features
+        self.frozen_tables: Callable[[], frozenset[int]] = frozenset
+        self._frozen: frozenset[int] = frozenset()  # as all ranks have agreed
         self._on_device = memory.heap.device.kind != "cpu"
         self._order = StreamOrder(memory.heap.device)
         self._all_trained = all(bucket.trained for bucket in memory.buckets)
@@ -174,16 +178,23 @@ class TrainingStep:
             return out
 
     def backward(
-        self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        weights_too: bool,
+        frozen: frozenset[int] = frozenset(),
     ) -> torch.Tensor | None:
         """One step from the gradient of a batch's output, flat. Returns the gradient of its
-        weights [N], if asked for.
+        weights [N], if asked for. Tables that were `frozen` in forward, or are now, keep their rows
+        and the state of their optimizers.
 
         In inference nothing is trained, and weights have gradients all the same.
         """
         self._guard.check()
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
+            if self._gradients is not None:
+                self._freeze(frozen | self.frozen_tables())
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
@@ -218,10 +229,34 @@ class TrainingStep:
         weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()
         if self._gradients is not None:
+            if self._frozen:
+                batch = self._without_frozen(batch)
             self._order.before_write()
             self._gradients.step(batch, grad)
             self._order.after_write()
         return weight_grad
+
+    def _freeze(self, frozen: frozenset[int]) -> None:
+        """Freeze these tables and no others. OperError if the ranks freeze different tables, or if
+        one of the tables is in the tier."""
+        if frozen == self._frozen:
+            return
+        names = [self._features.name_of(table) for table in sorted(frozen)]
+        if in_tier := [table for table in frozen if self._features.in_tier(table)]:
+            raise OperError(
+                f"table {self._features.name_of(min(in_tier))!r}: expected a trained table in the "
+                "tier, got a frozen one (requires_grad is False): freeze it before the model is "
+                "sharded, or plan without the tier"
+            )
+        self._node.agree(repr(names).encode(), f"the frozen tables ({', '.join(names) or 'none'})")
+        self._frozen = frozen
+
+    def _without_frozen(self, batch: PreparedBatch) -> PreparedBatch:
+        """A batch with the accesses of trained tables sorted, and of frozen tables left out."""
+        features = self._features.without_gradients(batch.features, self._frozen)
+        read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
+        sort = self._sorter.sort(*read, features, at_once=True, report=batch.report)
+        return replace(batch, features=features, sort=sort)
 
     def _count_distinct(self, batch: PreparedBatch) -> None:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""

@@ -5,7 +5,7 @@ row i of the output, at the columns of the feature; unpooled ones write each acc
 own, features one after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
+from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_features, as_words
 from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable
 from oper.tables.table import Table
 
@@ -36,7 +36,7 @@ class FeatureSet:
     ) -> None:
         self._plan, self._tables = plan, tables
         bucket_of = {t: b for b, bucket in enumerate(buckets) for t in bucket.tables}
-        self._buckets = buckets
+        self._buckets, self._bucket_of = buckets, bucket_of
         self.features: list[Feature] = []
         self.pooled = tables[0].pooling != "none"
         column = 0
@@ -106,6 +106,22 @@ class FeatureSet:
         features["out_base"] = np.cumsum(size) - size
         features["out_stride"] = features["dim"]
         return as_words(features), int(size.sum())
+
+    def without_gradients(self, descriptors: torch.Tensor, tables: Collection[int]) -> torch.Tensor:
+        """The descriptors with the lookups of these tables marked as untrained."""
+        found = descriptors.clone()
+        features = as_features(found)
+        numbers = [n for n, lookup in enumerate(self.features) if lookup.table in tables]
+        features["has_gradient"][np.isin(features["lookup"], numbers)] = 0
+        return found
+
+    def name_of(self, table: int) -> str:
+        """The name of a table of the module."""
+        return self._plan.tables[self._tables[table].index].name
+
+    def in_tier(self, table: int) -> bool:
+        """Whether a table of the module is trained in the tier."""
+        return self._buckets[self._bucket_of[table]].tier
 
     def index(self, lookup: Feature) -> int:
         """The number in the plan of a lookup's table."""

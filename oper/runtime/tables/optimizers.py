@@ -218,7 +218,8 @@ class Optimizer:
         if "betas" in given:
             given["beta1"], given["beta2"] = given.pop("betas")
         arguments = inspect.signature(optimizer_class).parameters
-        known = _FBGEMM_DEFAULTS.keys() | OTHER_SETTINGS | {"stochastic_rounding"}
+        known = _FBGEMM_DEFAULTS.keys() | OTHER_SETTINGS | _WITHOUT_EFFECT.keys()
+        known |= {"stochastic_rounding"}
         for setting in sorted(given.keys() - known):
             value = given.pop(setting)
             if setting not in arguments or value != arguments[setting].default:
@@ -239,14 +240,16 @@ class Optimizer:
     ) -> "Optimizer":
         """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
 
-        Settings of other things, as of caches, are passed over. Rows are rounded at random only
+        Settings that the sharders read are passed over. Rows are rounded at random only
         where `stochastic_rounding` is given: FBGEMM's default is True, and has no effect on CPUs.
         `warn` is told of settings without effect.
 
         Raises:
             OperError: names an optimizer or a setting that is not supported.
         """
-        given = {k: v for k, v in fused_params.items() if k not in OTHER_SETTINGS}
+        check_without_effect(fused_params)
+        others = OTHER_SETTINGS | _WITHOUT_EFFECT.keys()
+        given = {k: v for k, v in fused_params.items() if k not in others}
         stochastic_rounding = given.pop("stochastic_rounding", False)
         name = str(given.pop("optimizer", "exact_sgd"))
         if name not in _KINDS:
@@ -317,9 +320,6 @@ _FBGEMM_DEFAULTS: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
     "eta": 0.001,
-    "gradient_clipping": False,
-    "max_gradient": 1.0,
-    "max_norm": 0.0,
     "optimizer_state_dtypes": None,
     "ensemble_mode": None,
     "emainplace_mode": None,
@@ -329,31 +329,44 @@ _FBGEMM_DEFAULTS: dict[str, Any] = {
     "extra_optimizer_config": None,
 }
 
-# Settings that FBGEMM's other optimizers do not read, whatever their value.
-_OF_SOME = {"eps", "momentum", "beta1", "beta2", "eta", "max_gradient"}
+# Settings that some of FBGEMM's optimizers do not read, whatever their value.
+_OF_SOME = {"eps", "momentum", "beta1", "beta2", "eta"}
 
 _UNKNOWN = object()
 
-# Settings of `fused_params` that are not an optimizer's: types and checks that the sharder looks
-# after, and what there is on GPUs only.
-OTHER_SETTINGS = {
-    "output_dtype",
-    "weights_precision",
-    "bounds_check_mode",
-    "cache_algorithm",
-    "cache_load_factor",
-    "cache_precision",
-    "cache_reserved_memory",
-    "cache_sets",
-    "enforce_hbm",
-    "gather_uvm_cache_stats",
-    "multipass_prefetch_config",
-    "prefetch_pipeline",
-    "record_cache_metrics",
-    "stats_reporter_config",
-    "use_experimental_tbe",
-    "uvm_host_mapped",
-    "uvm_non_rowwise_momentum",
+# Settings of `fused_params` that the sharders read themselves.
+OTHER_SETTINGS = {"output_dtype", "weights_precision", "bounds_check_mode"}
+
+_CACHE = "caches rows of tables in the tier: plan with --tier and give cache=oper.CacheSettings(…)"
+_READS_AHEAD = "prepares a batch ahead in TorchRec's TrainPipelineSparseDist, without a setting"
+_COUNTS = "counts what it reads: see oper.counters and oper.monitor"
+_CLIPS = "clips no gradients of tables: lower learning_rate, or clip those of the lookup's output"
+
+# FBGEMM's settings of other things than optimizers that OPER has no use for: the values that change
+# nothing, and the remedy for other values, after "OPER".
+_WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "cache_algorithm": ((0, None), _CACHE),
+    "cache_load_factor": ((0.2, None), _CACHE),
+    "cache_precision": ((None,), _CACHE),
+    "cache_reserved_memory": ((0.0, None), _CACHE),
+    "cache_sets": ((0, None), _CACHE),
+    "enforce_hbm": ((False, None), "keeps rows on the devices unless a plan has a tier"),
+    "gather_uvm_cache_stats": ((False, None), _COUNTS),
+    "record_cache_metrics": ((None,), _COUNTS),
+    "stats_reporter_config": ((None,), _COUNTS),
+    "multipass_prefetch_config": ((None,), _READS_AHEAD),
+    "prefetch_pipeline": ((False, None), _READS_AHEAD),
+    "use_experimental_tbe": ((False, None), "has kernels of its own"),
+    "uvm_host_mapped": ((False, None), _CACHE),
+    "uvm_non_rowwise_momentum": ((False, None), _CACHE),
+    "gradient_clipping": ((False,), _CLIPS),
+    "max_gradient": ((1.0,), _CLIPS),
+    "max_norm": ((0.0,), "bounds no norms of rows: take weight_decay"),
+    "embedding_table_index_type": ((torch.int64,), "takes ids of 32 and 64 bits in any batch"),
+    "embedding_table_offset_type": ((torch.int64,), "takes offsets of 32 and 64 bits in any batch"),
+    "table_names": ((None,), "names tables by their configs"),
+    "pooling_mode": ((), "takes pooling from the tables' configs"),
+    "device": ((), "takes the device that oper.shard or DistributedModelParallel is given"),
 }
 
 
@@ -362,6 +375,19 @@ _OF_TORCH = {
     "lr": "learning_rate",
     "betas": "beta1 and beta2",
 }
+
+
+def check_without_effect(fused_params: Mapping[str, Any]) -> None:
+    """OperError if a setting of FBGEMM's that OPER has no use for has another value than one that
+    changes nothing."""
+    for setting in sorted(fused_params.keys() & _WITHOUT_EFFECT.keys()):
+        value, (harmless, remedy) = fused_params[setting], _WITHOUT_EFFECT[setting]
+        number = getattr(value, "value", value)  # of an enumeration
+        alike = [one for one in harmless if isinstance(one, bool) == isinstance(number, bool)]
+        if number not in alike:
+            raise OperError(
+                f"{setting}={value!r}: expected settings without it, because OPER {remedy}"
+            )
 
 
 def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:

@@ -40,6 +40,7 @@ from oper.torchrec.planning.planner_inputs import profile_of, topology_of
 from oper.torchrec.planning.planner_statistics import planner_statistics
 from oper.torchrec.sharders import OperSharder
 from oper.torchrec.sharding_plan import OperShardingPlan, planned_module
+from oper.torchrec.torchrec_arguments import check_arguments, keywords_of
 
 _log = logging.getLogger("oper.runtime.torchrec_planner")  # a public name: docs/torchrec.md
 
@@ -71,7 +72,9 @@ class OperShardingPlanner(ShardingPlanner):
         settings: PlanSettings | None = None,
         mode: Literal["training", "inference"] = "training",
         fetch: Fetch | None = None,
+        **others: Any,
     ) -> None:
+        check_arguments("OperShardingPlanner", others, keywords_of(OperShardingPlanner))
         if profile is None:
             raise OperError(
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"

@@ -1,11 +1,13 @@
 """Settings of optimizers as torch, TorchRec and fused parameters state them, and those refused."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.tables.optimizers import Optimizer
+from oper.runtime.tables.optimizers import OTHER_SETTINGS, Optimizer
 
 
 def test_optimizers_of_torch():
@@ -154,3 +156,58 @@ def test_stochastic_rounding_is_asked_for():
         of(asked).settings(0.1, 0)
     with pytest.raises(OperError, match="stochastic_rounding='yes': True or False"):
         of({"stochastic_rounding": "yes"})
+
+
+# Other than their defaults, of the arguments whose default says nothing of their type.
+_VALUES = {"stochastic_rounding": True, "optimizer": "adam", "weight_decay_mode": 1}
+
+
+def _fbgemm_arguments() -> list[str]:
+    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    made = training.SplitTableBatchedEmbeddingBagsCodegen
+    return [name for name in inspect.signature(made.__init__).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("name", _fbgemm_arguments())
+@pytest.mark.parametrize("kind", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
+def test_every_setting_of_fbgemms_is_read_or_named(name, kind):
+    """None is passed over without a word."""
+    if name in OTHER_SETTINGS:  # which the sharders look after
+        return
+    base = {"optimizer": kind}
+    if name == "weight_decay_mode":
+        base |= {"weight_decay": 0.1}
+    if kind == "exact_row_wise_adagrad":
+        base |= {"weight_decay_mode": 2}
+    given = base | {name: _VALUES.get(name, 0.375)}
+    said: list[str] = []
+    outcome: list[object] = []
+    for settings in (base, given):
+        try:
+            outcome.append(Optimizer.of_fused(settings, said.append))
+        except OperError as error:
+            said.append(str(error))
+    assert outcome != [outcome[0]] * 2 or name in " ".join(said) or given == base
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_gradient": 0.5}, "max_gradient=0.5: .* clips no gradients"),
+        ({"cache_load_factor": 0.5}, "cache_load_factor=0.5: .*oper.CacheSettings"),
+        ({"enforce_hbm": True}, "enforce_hbm=True"),
+        ({"cache_sets": False}, "cache_sets=False"),
+        ({"prefetch_pipeline": True}, "prefetch_pipeline=True: .*TrainPipelineSparseDist"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, message):
+    for make in (Optimizer.of_fused, lambda given: Optimizer.of_torch(torch.optim.SGD, given)):
+        with pytest.raises(OperError, match=message):
+            make(settings)
+
+
+def test_settings_that_change_nothing_are_taken():
+    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    harmless = {"cache_algorithm": training.CacheAlgorithm.LRU, "max_gradient": 1, "max_norm": 0.0}
+    harmless |= {"gather_uvm_cache_stats": False, "record_cache_metrics": None}
+    assert Optimizer.of_fused(harmless) == Optimizer.of_fused({})

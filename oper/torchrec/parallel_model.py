@@ -1,0 +1,107 @@
+"""The model that `oper.shard` returns, which may be a part of another model.
+
+    model.part.ebc = oper.shard(model.part.ebc, plan)
+
+TorchRec's DistributedModelParallel is meant for whole models: inside another model it puts the path
+before the names of a state dict twice, and before those of other modules too. Here a part has the
+names of the unsharded model, which `load_state_dict` of the whole model takes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer
+
+from oper.base.errors import OperError
+
+_WRAPPERS = (DistributedModelParallel, DistributedDataParallel, FullyShardedDataParallel)
+_WRAPPED = "_dmp_wrapped_module."  # where DistributedModelParallel keeps its model
+
+
+class ShardedModel(DistributedModelParallel):
+    """DistributedModelParallel whose state dicts have the unsharded model's names anywhere."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.register_load_state_dict_post_hook(_with_names_of_users)
+
+    def state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """Return the state dict, or add it to `destination` with `prefix` before all names."""
+        mine: Any = super().state_dict(keep_vars=keep_vars)
+        if destination is None and not prefix:
+            return mine
+        found: Any = OrderedDict() if destination is None else destination
+        found.update((prefix + name, value) for name, value in mine.items())
+        if hasattr(found, "_metadata"):
+            of_modules = mine._metadata.items()
+            found._metadata.update(((prefix + path).rstrip("."), v) for path, v in of_modules)
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
+        # Torch calls this of a part of a model, and then loads the parts inside by their own names.
+        inside = prefix + self._path_inside
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[inside + name.removeprefix(prefix)] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *given)
+
+    @property
+    def _path_inside(self) -> str:
+        data_parallel = isinstance(self._dmp_wrapped_module, DistributedDataParallel)
+        return _WRAPPED + "module." * data_parallel
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model by their paths in the unsharded model, without wrappers."""
+    for path, module, wraps in _modules(model):
+        if not wraps:
+            yield path, module
+
+
+def fused_optimizer_of(model: Any) -> CombinedOptimizer:
+    """Return the optimizers of all tables of a model, of which parts may be sharded.
+
+    Raises:
+        OperError: DistributedModelParallel wraps a part of the model.
+    """
+    if isinstance(model, FusedOptimizerModule):
+        return model.fused_optimizer
+    fused = []
+    for path, module, wraps in _modules(model):
+        if type(module) is DistributedModelParallel:
+            raise OperError(
+                f"{path!r}: expected oper.shard for a part of a model, got "
+                "DistributedModelParallel, whose state dict repeats the path in all names: shard "
+                "the part with oper.shard, or the whole model with DistributedModelParallel"
+            )
+        if isinstance(module, FusedOptimizerModule) and not wraps:
+            fused.append((path, module.fused_optimizer))
+    return CombinedOptimizer(fused)
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield each module with its path in the unsharded model, and whether it wraps another one."""
+    found: dict[str, tuple[str, bool]] = {}
+    for path, module in model.named_modules():
+        around, _, name = path.rpartition(".")
+        outer, wrapped = found[around] if path else ("", True)
+        own = outer if wrapped else f"{outer}.{name}".removeprefix(".")
+        found[path] = (own, isinstance(module, _WRAPPERS))
+        yield own, module, found[path][1]
+
+
+def _with_names_of_users(module: nn.Module, keys: Any) -> None:
+    """Rename what torch found missing or unexpected, by the path that it loaded from."""
+    assert isinstance(module, ShardedModel)
+    for names in keys:
+        names[:] = [name.replace(module._path_inside, "", 1) for name in names]

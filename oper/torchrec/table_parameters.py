@@ -1,0 +1,129 @@
+"""The empty parameters that stand for tables: which tables they freeze, and misuse of them.
+
+A script may set `requires_grad` of a table's parameter at any time, as of any other parameter. All
+else that scripts do to a parameter would change no row, because the rows lie in the ranks' heaps:
+it is refused by the table's name at the next lookup.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from oper.base.errors import OperError
+from oper.runtime.tables.optimizer_buckets import Bucket
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_WRITE_ROWS = (
+    "to set rows, give load_state_dict whole tables, or set init_fn in the table's config before "
+    "the model is sharded"
+)
+
+
+class TableParameters:
+    """The parameters of a collection's tables; `trained` says which tables have an optimizer.
+
+    A call checks all parameters and returns the numbers of the tables that are frozen now.
+    """
+
+    def __init__(self, tables: Mapping[str, nn.Module], buckets: Sequence[Bucket], training: bool):
+        self._names, self._holders = list(tables), list(tables.values())
+        self._weights = [holder.weight for holder in self._holders]
+        self._trained = {n for bucket in buckets if bucket.trained for n in bucket.tables}
+        self._training = training
+        self._versions: list[int] | None = [weight._version for weight in self._weights]
+
+    def accept_writes(self) -> None:
+        """Take no write until the next call for a mistake, because a state dict is loaded."""
+        self._versions = None
+
+    def __call__(self) -> frozenset[int]:
+        versions = [weight._version for weight in self._weights]
+        if self._versions is None:
+            self._versions = versions
+        elif self._versions != versions:
+            table = next(n for n, v in enumerate(versions) if v != self._versions[n])
+            self._versions = versions
+            raise self._refused(table, "its parameter was written to, which changes no row")
+        frozen = []
+        for number, (holder, weight) in enumerate(zip(self._holders, self._weights, strict=True)):
+            if holder._parameters.get("weight") is not weight or len(weight):
+                raise self._refused(number, "its parameter was replaced, which changes no row")
+            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                raise OperError(
+                    f"table {self._names[number]!r}: expected no hooks on its parameter, got one, "
+                    "which never runs because gradients go to the rows directly: remove it, or "
+                    "register it on the collection's output"
+                )
+            if not self._training or weight.requires_grad == (number in self._trained):
+                continue
+            if weight.requires_grad:
+                raise OperError(
+                    f"table {self._names[number]!r}: expected requires_grad False, as when the "
+                    "model was sharded, got True, and the table has no optimizer: set "
+                    "requires_grad before the model is sharded, and freeze the table afterwards"
+                )
+            frozen.append(number)
+        return frozenset(frozen)
+
+    def _refused(self, table: int, problem: str) -> OperError:
+        return OperError(f"table {self._names[table]!r}: {problem}: {_WRITE_ROWS}")
+
+
+class OptimizersOfTable(list[Any]):
+    """The optimizers of one table's parameter, which `apply_optimizer_in_backward` appends to."""
+
+    def __init__(self, table: str, optimizer: Any) -> None:
+        super().__init__([optimizer])
+        self._table = table
+
+    def append(self, optimizer: Any) -> None:
+        """Refuse an optimizer."""
+        raise OperError(
+            f"table {self._table!r}: expected its optimizer before the model is sharded, got "
+            f"{type(optimizer).__name__} after: call apply_optimizer_in_backward first"
+        )
+
+
+def check_moves(collection: str, fn: Any, place: torch.device) -> None:
+    """OperError if `fn`, by which torch changes a module's tensors, changes dtype or device.
+
+    Args:
+        collection: how errors call the sharded collection.
+        place: the device of the tables.
+    """
+    before = torch.empty(0, device=place)
+    after = fn(before)
+    if after.dtype != before.dtype:
+        raise OperError(
+            f"{collection}: expected rows to keep the dtype of the plan, got {after.dtype}: set "
+            "data_type in the tables' configs and plan for it, and convert dense submodules alone"
+        )
+    if after.device != before.device:
+        raise OperError(
+            f"{collection}: expected the tables to stay on {before.device}, got {after.device}: "
+            "give oper.shard or DistributedModelParallel the device, and move dense submodules "
+            "alone"
+        )
+
+
+def check_hooks(collection: nn.Module, tables: Mapping[str, nn.Parameter]) -> None:
+    """OperError if an unsharded collection has hooks, which sharding would lose."""
+    name = type(collection).__name__
+    if any(getattr(collection, hooks) for hooks in _HOOKS):
+        raise OperError(
+            f"{name} of tables {', '.join(tables)}: expected no hooks before the model is sharded, "
+            "got one, which sharding would lose: register it on the sharded collection"
+        )
+    for table, weight in tables.items():
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            raise OperError(
+                f"table {table!r}: expected no hooks on its parameter, got one, which sharding "
+                "would lose: remove it, or register it on the sharded collection's output"
+            )

@@ -1,0 +1,173 @@
+"""Changes that scripts make to sharded tables by way of their modules and parameters: each has its
+effect, or is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.modules.embedding_configs import CountBasedEvictionPolicy
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import oper
+from oper.base.errors import OperError
+from tests.support.torchrec.models import SAMPLES, Model, batch
+from tests.support.torchrec.one_rank import plan_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def sharded(plain: nn.Module | None = None) -> Any:
+    plain = plain or Model("cpu")
+    return oper.shard(plain, plan_of(plain))
+
+
+def wide(model: Any) -> Any:
+    return dict(model.named_parameters())["bags.embedding_bags.wide.weight"]
+
+
+def replace_weight(model: Any) -> None:
+    model.module.bags.embedding_bags["wide"].weight = nn.Parameter(torch.zeros(50, 16))
+
+
+def put_data(model: Any) -> None:
+    wide(model).data = torch.zeros(50, 16)
+
+
+IN_PLACE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "hook": (lambda model: wide(model).register_hook(lambda grad: grad.clamp(-1, 1)), "no hooks"),
+    "hook after": (
+        lambda model: wide(model).register_post_accumulate_grad_hook(lambda weight: None),
+        "no hooks on its parameter",
+    ),
+    "init": (lambda model: nn.init.ones_(wide(model)), "was written to, which changes no row"),
+    "copy": (lambda model: wide(model).detach().zero_(), "was written to, which changes no row"),
+    "data": (put_data, "was replaced, which changes no row"),
+    "replaced": (replace_weight, "was replaced, which changes no row"),
+}
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+def test_changes_of_parameters_that_reach_no_row(what: str) -> None:
+    change, message = IN_PLACE[what]
+    model = sharded()
+    change(model)
+    with pytest.raises(OperError, match=f"table 'wide': .*{message}"):
+        model(batch(0))
+
+
+def test_state_dicts_are_loaded_without_a_mistake() -> None:
+    model = sharded()
+    for assign in (False, True):
+        model(batch(0))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.module.load_state_dict(state, assign=assign)
+        model(batch(0))
+        assert wide(model) is model.module.bags._weights[0]
+
+
+@pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
+def test_tables_keep_the_dtype_of_the_plan(convert: str) -> None:
+    with pytest.raises(OperError, match=r"tables wide, .*: expected rows to keep the dtype"):
+        getattr(sharded(), convert)()
+
+
+def test_tables_stay_where_they_are() -> None:
+    with pytest.raises(OperError, match=r"expected the tables to stay on cpu, got meta"):
+        sharded().to("meta")
+    model = sharded().float().to("cpu").share_memory()
+    model(batch(0))[0].backward()
+
+
+@pytest.mark.parametrize("apply", [apply_optimizer_in_backward, _apply_optimizer_in_backward])
+def test_optimizers_come_before_sharding(apply: Any) -> None:
+    model = sharded()
+    with pytest.raises(OperError, match=r"'wide': expected its optimizer before .* got SGD after"):
+        apply(torch.optim.SGD, [wide(model)], {"lr": 1.0})
+
+
+@pytest.mark.parametrize("on", ["collection", "parameter"])
+def test_hooks_that_sharding_would_lose(on: str) -> None:
+    plain = Model("cpu")
+    if on == "collection":
+        plain.bags.register_forward_hook(lambda *_: None)
+    else:
+        plain.bags.embedding_bags["wide"].weight.register_hook(lambda grad: grad)
+    with pytest.raises(OperError, match=r"wide.*expected no hooks .* would lose"):
+        sharded(plain)
+
+
+@pytest.mark.parametrize("setting", ["weight_decay", "eps", "betas", "momentum", "maximize"])
+def test_groups_of_tables_have_a_learning_rate_alone(setting: str) -> None:
+    fused = sharded().fused_optimizer
+    fused.param_groups[0][setting] = 0.5
+    with pytest.raises(OperError, match=f"{setting}: cannot be changed while training"):
+        fused.step()
+
+
+def test_schedules_of_torch_are_no_settings() -> None:
+    model = sharded()
+    optimizer = model.fused_optimizer.optimizers[0][1].optimizers[0][1]
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    before = model.module.bags.engine.learning_rates[0]
+    optimizer.step()
+    schedule.step()
+    optimizer.step()
+    assert model.module.bags.engine.learning_rates[0] == before / 2
+
+
+def test_groups_are_not_added() -> None:
+    group = {"params": [nn.Parameter(torch.ones(1))]}
+    optimizer = sharded().fused_optimizer.optimizers[0][1].optimizers[0][1]
+    with pytest.raises(OperError, match="add_param_group: expected the tables' own groups"):
+        optimizer.add_param_group(group)
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "script": lambda model: torch.jit.script(model.module),
+    "trace": lambda model: torch.jit.trace(model.module, (batch(0),)),
+    "export": lambda model: torch.export.export(model.module.bags, (batch(0).ids,), strict=False),
+}
+
+
+@pytest.mark.parametrize("what", CONVERTED)
+def test_tables_are_in_no_graph_of_another_process(what: str) -> None:
+    with pytest.raises(OperError, match=r"tables wide, .*scripted, traced or exported, because"):
+        CONVERTED[what](sharded())
+
+
+def test_torchrecs_tracker_is_refused() -> None:
+    with pytest.raises(OperError, match=r"expected no ModelDeltaTrackerTrec, got one.*save_delta"):
+        ModelDeltaTrackerTrec(sharded())
+
+
+def test_inverse_indices_are_refused() -> None:
+    """The unsharded collection expands its output by them."""
+    ids = batch(0).ids
+    given = KeyedJaggedTensor(
+        ids.keys(),
+        ids.values(),
+        lengths=ids.lengths(),
+        inverse_indices=(ids.keys(), torch.zeros(len(ids.keys()), SAMPLES, dtype=torch.int64)),
+    )
+    with pytest.raises(OperError, match="expected no inverse_indices, got some"):
+        sharded().module.bags(given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("stash_weights", True),
+        ("total_num_buckets", 2),
+        ("virtual_table_eviction_policy", CountBasedEvictionPolicy()),
+    ],
+)
+def test_configs_of_other_kinds_of_tables(setting: str, value: Any, monkeypatch: Any) -> None:
+    model = Model("cpu")
+    monkeypatch.setattr(model.bags.embedding_bag_configs()[0], setting, value)
+    with pytest.raises(OperError, match=f"'wide': its config sets {setting}"):
+        sharded(model)
