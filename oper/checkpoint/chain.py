@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from oper.base.errors import OperError
-from oper.checkpoint.delta_rows import TOUCHED, DeltaRows, ids_of
+from oper.checkpoint.delta_rows import TOUCHED, UPON, DeltaRows, ids_of
 from oper.checkpoint.describe import Description, describe
 from oper.checkpoint.marker import FORMAT, Marker, paths_of_checkpoints
 from oper.checkpoint.saved_index import SavedIndex, SavedTensor
 from oper.checkpoint.saved_rows import read_rows
-from oper.checkpoint.saved_tables import tables_of
+from oper.checkpoint.saved_tables import table_of_tensors
 
 _OLDER = "an older checkpoint, which is whole"
 
@@ -50,8 +50,7 @@ class Chain:
         """The table of each tensor that has rows of one, weights and states, by their names."""
         if (delta := self.last.delta) is not None:
             return {name: t for t, table in delta.tables.items() for name in table["tensors"]}
-        tables = tables_of(self.last.index).values()
-        return {tensor.name: t.name for t in tables for tensor in t.tensors.values()}
+        return table_of_tensors(self.last.index)
 
     @cached_property
     def index(self) -> SavedIndex:
@@ -67,9 +66,10 @@ class Chain:
         paths: dict[str, tuple[str | int, ...]] = {}
         for link in self.links:
             paths |= link.index.paths
-        named = {*tensors, *last.objects}
+        objects = {name: extent for name, extent in last.objects.items() if name != UPON}
+        named = {*tensors, *objects}
         paths = {name: path for name, path in paths.items() if name in named}
-        return SavedIndex(tensors, last.objects, paths)
+        return SavedIndex(tensors, objects, paths)
 
     def read_rows(self, name: str, first: int, rows: int) -> torch.Tensor:
         """Rows [first, first + rows) of a tensor of a table, [rows, …].
@@ -77,6 +77,8 @@ class Chain:
         OperError where a file is missing, truncated or damaged.
         """
         base, tensor = self.links[0], self.index.tensors[name]
+        if len(self.links) == 1:
+            return read_rows(base.folder, tensor, first, rows)
         saved = base.index.tensors.get(name)
         old = 0 if saved is None else max(min(rows, saved.shape[0] - first), 0)
         if saved is not None and old == rows:

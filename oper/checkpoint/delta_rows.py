@@ -15,6 +15,9 @@ from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.shard_file import read_shard_rows
 
 TOUCHED = "touched"  # the part of a checkpoint that has the rows' numbers, by table
+# The object that names the checkpoint before this one. Without it, a delta that touched no row and
+# lost its marker would look like a whole checkpoint of a model without tables.
+UPON = "delta_upon"
 
 
 def ids_of(index: SavedIndex, table: str) -> SavedTensor | None:

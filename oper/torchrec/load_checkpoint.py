@@ -8,16 +8,14 @@ in a file: these are found when they are read.
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -29,7 +27,7 @@ from oper.base.errors import OperError, check_type, one_line
 from oper.checkpoint.chain import Chain, open_chain
 from oper.checkpoint.marker import FORMAT, newest
 from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex
-from oper.checkpoint.saved_tables import tables_of
+from oper.checkpoint.saved_tables import MODEL, OPTIMIZER, tables_of
 from oper.checkpoint.shard_file import check_records
 from oper.checkpoint.torch_index import torch_metadata
 from oper.files import manifest, temporaries
@@ -43,18 +41,19 @@ from oper.torchrec.objects_of_ranks import (
     of_each_rank,
     of_first_rank,
 )
-from oper.torchrec.save_checkpoint import (
-    MODEL,
-    OPTIMIZER,
-    alone_without_warning,
-    is_stateful,
-    parts_of,
-    streaming,
-    whole_state,
-)
+from oper.torchrec.save_checkpoint import alone_without_warning, streaming, whole_state
 from oper.torchrec.saved_before import begin_deltas, end_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import STEPS
+from oper.torchrec.state_parts import (
+    check_parts,
+    flattened,
+    is_stateful,
+    load_part,
+    parts_of,
+    put,
+    take_saved_names,
+)
 from oper.torchrec.streamed_table import StreamedTable
 
 _log = logging.getLogger(__name__)
@@ -98,18 +97,16 @@ def load(
     whole_model: Any = model
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
-    parts = of_each_rank(lambda: parts_of("load", folder, state), group)
+    of_each_rank(lambda: check_parts("load", folder, state), group)
     found = of_first_rank(lambda: _verified(Path(folder)), group)
     chain = of_each_rank(lambda: open_chain(found), group)
     index, marker = chain.index, chain.marker
     assert marker is not None, "a checkpoint without one is not found"
     given = dict(state or {})
     with streaming(model):
-        content = whole_state(model, parts)
-        flat, paths = flatten_state_dict(content)
-        for name, value in given.items():
-            if is_stateful(value):
-                _take_names(name, index, flat, paths)
+        content = of_each_rank(lambda: whole_state(model, parts_of(state)), group)
+        flat, paths = of_each_rank(lambda: flattened("load", content), group)
+        take_saved_names(given, index, flat, paths)
         tables = {name: value for name, value in flat.items() if isinstance(value, StreamedTable)}
         new = _absent_tables(found, tables, index)
         present = {name: value for name, value in tables.items() if value.table not in new}
@@ -129,12 +126,12 @@ def load(
         _read_tables(chain, present, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
-            _put(content, paths[name], value)  # dicts of `state` are filled by that
+            put(content, paths[name], value)  # dicts of `state` are filled by that
         whole_model.load_state_dict(content[MODEL])
         whole_model.fused_optimizer.load_state_dict(content[OPTIMIZER])
         for name, value in given.items():
             if is_stateful(value):
-                value.load_state_dict(content[name])
+                load_part(value, content[name])
     names = {value.table for value in tables.values()}
     skipped = tuple(name for name in tables_of(index) if name not in names)
     loaded = Loaded(found, marker.step, grown, tuple(new), skipped)
@@ -158,36 +155,6 @@ def _verified(folder: Path) -> Path:
         index = {name: described for name, described in files.items() if name == INDEX}
         manifest.verify_files(link.folder, index, digests=True)
     return found
-
-
-def _take_names(
-    name: str, index: SavedIndex, flat: dict[str, Any], paths: dict[str, tuple[Any, ...]]
-) -> None:
-    """Add what was saved under a name and is not there yet: an optimizer that has taken no step
-    has no state."""
-    for key, path in index.paths.items():
-        if path[0] == name and key not in flat:
-            tensor = index.tensors.get(key)
-            flat[key] = None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype)
-            paths[key] = path
-
-
-def _put(content: Any, path: Sequence[str | int], value: Any) -> None:
-    """Put a value into nested dicts and lists, and make those that are not there."""
-    for key, following in pairwise((*path, None)):
-        at: Any = key
-        if isinstance(content, list):
-            content += [None] * (at + 1 - len(content))
-            absent = content[at] is None
-        else:
-            # Torch saves all keys as texts; those of a torch optimizer's parameters are numbers.
-            at = int(at) if at not in content and at.isdigit() else at
-            absent = at not in content
-        if following is None:
-            content[at] = value
-        elif absent:
-            content[at] = [] if isinstance(following, int) else {}
-        content = content[at]
 
 
 def _absent_tables(

@@ -7,7 +7,6 @@ the folder takes its own when it is whole, and one that it replaces stays whole 
 """
 
 import hashlib
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +30,7 @@ from oper.base.errors import OperError, check_type, one_line
 from oper.checkpoint.chain import check_replaceable
 from oper.checkpoint.marker import FORMAT, Delta, Marker
 from oper.checkpoint.saved_index import INDEX
+from oper.checkpoint.saved_tables import MODEL, OPTIMIZER
 from oper.checkpoint.shard_file import SUFFIX, ShardFile
 from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
@@ -39,9 +39,8 @@ from oper.runtime.memory.runtime_plan import plan_digest
 from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
 from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.state_parts import check_loadable, check_parts, parts_of
 from oper.torchrec.streamed_table import Streamed
-
-MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
 
 
 def save(
@@ -67,15 +66,15 @@ def save(
     check_type("save", "model", model, nn.Module)
     group = next(iter(sharded_collections(model).values())).blocks.group
 
-    def given() -> dict[str, Any]:
+    def check() -> None:
         check_type("save", "step", step, int, type(None))
-        return parts_of("save", folder, state)
+        check_parts("save", folder, state)
 
-    parts = of_each_rank(given, group)
+    of_each_rank(check, group)
     alike = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
     check_alike("save", alike, group)
     with streaming(model):
-        content = whole_state(model, parts)
+        content = of_each_rank(lambda: state_to_save(model, state), group)
         marker = write_checkpoint(model, Path(folder), content, step, overwrite)
     if deltas:
         begin_deltas(model, Path(folder), marker)
@@ -143,27 +142,21 @@ def check_alike(function: str, given: Mapping[str, Any], group: dist.ProcessGrou
                 )
 
 
+def state_to_save(model: nn.Module, state: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Return `whole_state` and `more`; OperError if a part of it could not be loaded again."""
+    content = whole_state(model, parts_of(state)) | more
+    check_loadable(content)
+    return content
+
+
 def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint has: the state dicts of the model and of its tables' optimizers, and the
-    `parts` that else are to be in it."""
+    """Return the content of a checkpoint: the state dicts of the model and of its tables'
+    optimizers, and the `parts` that a script adds."""
     return {
         MODEL: model.state_dict(),
         OPTIMIZER: model.fused_optimizer.state_dict(),
         **parts,
     }
-
-
-def parts_of(function: str, folder: Any, state: Any) -> dict[str, Any]:
-    """The state dicts of what a script gives beside its model; OperError where that is none, or the
-    folder."""
-    check_type(function, "folder", folder, str, os.PathLike)
-    check_type(function, "state", state, Mapping, type(None))
-    others = dict(state or {})
-    if taken := {MODEL, OPTIMIZER} & others.keys():
-        raise OperError(
-            f"state: {min(taken)!r} is the model's own name in a checkpoint; choose another one"
-        )
-    return {name: part.state_dict() if is_stateful(part) else part for name, part in others.items()}
 
 
 @contextmanager
@@ -172,11 +165,6 @@ def alone_without_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether a value has a state dict, as optimizers do, and is none itself."""
-    return callable(getattr(value, "state_dict", None))
 
 
 class _StreamingWriter(FileSystemWriter):

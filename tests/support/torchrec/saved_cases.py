@@ -380,3 +380,43 @@ def lost_unheard(rank: int, group: dist.ProcessGroup, folder: Path, saves: bool)
             oper.save(model, folder, step=2, overwrite=True)
         else:
             oper.load(model, folder)
+
+
+def saved_combined(rank: int, group: dist.ProcessGroup, kind: Kind, folder: Path) -> dict[str, Any]:
+    """Train, and save a base and a delta with the optimizer of all."""
+    model, optimizer = sharded(group, kind)
+    train_step(model, optimizer, batch(rank))
+    with small_pieces():
+        oper.save(model, folder / "run" / "0", step=0, state={"all": optimizer}, deltas=True)
+        train_step(model, optimizer, batch(10 + rank, samples=1))
+        held = model.fused_optimizer.state_dict()  # what was handed out changes nothing
+        oper.save_delta(model, folder / "run" / "1", step=1, state={"all": optimizer})
+    del held
+    return whole_model(model, group)
+
+
+def loaded_combined(
+    rank: int, group: dist.ProcessGroup, kind: Kind, folder: Path
+) -> dict[str, Any]:
+    """Load it into a model that has other values."""
+    model, optimizer = sharded(group, kind, 1.0, "meta")
+    with small_pieces():
+        oper.load(model, folder / "run", state={"all": optimizer})
+    return whole_model(model, group)
+
+
+def combined_grown(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
+    """Tables that grew, are new or are gone, with their states in a part of `state` too."""
+    old = small_model(group, {"a": (37, 8), "gone": (5, 4)}, "adam")
+    small_step(old, 5, ("a", "gone"))
+    oper.save(old, folder / "0", step=0, state={"all": old.fused_optimizer}, deltas=True)
+    small_step(old, 3, ("a", "gone"))
+    oper.save_delta(old, folder / "1", step=1, state={"all": old.fused_optimizer})
+    expected = whole_model(old, group)
+    model = small_model(group, {"a": (90, 8), "fresh": (6, 4)}, "adam")
+    made = oper.load(model, folder, state={"all": model.fused_optimizer})
+    assert (made.grown, made.new, made.skipped) == ({"a": 37}, ("fresh",), ("gone",))
+    found = whole_model(model, group)
+    for key, value in expected.items():
+        if ".a." in key and not key.endswith(".iter"):
+            assert torch.equal(found[key][:37], value.double()), key
