@@ -25,6 +25,13 @@ def ids_of(index: SavedIndex, table: str) -> SavedTensor | None:
     return index.tensors.get(f"{TOUCHED}.{table}")
 
 
+def is_of_delta(index: SavedIndex) -> bool:
+    """Return whether the files of a checkpoint are those of a delta, whatever its marker says."""
+    touched = (tensor for name, tensor in index.tensors.items() if name.startswith(f"{TOUCHED}."))
+    numbers = any(tensor.dtype == torch.int64 and len(tensor.shape) == 1 for tensor in touched)
+    return numbers or UPON in index.objects
+
+
 class DeltaRows:
     """The touched rows of one table in the delta of a folder, whose numbers `ids` has; the table
     has so many `rows`."""
@@ -46,6 +53,12 @@ class DeltaRows:
         if len(ids):
             values.index_copy_(0, at, read_rows(self._folder, tensor, begin, len(ids)))
         return at
+
+    def numbers(self) -> torch.Tensor:
+        """Return the numbers of all rows, which ascend; OperError if they do not."""
+        self._shard_bounds()
+        parts = [self._shard(number) for number in range(len(self._ids.shards))]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
 
     def _within(self, first: int, end: int) -> tuple[torch.Tensor, int]:
         """The touched rows of [first, end), and how many come before them."""

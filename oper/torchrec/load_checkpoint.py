@@ -24,13 +24,14 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from oper.base.errors import OperError, check_type, one_line
-from oper.checkpoint.chain import Chain, open_chain
+from oper.checkpoint.chain import Chain, read_chain
 from oper.checkpoint.marker import FORMAT, newest
-from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex
+from oper.checkpoint.saved_index import Extent, SavedIndex
 from oper.checkpoint.saved_tables import MODEL, OPTIMIZER, tables_of
 from oper.checkpoint.shard_file import check_records
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.torch_index import torch_metadata
-from oper.files import manifest, temporaries
+from oper.files import temporaries
 from oper.files.overwrite_rules import is_wholly
 from oper.runtime.table_io import RowRange
 from oper.torchrec.module_tables import first_names
@@ -98,8 +99,8 @@ def load(
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     of_each_rank(lambda: check_parts("load", folder, state), group)
-    found = of_first_rank(lambda: _verified(Path(folder)), group)
-    chain = of_each_rank(lambda: open_chain(found), group)
+    found = of_first_rank(lambda: _newest(Path(folder)), group)
+    chain = of_each_rank(lambda: read_chain(found), group)  # which rank 0 has checked
     index, marker = chain.index, chain.marker
     assert marker is not None, "a checkpoint without one is not found"
     given = dict(state or {})
@@ -142,19 +143,11 @@ def load(
     return loaded
 
 
-def _verified(folder: Path) -> Path:
-    """The newest checkpoint at a path, whose files, and those of what it is upon, are all there and
-    of their sizes."""
+def _newest(folder: Path) -> Path:
+    """Return the newest checkpoint at a path, which `open_chain` finds sound."""
     # A save that was killed between two renames is put back.
     temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
-    found = newest(folder)
-    for link in open_chain(found).links:
-        assert link.marker is not None
-        files = link.marker.files
-        manifest.verify_files(link.folder, files, digests=False)
-        index = {name: described for name, described in files.items() if name == INDEX}
-        manifest.verify_files(link.folder, index, digests=True)
-    return found
+    return open_chain(newest(folder)).folder
 
 
 def _absent_tables(

@@ -31,7 +31,7 @@ from oper.checkpoint.chain import check_replaceable
 from oper.checkpoint.marker import FORMAT, Delta, Marker
 from oper.checkpoint.saved_index import INDEX
 from oper.checkpoint.saved_tables import MODEL, OPTIMIZER
-from oper.checkpoint.shard_file import SUFFIX, ShardFile
+from oper.checkpoint.shard_file import SUFFIX, ShardFile, new_save
 from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
 from oper.runtime.comm.lost_ranks import LostRankError
@@ -94,7 +94,8 @@ def write_checkpoint(
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     with _folder_of_all(folder, group, overwrite) as made:
-        writer = _StreamingWriter(made)
+        save = of_first_rank(new_save, group)
+        writer = _StreamingWriter(made, save)
         try:
             with alone_without_warning():
                 save_state(
@@ -113,7 +114,7 @@ def write_checkpoint(
 
         def mark() -> Marker:
             described = {**files, INDEX: describe_file(made / INDEX)}
-            marker = Marker(step, plan, ranks_of(group), described, delta)
+            marker = Marker(step, plan, ranks_of(group), described, delta, save)
             marker.write(made)
             return marker
 
@@ -170,9 +171,9 @@ def alone_without_warning() -> Iterator[None]:
 class _StreamingWriter(FileSystemWriter):
     """Writes a rank's part into one file, tables by pieces; `files` then describes it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, save: str) -> None:
         super().__init__(folder)
-        self._folder = folder
+        self._folder, self._save = folder, save
         self.files: dict[str, dict[str, Any]] = {}
         self.lost: LostRankError | None = None
 
@@ -202,7 +203,7 @@ class _StreamingWriter(FileSystemWriter):
                     results.append(writing.result())
             if failure is not None:
                 raise failure
-            self.files[name] = file.close()
+            self.files[name] = file.close(self._save)
         except LostRankError as error:
             self.lost = error
             raise

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torchrec.modules.embedding_configs import DataType
 
-from oper.checkpoint.chain import open_chain
 from oper.checkpoint.describe import describe
 from oper.checkpoint.reshard import reshard
 from oper.checkpoint.shard_file import read_shard_rows
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.verify import verify
 from oper.scheduler.cache_settings import CacheSettings
 from tests.support.checkpoint.same_checkpoints import assert_same
