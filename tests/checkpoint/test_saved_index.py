@@ -141,7 +141,7 @@ def test_an_unsound_index_is_refused(tmp_path: Path, changes: dict[str, Any], me
         read_index(tmp_path)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_indices_of_all_protocols_are_read(tmp_path: Path, protocol: int) -> None:
     _write_index(tmp_path)
     content = pickle.loads((tmp_path / ".metadata").read_bytes())
