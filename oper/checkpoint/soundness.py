@@ -120,11 +120,11 @@ def _problems_of_delta(link: Description) -> Iterator[str]:
                     f"touched rows; {_AGAIN}"
                 )
     for name, table in table_of_tensors(link.index).items():
-        ids, described = ids_of(link.index, table), tables.get(table)
-        if ids is None or described is None or name in described["tensors"]:
+        ids = ids_of(link.index, table)
+        if ids is None or table not in tables or name in tables[table]["tensors"]:
             continue
         rows = tensors[name].shape[:1]
-        if rows == ids.shape != (described["rows"],):
+        if rows == ids.shape != (tables[table]["rows"],):
             yield _other_marker(link, f"lacks {name[:80]!r} of table {table[:80]!r}")
 
 

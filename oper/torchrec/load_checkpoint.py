@@ -8,13 +8,13 @@ in a file: these are found when they are read.
 
 import io
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -33,16 +33,16 @@ from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.torch_index import torch_metadata
 from oper.files import temporaries
 from oper.files.overwrite_rules import is_wholly
+from oper.runtime.comm.group import Group
 from oper.runtime.table_io import RowRange
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.objects_of_ranks import (
     gathered,
     is_first,
-    lost_as_error,
     of_each_rank,
     of_first_rank,
 )
-from oper.torchrec.save_checkpoint import alone_without_warning, streaming, whole_state
+from oper.torchrec.save_checkpoint import streaming, whole_state
 from oper.torchrec.saved_before import begin_deltas, end_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import STEPS
@@ -123,7 +123,7 @@ def load(
 
         grown = of_each_rank(check, group)
         end_deltas(model)
-        _read_rest(found, rest, chain.last.index, group)
+        of_each_rank(lambda: _read_rest(found, rest, chain.last.index), group)
         _read_tables(chain, present, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
@@ -239,9 +239,7 @@ def _new_rows(model: nn.Module, loaded: Loaded) -> dict[str, list[RowRange]]:
     return found
 
 
-def _read_tables(
-    chain: Chain, tables: Mapping[str, StreamedTable], group: dist.ProcessGroup | None
-) -> None:
+def _read_tables(chain: Chain, tables: Mapping[str, StreamedTable], group: Group | None) -> None:
     failure: OperError | None = None
     for name, table in tables.items():
         for first, rows in table.pieces:
@@ -258,26 +256,24 @@ def _read_tables(
         raise OperError(said[0])
 
 
-def _read_rest(
-    folder: Path, rest: dict[str, Any], index: SavedIndex, group: dist.ProcessGroup | None
-) -> None:
-    """Read all that is no table, tensors in place."""
+def _read_rest(folder: Path, rest: dict[str, Any], index: SavedIndex) -> None:
+    """Read all that is no table, tensors in place. Each rank reads by itself."""
     if not rest:
         return
     try:
-        with alone_without_warning(), lost_as_error():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load_state(
                 rest,
                 storage_reader=_CheckedReader(folder, index),
                 planner=_SafeLoadPlanner(),
-                process_group=group,
-                no_dist=group is None,
+                no_dist=True,
             )
     except CheckpointException as error:
-        rank, (first, _) = min(error.failures.items())
+        (first, _) = next(iter(error.failures.values()))
         if isinstance(first, OperError):
             raise first from error
-        raise OperError(f"{folder}: rank {rank} could not read it: {one_line(first)}") from error
+        raise OperError(f"{folder}: could not be read: {one_line(first)}") from error
 
 
 class _CheckedReader(FileSystemReader):

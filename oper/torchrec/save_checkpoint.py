@@ -7,7 +7,6 @@ the folder takes its own when it is whole, and one that it replaces stays whole 
 """
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
@@ -34,9 +30,9 @@ from oper.checkpoint.saved_tables import MODEL, OPTIMIZER
 from oper.checkpoint.shard_file import SUFFIX, ShardFile, new_save
 from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
-from oper.runtime.comm.lost_ranks import LostRankError
+from oper.runtime.comm.group import Group
 from oper.runtime.memory.runtime_plan import plan_digest
-from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
+from oper.torchrec.objects_of_ranks import gathered, is_first, of_each_rank, of_first_rank, ranks_of
 from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_parts import check_loadable, check_parts, parts_of
@@ -96,18 +92,7 @@ def write_checkpoint(
     with _folder_of_all(folder, group, overwrite) as made:
         save = of_first_rank(new_save, group)
         writer = _StreamingWriter(made, save)
-        try:
-            with alone_without_warning():
-                save_state(
-                    dict(content),
-                    storage_writer=writer,
-                    planner=DefaultSavePlanner(),
-                    process_group=group,
-                    no_dist=group is None,
-                )
-        except (CheckpointException, RuntimeError) as error:
-            # Where a rank is lost, torch says what became of a connection.
-            raise writer.lost or _failure(folder, error) from error
+        _write_parts(folder, content, writer, group)
         files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
         digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
         plan = hashlib.sha256(digests).hexdigest()
@@ -121,6 +106,38 @@ def write_checkpoint(
         return of_first_rank(mark, group)
 
 
+def _write_parts(
+    folder: Path, content: Mapping[str, Any], writer: "_StreamingWriter", group: Group | None
+) -> None:
+    """Write each rank's part and the index, as torch.distributed.checkpoint's `save` does, but for
+    its messages between ranks, which have no deadline."""
+    planner, first = DefaultSavePlanner(), is_first(group)
+
+    def plan() -> SavePlan:
+        planner.set_up_planner(dict(content), writer.storage_meta(), first)
+        rank = 0 if group is None else group.rank
+        writer.set_up_storage_writer(first, rank=rank, use_collectives=True)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def write() -> list[WriteResult]:
+        try:
+            planned = planner.finish_plan(mine)
+            return writer.write_data(planned, planner).value()
+        except OSError as error:
+            raise OperError(
+                f"{folder}: rank {0 if group is None else group.rank} could not write its part "
+                f"({error.strerror or one_line(error)}); the checkpoint that was there is as it "
+                "was: free space or choose another path, and save again"
+            ) from error
+
+    plans = gathered(of_each_rank(plan, group), group)
+    # The same on all ranks, as their plans are.
+    planned, metadata = planner.create_global_plan(plans)
+    mine = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
+    results = gathered(of_each_rank(write, group), group)
+    of_first_rank(lambda: writer.finish(metadata, results), group)
+
+
 @contextmanager
 def streaming(model: nn.Module) -> Iterator[None]:
     """Inside, the model's state dicts have a StreamedTable in the place of each copy of a table."""
@@ -130,7 +147,7 @@ def streaming(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def check_alike(function: str, given: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+def check_alike(function: str, given: Mapping[str, Any], group: Group | None) -> None:
     """OperError on all ranks where they were given other things: those of rank 0 would be taken,
     and a folder that the others name would not be there."""
     for name in given:
@@ -160,14 +177,6 @@ def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def alone_without_warning() -> Iterator[None]:
-    """Inside, torch does not warn that there is no process group, as of a model on one rank."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
-
-
 class _StreamingWriter(FileSystemWriter):
     """Writes a rank's part into one file, tables by pieces; `files` then describes it."""
 
@@ -175,7 +184,6 @@ class _StreamingWriter(FileSystemWriter):
         super().__init__(folder)
         self._folder, self._save = folder, save
         self.files: dict[str, dict[str, Any]] = {}
-        self.lost: LostRankError | None = None
 
     def storage_meta(self) -> StorageMeta:
         """As torch's own, without the hidden name of the folder."""
@@ -204,9 +212,6 @@ class _StreamingWriter(FileSystemWriter):
             if failure is not None:
                 raise failure
             self.files[name] = file.close(self._save)
-        except LostRankError as error:
-            self.lost = error
-            raise
         finally:
             file.abandon()
         done: TorchFuture[list[WriteResult]] = TorchFuture()
@@ -236,9 +241,7 @@ def _write(file: ShardFile, name: str, item: WriteItem, data: Any) -> WriteResul
 
 
 @contextmanager
-def _folder_of_all(
-    folder: Path, group: dist.ProcessGroup | None, overwrite: bool
-) -> Iterator[Path]:
+def _folder_of_all(folder: Path, group: Group | None, overwrite: bool) -> Iterator[Path]:
     """A hidden folder of rank 0's, for all ranks to write into, which becomes `folder` at the end
     if none of them has failed."""
     with ExitStack() as stack:
@@ -258,17 +261,3 @@ def _folder_of_all(
         yield made
         # Other ranks have nothing to close.
         of_first_rank(stack.close, group)
-
-
-def _failure(folder: Path | str, error: CheckpointException | RuntimeError) -> OperError:
-    """Why a rank could not write its part."""
-    if isinstance(error, RuntimeError):
-        return OperError(f"{folder}: the ranks lost each other in a save: {one_line(error)}")
-    rank, (first, _) = min(error.failures.items())
-    if isinstance(first, OperError):
-        return first
-    reason = getattr(first, "strerror", None) or one_line(first)
-    return OperError(
-        f"{folder}: rank {rank} could not write its part ({reason}); the checkpoint that was there "
-        "is as it was: free space or choose another path, and save again"
-    )

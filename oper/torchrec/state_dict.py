@@ -32,6 +32,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.base.errors import OperError
 from oper.checkpoint.row_blocks import row_blocks
+from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
@@ -81,9 +82,10 @@ class TableBlocks:
         engine.before_use = before_use
 
     @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The ranks that have blocks; None where there is one alone."""
-        return self._group
+    def group(self) -> Group | None:
+        """The ranks that have blocks, which wait for each other within the engine's deadline; None
+        where there is one alone."""
+        return self._engine.node.group
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -110,7 +112,7 @@ class TableBlocks:
             TouchedBlock.of(engine, number, row_blocks(table.rows, engine.ranks))
             for number, table in enumerate(self._tables)
         ]
-        rows = gathered([sum(block.counts) for block in found], self._group)
+        rows = gathered([sum(block.counts) for block in found], self.group)
         by_table = zip(found, zip(*rows, strict=True), strict=True)
         return [block.among(of_ranks, engine.rank) for block, of_ranks in by_table]
 

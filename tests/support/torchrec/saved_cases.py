@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from oper.tables.table import tables_of
 from oper.torchrec import load_checkpoint as loading
 from oper.torchrec import save_checkpoint as saving
 from oper.torchrec import streamed_table
+from tests.support.runtime.fault_cases import error_of
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import Kind, Model, batch
@@ -420,3 +422,35 @@ def combined_grown(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
     for key, value in expected.items():
         if ".a." in key and not key.endswith(".iter"):
             assert torch.equal(found[key][:37], value.double()), key
+
+
+def late(
+    rank: int,
+    group: dist.ProcessGroup,
+    folder: Path,
+    where: str,
+    nodes: tuple[int, ...] | None,
+) -> tuple[str | None, float]:
+    """Rank 2 is stopped; the error of the others, and the seconds that it took."""
+    model, optimizer = sharded(group, "adagrad", deadline_seconds=3.0, nodes=nodes)
+    oper.save(model, folder / "0", step=0, deltas=True)
+    train_step(model, optimizer, batch(rank))
+    if rank == 2 and where != "write":
+        lose_this_process(signal.SIGSTOP)
+
+    def stop(*_: Any) -> None:
+        lose_this_process(signal.SIGSTOP)
+
+    def use() -> None:
+        if where == "load":
+            oper.load(model, folder)
+        elif where == "save_delta":
+            oper.save_delta(model, folder / "1", step=1)
+        else:
+            oper.save(model, folder / "1", step=1)
+
+    begun = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(ShardFile, "close", stop)
+        return error_of(use), time.monotonic() - begun
