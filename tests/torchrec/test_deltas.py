@@ -168,7 +168,7 @@ def turned(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (removed, "2: is a delta upon 1, and .*1 holds no checkpoint; put that back beside it"),
+        (removed, "2: is a delta upon 1, and .*1 holds no checkpoint; put it back there"),
         (replaced, "2: is a delta upon the 1 of SHA-256 .* is another checkpoint now"),
         (edited, "its SHA-256 is not the one that it states"),
         (cut, r"__1_0.distcp: \d+ bytes, and \d+ were written; it is truncated"),
