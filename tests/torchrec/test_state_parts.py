@@ -177,7 +177,7 @@ class Opaque:
     [
         ({"x": {"a.b": 1, "a": {"b": 2}}}, r"saved under one name .*x\.a\.b"),
         ({"x": {1: 1, "1": 2}}, r"saved under one name .*x\.1"),
-        ({"model.over.weight": torch.ones(1)}, r"saved under one name .*model\.over\.weight"),
+        ({"model.bags.embedding_bags.wide.weight": 1}, r"saved under one name .*model\.bags"),
         ({"x": {"y": Opaque()}}, r"'x\.y' is a Opaque, which could not be loaded again"),
         ({"x": np.ones(2)}, "'x' is a ndarray, which could not be loaded again"),
         ({"x": {"y": [np.random.default_rng(0)]}}, r"'x\.y' is a list, which could not be loaded"),
