@@ -84,7 +84,7 @@ def _problems_of_files(link: Description, marker: Marker) -> Iterator[str]:
                 yield _other_marker(link, f"is not that of this {INDEX}, by its SHA-256")
         elif (size := file.stat().st_size) != described["bytes"]:
             yield (
-                f"{file}: {size:,} bytes, and {described['bytes']:,} were written; it is truncated "
+                f"{file}: {size} bytes, and {described['bytes']} were written; it is truncated "
                 f"or was changed: {_AGAIN}"
             )
         elif name.endswith(SUFFIX) and marker.save and not ends_with(file, marker.save):
