@@ -66,7 +66,7 @@ def _outside(folder: Path, name: str, extent: Extent) -> str | None:
     """Return why a part of the index is not in its file."""
     file = folder / extent.file
     if not is_there(file):
-        return f"{file}: is missing; {_AGAIN}"
+        return f"{file}: is missing; the folder is incomplete: {_AGAIN}"
     size, end = file.stat().st_size, extent.start + extent.bytes
     if end > size:
         return f"{file}: {size:,} bytes, and {name[:80]!r} ends at {end:,}: it is truncated"
