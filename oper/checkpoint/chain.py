@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from oper.base.errors import OperError
-from oper.checkpoint.delta_rows import TOUCHED, DeltaRows, ids_of
-from oper.checkpoint.describe import Description, describe
-from oper.checkpoint.marker import FORMAT, Marker, paths_of_checkpoints
+from oper.checkpoint.delta_rows import TOUCHED, UPON, DeltaRows, ids_of
+from oper.checkpoint.link import Description, read_link
+from oper.checkpoint.marker import FORMAT, Marker, is_there, paths_of_checkpoints
 from oper.checkpoint.saved_index import SavedIndex, SavedTensor
 from oper.checkpoint.saved_rows import read_rows
-from oper.checkpoint.saved_tables import tables_of
+from oper.checkpoint.saved_tables import table_of_tensors
 
 _OLDER = "an older checkpoint, which is whole"
 
@@ -50,8 +50,7 @@ class Chain:
         """The table of each tensor that has rows of one, weights and states, by their names."""
         if (delta := self.last.delta) is not None:
             return {name: t for t, table in delta.tables.items() for name in table["tensors"]}
-        tables = tables_of(self.last.index).values()
-        return {tensor.name: t.name for t in tables for tensor in t.tensors.values()}
+        return table_of_tensors(self.last.index)
 
     @cached_property
     def index(self) -> SavedIndex:
@@ -67,9 +66,10 @@ class Chain:
         paths: dict[str, tuple[str | int, ...]] = {}
         for link in self.links:
             paths |= link.index.paths
-        named = {*tensors, *last.objects}
+        objects = {name: extent for name, extent in last.objects.items() if name != UPON}
+        named = {*tensors, *objects}
         paths = {name: path for name, path in paths.items() if name in named}
-        return SavedIndex(tensors, last.objects, paths)
+        return SavedIndex(tensors, objects, paths)
 
     def read_rows(self, name: str, first: int, rows: int) -> torch.Tensor:
         """Rows [first, first + rows) of a tensor of a table, [rows, …].
@@ -77,6 +77,8 @@ class Chain:
         OperError where a file is missing, truncated or damaged.
         """
         base, tensor = self.links[0], self.index.tensors[name]
+        if len(self.links) == 1 or name not in self.table_of_tensor:
+            return read_rows(self.folder, tensor, first, rows)
         saved = base.index.tensors.get(name)
         old = 0 if saved is None else max(min(rows, saved.shape[0] - first), 0)
         if saved is not None and old == rows:
@@ -103,11 +105,12 @@ class Chain:
         table = self.table_of_tensor[name]
         return [
             of.get(table) if name in link.index.tensors else None
-            for link, of in zip(self.links[1:], self._of_deltas, strict=True)
+            for link, of in zip(self.links[1:], self.rows_of_deltas, strict=True)
         ]
 
     @cached_property
-    def _of_deltas(self) -> list[dict[str, DeltaRows]]:
+    def rows_of_deltas(self) -> list[dict[str, DeltaRows]]:
+        """The touched rows of each delta, by table."""
         found = []
         for link in self.links[1:]:
             delta = link.delta
@@ -137,37 +140,32 @@ class Chain:
         )
 
 
-def open_chain(checkpoint: Path | str) -> Chain:
-    """A checkpoint, or the newest of a folder of some, with what it is upon.
+def read_chain(checkpoint: Path | str) -> Chain:
+    """Read a checkpoint, or the newest of a folder of some, with all the links before it.
 
-    OperError where there is none, its index or marker is damaged, or what it is upon is missing or
-    another one.
+    OperError if there is none, an index or marker is damaged, or a link is missing or another one.
+    Only `verify` goes on without `open_chain`, which checks the rest: it lists all problems.
     """
-    links = [describe(checkpoint)]
+    links = [read_link(checkpoint)]
     while (delta := links[-1].delta) is not None:
         upper = links[-1].folder
         # A link to a folder lies elsewhere than what it leads to.
         folder = upper.resolve().parent / delta.upon
-        if not (folder / FORMAT.marker).exists():
+        if not is_there(folder / FORMAT.marker):
             raise OperError(
-                f"{upper}: is a delta upon {delta.upon}, and {folder} holds no checkpoint; put "
-                f"that back beside it, or take {_OLDER}"
+                f"{upper}: is a delta upon {delta.upon}, and {folder} holds no checkpoint; put it "
+                f"back there, or take {_OLDER}"
             )
-        link = describe(folder)
+        link = read_link(folder)
         found = "" if link.marker is None else link.marker.digest
         if found != delta.sha256:
             raise OperError(
                 f"{upper}: is a delta upon the {delta.upon} of SHA-256 {delta.sha256[:12]}…, and "
-                f"{folder} is another checkpoint now, of {found[:12]}…; put that one back, or "
+                f"{folder} is another checkpoint now, of {found[:12]}…; put the first one back, or "
                 f"take {_OLDER}"
             )
         links.append(link)
     return Chain(tuple(reversed(links)))
-
-
-def as_chain(checkpoint: Chain | Path | str) -> Chain:
-    """A chain, which may be given by its path."""
-    return checkpoint if isinstance(checkpoint, Chain) else open_chain(checkpoint)
 
 
 def check_replaceable(folder: Path | str) -> None:

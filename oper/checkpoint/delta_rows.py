@@ -15,11 +15,21 @@ from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.shard_file import read_shard_rows
 
 TOUCHED = "touched"  # the part of a checkpoint that has the rows' numbers, by table
+# The object that names the checkpoint before this one. Without it, a delta that touched no row and
+# lost its marker would look like a whole checkpoint of a model without tables.
+UPON = "delta_upon"
 
 
 def ids_of(index: SavedIndex, table: str) -> SavedTensor | None:
     """The tensor that has the numbers of a table's touched rows; None where it has none."""
     return index.tensors.get(f"{TOUCHED}.{table}")
+
+
+def is_of_delta(index: SavedIndex) -> bool:
+    """Return whether the files of a checkpoint are those of a delta, whatever its marker says."""
+    touched = (tensor for name, tensor in index.tensors.items() if name.startswith(f"{TOUCHED}."))
+    numbers = any(tensor.dtype == torch.int64 and len(tensor.shape) == 1 for tensor in touched)
+    return numbers or UPON in index.objects
 
 
 class DeltaRows:
@@ -43,6 +53,12 @@ class DeltaRows:
         if len(ids):
             values.index_copy_(0, at, read_rows(self._folder, tensor, begin, len(ids)))
         return at
+
+    def numbers(self) -> torch.Tensor:
+        """Return the numbers of all rows, which ascend; OperError if they do not."""
+        self._shard_bounds()
+        parts = [self._shard(number) for number in range(len(self._ids.shards))]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
 
     def _within(self, first: int, end: int) -> tuple[torch.Tensor, int]:
         """The touched rows of [first, end), and how many come before them."""

@@ -1,106 +1,17 @@
-"""`oper checkpoint inspect`: what a checkpoint holds, from its index and marker alone.
+"""`oper checkpoint inspect`: the content of a checkpoint, from its index and marker.
 
-A delta is described by what it has itself: the rows that were touched.
+A delta is described by its own touched rows.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from oper.checkpoint.delta_rows import TOUCHED
-from oper.checkpoint.marker import FORMAT, Delta, Marker, newest
-from oper.checkpoint.saved_index import INDEX, SavedIndex, SavedTensor, read_index
-from oper.checkpoint.saved_tables import SavedTable, tables_of
+from oper.checkpoint.link import Description
+from oper.checkpoint.soundness import open_chain
 
 
-@dataclass(frozen=True)
-class Description:
-    """A checkpoint: its folder, its index, and its marker, which one of torch's alone has not."""
+def describe(checkpoint: Path | str) -> Description:
+    """Return the content of a checkpoint, or of the newest of a folder of some.
 
-    folder: Path
-    index: SavedIndex
-    marker: Marker | None
-
-    @property
-    def tables(self) -> list[SavedTable]:
-        """Its tables, in the order of the index."""
-        return list(tables_of(self.index).values())
-
-    @property
-    def others(self) -> list[SavedTensor]:
-        """The tensors that belong to no table."""
-        of_tables = {tensor.name for table in self.tables for tensor in table.tensors.values()}
-        if self.delta is not None:
-            of_tables |= {f"{TOUCHED}.{table}" for table in self.delta.tables}
-        return [tensor for name, tensor in self.index.tensors.items() if name not in of_tables]
-
-    @property
-    def delta(self) -> Delta | None:
-        """What it is upon, of one that has touched rows alone."""
-        return None if self.marker is None else self.marker.delta
-
-    def rows_of(self, table: SavedTable) -> int:
-        """The rows of a table, of which a delta has only some."""
-        if self.delta is None or table.name not in self.delta.tables:
-            return table.weight.shape[0]
-        return int(self.delta.tables[table.name]["rows"])
-
-    @property
-    def files(self) -> int:
-        """How many files the parts lie in."""
-        return len({extent.file for _, extent in self.index.extents()})
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(tensor.bytes for tensor in self.index.tensors.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        marker = self.marker
-        return {
-            "checkpoint": str(self.folder),
-            "step": marker and marker.step,
-            "plan": marker and marker.plan,
-            "ranks": marker and marker.ranks,
-            "upon": self.delta and self.delta.upon,
-            "files": self.files,
-            "bytes": self.bytes,
-            "tables": [
-                {
-                    "name": table.name,
-                    "rows": self.rows_of(table),
-                    **({} if self.delta is None else {"touched_rows": table.weight.shape[0]}),
-                    "dim": table.weight.shape[1],
-                    **{name: _described(tensor) for name, tensor in table.tensors.items()},
-                }
-                for table in self.tables
-            ],
-            "tensors": [_described(tensor) for tensor in self.others],
-            "objects": list(self.index.objects),
-        }
-
-
-def describe(folder: Path | str) -> Description:
-    """What is in a checkpoint, or in the newest of a folder of some. OperError where there is none,
-    or its index or marker is damaged."""
-    found = Path(folder)
-    if not (found / INDEX).exists():
-        found = newest(found)
-    marker = Marker.read(found) if (found / FORMAT.marker).exists() else None
-    return Description(found, read_index(found), marker)
-
-
-def dtype_name(tensor: SavedTensor) -> str:
-    """float32."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _described(tensor: SavedTensor) -> dict[str, Any]:
-    return {
-        "tensor": tensor.name,
-        "shape": list(tensor.shape),
-        "dtype": dtype_name(tensor),
-        "bytes": tensor.bytes,
-        "shards": len(tensor.shards),
-    }
+    OperError if there is none, or `open_chain` finds it unsound.
+    """
+    return open_chain(checkpoint).last

@@ -13,8 +13,9 @@ from typing import Any, cast
 import torch
 
 from oper.base.errors import OperError
-from oper.checkpoint.chain import Chain, as_chain
+from oper.checkpoint.chain import Chain
 from oper.checkpoint.saved_tables import SavedTable, pieces, table_of
+from oper.checkpoint.soundness import open_chain
 from oper.files.storage import atomic_file
 
 Advance = Callable[[float], None]
@@ -49,7 +50,7 @@ def export(
     write = writers.get(Path(output).suffix)
     if write is None:
         raise OperError(f"{output}: a file that ends in {' or '.join(writers)} was needed")
-    chain = as_chain(checkpoint)
+    chain = open_chain(checkpoint)
     found = table_of(chain.index, table)
     for name, tensor in found.tensors.items():
         if tensor.dtype not in _SAFETENSORS_NAMES:

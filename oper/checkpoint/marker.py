@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.checkpoint.delta_rows import is_of_delta
+from oper.checkpoint.saved_index import INDEX, read_index
 from oper.files import manifest
 from oper.files.overwrite_rules import Format
 
@@ -40,6 +42,7 @@ class Delta:
             type(upon) is str
             and upon not in ("", ".", "..")
             and not {"/", "\0"} & set(upon)
+            and manifest.is_file_name(upon)
             and type(sha256) is str
             and isinstance(tables, dict)
             and all(_is_table(table) for table in tables.values())
@@ -59,20 +62,21 @@ def _is_table(content: Any) -> bool:
 class Marker:
     """What the marker says. `step` is what the saver gave; `plan` the digest of the plan by which
     the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each; `delta`
-    what it is upon, of one that has touched rows alone."""
+    what it is upon, of one that has touched rows alone; `save` the random bytes, in hex, with which
+    each of its shard files ends, so that one of another save is recognised without reading it all
+    (older checkpoints have none)."""
 
     step: int | None
     plan: str | None
     ranks: int
     files: dict[str, dict[str, Any]]
     delta: Delta | None = None
+    save: str | None = None
 
     @property
     def _content(self) -> dict[str, Any]:
         content = {"schema": FORMAT.schema, "version": FORMAT.version, **asdict(self)}
-        if self.delta is None:
-            del content["delta"]
-        return content
+        return {k: v for k, v in content.items() if k not in ("delta", "save") or v is not None}
 
     @property
     def digest(self) -> str:
@@ -89,19 +93,20 @@ class Marker:
         content = manifest.open_folder(folder, FORMAT)
         step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
         files = manifest.checked_files(folder, content.get("files"))
-        delta = Delta.of(content.get("delta"))
+        delta, save = Delta.of(content.get("delta")), content.get("save")
         good = (
             (step is None or type(step) is int)
             and (plan is None or type(plan) is str)
             and all(type(file["bytes"]) is int for file in files.values())
             and ("delta" in content) == (delta is not None)
+            and (save is None or type(save) is str)
         )
         if not good or type(ranks) is not int:
             raise OperError(
                 f"{folder / FORMAT.marker}: its step, plan, ranks, files or delta are none; "
                 f"{FORMAT.again}"
             )
-        return cls(step, plan, ranks, files, delta)
+        return cls(step, plan, ranks, files, delta, save)
 
 
 def newest(folder: Path | str) -> Path:
@@ -111,20 +116,37 @@ def newest(folder: Path | str) -> Path:
     OperError where there is neither.
     """
     folder = Path(folder)
-    if (folder / FORMAT.marker).exists():
+    if is_there(folder / FORMAT.marker):
         return folder
     if not folder.is_dir():
         raise OperError(f"{folder}: no such folder; a checkpoint of oper.save was needed")
     found = []
+    for path in filter(is_there, [folder / INDEX, *sorted(folder.glob(f"*/{INDEX}"))]):
+        unmarked = path.parent
+        if unmarked.name.startswith(".") or is_there(unmarked / FORMAT.marker):
+            continue
+        if is_of_delta(read_index(unmarked)):
+            raise OperError(
+                f"{unmarked}: has the files of a delta, and its {FORMAT.marker} is missing; it may "
+                "be the newest checkpoint: copy it again, or move it elsewhere"
+            )
     for path in paths_of_checkpoints(folder):
         step = Marker.read(path).step
         written = (path / FORMAT.marker).stat().st_mtime_ns
         found.append((-1 if step is None else step, written, path))
     if not found:
         what = "torch.distributed.checkpoint wrote it: load it by that, into the state dict of the "
-        what = what + "model" if (folder / ".metadata").exists() else "is it the right folder?"
+        what = what + "model" if (folder / INDEX).exists() else "is it the right folder?"
         raise OperError(f"{folder}: holds no {FORMAT.marker}, and no folder that does; {what}")
     return max(found)[2]
+
+
+def is_there(file: Path) -> bool:
+    """Return whether there is such a file; a name that no file can have is none."""
+    try:
+        return file.is_file()
+    except (OSError, ValueError):  # Too long, or with a null character.
+        return False
 
 
 def paths_of_checkpoints(folder: Path) -> list[Path]:

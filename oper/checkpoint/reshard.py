@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base.errors import OperError
-from oper.checkpoint.chain import Chain, as_chain, check_replaceable
+from oper.checkpoint.chain import Chain, check_replaceable
 from oper.checkpoint.marker import FORMAT, Marker
 from oper.checkpoint.row_blocks import row_blocks
 from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex, SavedTensor, Shard
 from oper.checkpoint.saved_tables import pieces
-from oper.checkpoint.shard_file import SUFFIX, ShardFile, check_records, open_part
+from oper.checkpoint.shard_file import SUFFIX, ShardFile, check_records, new_save, open_part
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.torch_index import write_torch_index
 from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
@@ -40,12 +41,12 @@ def reshard(
     """
     if ranks < 1:
         raise OperError(f"ranks {ranks}: at least one was needed")
-    chain = as_chain(checkpoint)
+    chain = open_chain(checkpoint)
     check_replaceable(output)
     index, marker = chain.index, chain.marker
     shards: dict[str, list[Shard]] = {name: [] for name in index.tensors}
     objects: dict[str, Extent] = {}
-    files = {}
+    files, save = {}, new_save()
     with atomic_folder(output, FORMAT, overwrite) as made:
         for rank in range(ranks):
             name = f"__{rank}_0{SUFFIX}"
@@ -64,14 +65,14 @@ def reshard(
                 if rank == 0:
                     for key, extent in index.objects.items():
                         objects[key] = _copied(chain.folder, extent, file, name)
-                files[name] = file.close()
+                files[name] = file.close(save)
             finally:
                 file.abandon()
         tensors = {key: replace(t, shards=tuple(shards[key])) for key, t in index.tensors.items()}
         write_torch_index(made, SavedIndex(tensors, objects, index.paths))
         files[INDEX] = describe_file(made / INDEX)
         step, plan = (None, None) if marker is None else (marker.step, marker.plan)
-        Marker(step, plan, ranks, files).write(made)
+        Marker(step, plan, ranks, files, save=save).write(made)
     return Path(output)
 
 

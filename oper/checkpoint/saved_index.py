@@ -1,49 +1,31 @@
-"""The index of a checkpoint: which tensors and objects it holds, in which shards, where.
+"""The index of a checkpoint: its tensors and objects, their shards, and the places of these.
 
-torch.distributed.checkpoint writes it as a pickle, `.metadata`. Reading a pickle calls what it
-names. So only the names that such an index has are accepted, and each is taken for a stand-in that
-keeps what it was given: none of torch's own objects is made, no function called. What was kept is
-then checked and becomes the dataclasses here. Every other name is an error.
+torch.distributed.checkpoint writes it as a pickle, `.metadata`, which index_pickle.py reads without
+running any of it. The stand-ins that it returns are checked here and become dataclasses.
 """
 
 import math
-import pickle
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
 from oper.base.errors import OperError, one_line
+from oper.checkpoint.index_pickle import Stand, load_index
 from oper.files.input_files import Kind, open_file
+from oper.files.manifest import is_file_name
 
 INDEX = ".metadata"
 # A shard has about 200 bytes in it; 16 TB of tables in shards of 16 MB have a million.
 _KIND = Kind("the index of a checkpoint", 2 << 30)
 _MOST_DIMENSIONS = 64  # of a tensor of torch's
-
-_CHECKPOINT = "torch.distributed.checkpoint"
-_RECORDS = {
-    (f"{_CHECKPOINT}.metadata", "Metadata"),
-    (f"{_CHECKPOINT}.metadata", "TensorStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "BytesStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "ChunkStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "TensorProperties"),
-    (f"{_CHECKPOINT}.metadata", "_MEM_FORMAT_ENCODING"),
-    (f"{_CHECKPOINT}.metadata", "MetadataIndex"),
-    (f"{_CHECKPOINT}.metadata", "StorageMeta"),
-    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "Path"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "Path"),  # Python 3.13's name of it
-    ("pathlib._local", "PosixPath"),
-}
+_MOST_CUT_DIMENSIONS = 6  # savers cut rows, columns, and meshes of a few dimensions
 
 
 @dataclass(frozen=True)
@@ -125,7 +107,7 @@ def read_index(folder: Path | str) -> SavedIndex:
     path = Path(folder) / INDEX
     with open_file(path, _KIND) as file:
         try:
-            content = _Unpickler(file).load()
+            content = load_index(file)
         except OperError as error:
             raise OperError(f"{path}: {error}") from error
         except Exception as error:  # A damaged pickle may raise anything.
@@ -144,53 +126,6 @@ def read_index(folder: Path | str) -> SavedIndex:
 
 class _UnsoundError(Exception):
     """What an index holds that no saver writes."""
-
-
-class _Stand:
-    """Stands for an object of a pickle: what its class was called with, and its state."""
-
-    kind = ""
-    arguments: tuple[Any, ...]
-    state: Any
-
-    def __new__(cls, *arguments: Any) -> "_Stand":
-        made = super().__new__(cls)
-        made.arguments, made.state = arguments, {}
-        return made
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def __setitem__(self, key: Any, value: Any) -> None:  # as an OrderedDict is filled
-        self.state[key] = value
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads a pickle of which nothing is run."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
-        # Classes of this reading alone: a pickle may set attributes of what it names.
-        self._stands: dict[str, type] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if (module, name) not in _RECORDS:
-            raise OperError(
-                f"names {f'{module}.{name}'[:80]!r}, which no index of a checkpoint has, and which "
-                "was not run; do not load this checkpoint by other programs either, unless you "
-                "know who wrote it"
-            )
-        if name not in self._stands:
-            self._stands[name] = type(name, (_Stand,), {"kind": name})
-        return self._stands[name]
-
-    def persistent_load(self, _: Any) -> Any:
-        raise OperError("refers to an object outside of itself, which no index of a checkpoint has")
 
 
 def _index(content: Any) -> SavedIndex:
@@ -247,18 +182,27 @@ def _tensor(
             f"{math.prod(shape)} were needed"
         )
     shards.sort(key=lambda each: each.offsets)
-    for number, shard in enumerate(shards):
-        for other in shards[number + 1 :]:
-            if shape and other.offsets[0] >= shard.offsets[0] + shard.sizes[0]:
-                break
-            if _overlap(shard, other):
-                raise _UnsoundError(f"{name[:80]!r} has two shards of the same values")
+    if not _tile(shape, shards):
+        raise _UnsoundError(f"{name[:80]!r} has two shards of the same values")
     return SavedTensor(name, dtype, shape, tuple(shards))
 
 
-def _overlap(one: Shard, other: Shard) -> bool:
-    bounds = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    return all(a < b + n and b < a + m for a, m, b, n in bounds)
+def _tile(shape: tuple[int, ...], shards: Sequence[Shard]) -> bool:
+    """Return whether each value of a tensor is in one shard.
+
+    The number of shards that have a value is determined by its differences along all dimensions,
+    which are not zero at corners of shards alone: they must be those of the whole tensor.
+    """
+    cut = [d for d, size in enumerate(shape) if any(shard.sizes[d] != size for shard in shards)]
+    if len(cut) > _MOST_CUT_DIMENSIONS:
+        raise _UnsoundError(f"has shards that are cut along {len(cut)} dimensions")
+    differences: Counter[tuple[int, ...]] = Counter()
+    whole = ((0,) * len(shape), shape, -1)
+    for offsets, sizes, sign in (*((each.offsets, each.sizes, 1) for each in shards), whole):
+        for ends in product((0, 1), repeat=len(cut)):
+            corner = tuple(offsets[d] + end * sizes[d] for d, end in zip(cut, ends, strict=True))
+            differences[corner] += -sign if sum(ends) % 2 else sign
+    return not any(differences.values()) or not math.prod(shape)
 
 
 def _found(
@@ -276,7 +220,8 @@ def _found(
 def _extent(info: Any) -> Extent:
     fields = _fields(info, "_StorageInfo")
     file = PurePosixPath(_text(fields.get("relative_path")))
-    if file.is_absolute() or ".." in file.parts or "\0" in str(file):
+    inside = not file.is_absolute() and ".." not in file.parts and "\0" not in str(file)
+    if not inside or not is_file_name(str(file)):
         raise _UnsoundError(f"a part lies in {str(file)[:80]!r}, which is no file of the folder")
     if fields.get("transform_descriptors"):
         raise _UnsoundError("parts were encoded by an extension of torch's, which oper cannot read")
@@ -299,7 +244,7 @@ def _paths(given: Any, names: set[str]) -> dict[str, tuple[str | int, ...]]:
 
 
 def _kind(value: Any) -> str:
-    return value.kind if isinstance(value, _Stand) else type(value).__name__
+    return value.kind if isinstance(value, Stand) else type(value).__name__
 
 
 def _fields(value: Any, kind: str) -> Mapping[str, Any]:
@@ -309,7 +254,7 @@ def _fields(value: Any, kind: str) -> Mapping[str, Any]:
 
 
 def _dict(value: Any, what: str) -> Mapping[Any, Any]:
-    if isinstance(value, _Stand) and value.kind == "OrderedDict":
+    if isinstance(value, Stand) and value.kind == "OrderedDict":
         value = value.state
     if not isinstance(value, dict):
         raise _UnsoundError(f"has a {_kind(value)[:40]} for {what}")
@@ -330,7 +275,7 @@ def _text(value: Any) -> str:
 
 def _numbers(value: Any) -> tuple[int, ...]:
     """Sizes, offsets: whole numbers from 0 to 2⁶³."""
-    if isinstance(value, _Stand) and value.kind == "Size" and len(value.arguments) == 1:
+    if isinstance(value, Stand) and value.kind == "Size" and len(value.arguments) == 1:
         (value,) = value.arguments
     good = isinstance(value, list | tuple) and len(value) <= _MOST_DIMENSIONS
     if not good or any(type(part) is not int or not 0 <= part < 1 << 63 for part in value):

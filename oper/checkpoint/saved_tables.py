@@ -14,6 +14,11 @@ from oper.checkpoint.saved_index import SavedIndex, SavedTensor
 _COLLECTION = r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>[^.]+)\.weight"
 _WEIGHT = re.compile(_COLLECTION)
 _STATE = re.compile(_COLLECTION + r"\.(?:(?P=table)\.)?(?P<state>[^.]+)")
+# Tables' optimizers, which step in backward, name the table twice.
+_FUSED_STATE = re.compile(
+    r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight\.(?P=table)\..+"
+)
+MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
 # Of rows that are read at once.
 _PIECE_BYTES = 1 << 24
 
@@ -39,23 +44,47 @@ class SavedTable:
 
 
 def tables_of(index: SavedIndex) -> dict[str, SavedTable]:
-    """The tables of a checkpoint by their names."""
-    weights = {
-        match["table"]: tensor
-        for name, tensor in index.tensors.items()
-        if (match := _WEIGHT.fullmatch(name)) and len(tensor.shape) == 2 and tensor.bytes
-    }
-    found = {table: SavedTable(table, weight, {}) for table, weight in weights.items()}
-    for name, tensor in index.tensors.items():
-        match = _STATE.fullmatch(name)
-        if match and match["table"] in found and _is_of_rows(tensor, weights[match["table"]]):
-            found[match["table"]].states[match["state"]] = tensor
+    """Return the tables of a checkpoint by their names.
+
+    Where several tensors have the name of one table's weight or state, as of an optimizer that is
+    saved alone and within another one, the model's and its optimizer's own come first.
+    """
+    found: dict[str, SavedTable] = {}
+    tables = table_of_tensors(index)
+    for name in sorted(tables, key=lambda name: name.partition(".")[0] not in (MODEL, OPTIMIZER)):
+        if _WEIGHT.fullmatch(name):
+            weight = index.tensors[name]
+            found.setdefault(tables[name], SavedTable(tables[name], weight, {}))
+    for name in sorted(tables, key=lambda name: name.partition(".")[0] != OPTIMIZER):
+        match, tensor = _STATE.fullmatch(name), index.tensors[name]
+        if match and tensor.shape[:1] == found[tables[name]].weight.shape[:1]:
+            found[tables[name]].states.setdefault(match["state"], tensor)
     return found
 
 
-def _is_of_rows(state: SavedTensor, weight: SavedTensor) -> bool:
-    """Whether a state has values for each row, unlike Adam's number of steps, [1]."""
-    return state.dtype.is_floating_point and state.shape[:1] == weight.shape[:1]
+def table_of_tensors(index: SavedIndex) -> dict[str, str]:
+    """Return the table of each tensor that has rows of a table, by the tensor's name."""
+    weights: dict[str, str] = {}
+    rows: dict[str, set[int]] = {}
+    for name, tensor in index.tensors.items():
+        match = _WEIGHT.fullmatch(name)
+        if match and len(tensor.shape) == 2 and tensor.bytes:
+            weights[name] = match["table"]
+            rows.setdefault(match["table"], set()).add(tensor.shape[0])
+    states = {
+        name: match["table"]
+        for name, tensor in index.tensors.items()
+        if (match := _STATE.fullmatch(name))
+        # Unlike Adam's number of steps, [1], a state has values for each row.
+        and tensor.dtype.is_floating_point
+        and {*tensor.shape[:1]} & rows.get(match["table"], set())
+    }
+    return weights | states
+
+
+def is_fused_state(name: str) -> bool:
+    """Return whether a name is that of a state which a table's own optimizer has."""
+    return _FUSED_STATE.fullmatch(name) is not None
 
 
 def table_of(index: SavedIndex, name: str) -> SavedTable:

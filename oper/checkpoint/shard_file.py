@@ -8,6 +8,7 @@ any size, and a shard that is read whole is compared with its CRC-32.
 import io
 import math
 import os
+import secrets
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,6 +26,7 @@ SUFFIX = ".distcp"
 # are taken from it. Those that `oper.save` writes have half as many, or fewer.
 MOST_WHOLE_BYTES = 1 << 26
 FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
+_SAVE_BYTES = 16  # at the end of a file, which the index does not name
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
 _NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
 
@@ -56,13 +58,27 @@ class ShardFile:
         torch.save(tensor, cast(Any, self))
         return start, self.bytes - start
 
-    def close(self) -> dict[str, Any]:
-        """Bring the file to the disk and close it; its bytes and SHA-256, as a marker has them."""
+    def close(self, save: str) -> dict[str, Any]:
+        """End the file with the bytes of its save, bring it to the disk and close it. Return its
+        bytes and SHA-256, as a marker has them."""
+        self.write(bytes.fromhex(save))
         return {"sha256": self._file.close(), "bytes": self.bytes}
 
     def abandon(self) -> None:
         """Close the file, whether it is whole or to be removed."""
         self._file.abandon()
+
+
+def new_save() -> str:
+    """Return random bytes, in hex, for the shard files of one save to end with."""
+    return secrets.token_hex(_SAVE_BYTES)
+
+
+def ends_with(file: Path, save: str) -> bool:
+    """Return whether a shard file is of this save."""
+    with open_file(file, FILE) as opened:
+        opened.seek(max(os.fstat(opened.fileno()).st_size - _SAVE_BYTES, 0))
+        return opened.read(_SAVE_BYTES).hex() == save
 
 
 class _Record(NamedTuple):

@@ -7,16 +7,17 @@ Of a delta everything that it is upon is read as well.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
-from oper.checkpoint.chain import Chain, as_chain
-from oper.checkpoint.describe import Description
-from oper.checkpoint.saved_index import Extent
+from oper.checkpoint.chain import Chain, read_chain
+from oper.checkpoint.link import Description
+from oper.checkpoint.marker import is_there
 from oper.checkpoint.shard_file import FILE, check_records
+from oper.checkpoint.soundness import problems_of
 from oper.files.input_files import open_file
 
 _BLOCK_BYTES = 1 << 22
@@ -63,57 +64,39 @@ def _bytes_of(checkpoint: Description) -> int:
 
 
 def verify(checkpoint: Chain | Path | str, advance: Advance = lambda amount: None) -> Verified:
-    """Read a checkpoint, or the newest of a folder of some, to its end and say what is wrong.
+    """Read a checkpoint, or the newest of a folder of some, to its end and list what is wrong.
 
-    `advance` is told of bytes that were read. OperError where there is no checkpoint, its index or
-    its marker is damaged, or what it is upon is missing or another one.
+    `advance` is told of bytes that were read. OperError if there is no checkpoint, an index or a
+    marker is damaged, or a link is missing or another one.
     """
-    chain = as_chain(checkpoint)
-    problems = [problem for link in chain.links for problem in _problems(link, advance)]
+    chain = checkpoint if isinstance(checkpoint, Chain) else read_chain(checkpoint)
+    problems = list(problems_of(chain))
+    for link in chain.links:
+        problems += _problems_of_bytes(link, advance)
     checked = _BY_RECORDS if chain.marker is None else _BY_DIGESTS
     # A file that is missing lacks all its parts: it is named once.
     return Verified(chain.folder, checked, bytes_to_verify(chain), list(dict.fromkeys(problems)))
 
 
-def _problems(checkpoint: Description, advance: Advance) -> list[str]:
-    """What is wrong with the files of one folder."""
-    problems: list[str] = []
-    folder, marker = checkpoint.folder, checkpoint.marker
-    for name, extent in checkpoint.index.extents():
-        if problem := _outside(folder, name, extent):
-            problems.append(problem)
-    if marker is not None:
-        for name, described in marker.files.items():
-            if problem := _unlike(folder / name, described, advance):
-                problems.append(problem)
-    elif not problems:
-        for _, extent in checkpoint.index.extents():
-            try:
-                check_records(folder, extent)
-            except OperError as error:
-                problems.append(str(error))
-            advance(extent.bytes)
-    return problems
-
-
-def _outside(folder: Path, name: str, extent: Extent) -> str | None:
-    """Why a part of the index is not in its file."""
-    file = folder / extent.file
-    if not file.is_file():
-        return f"{file}: is missing"
-    size, end = file.stat().st_size, extent.start + extent.bytes
-    if end > size:
-        return f"{file}: {size:,} bytes, and {name!r} ends at {end:,}: it is truncated"
-    return None
+def _problems_of_bytes(link: Description, advance: Advance) -> Iterator[str]:
+    """Yield each file, or part of a file, whose bytes have changed."""
+    if link.marker is not None:
+        for name, described in link.marker.files.items():
+            if problem := _unlike(link.folder / name, described, advance):
+                yield problem
+        return
+    for _, extent in link.index.extents():
+        try:
+            check_records(link.folder, extent)
+        except OperError as error:
+            yield str(error)
+        advance(extent.bytes)
 
 
 def _unlike(file: Path, described: dict[str, Any], advance: Advance) -> str | None:
-    """Why a file is not the one that was written."""
-    if not file.is_file():
-        return f"{file}: is missing"
-    size = file.stat().st_size
-    if size != described["bytes"]:
-        return f"{file}: {size:,} bytes, and {described['bytes']:,} were written"
+    """Return why the bytes of a file, whose size was checked, are not those that were written."""
+    if not is_there(file) or file.stat().st_size != described["bytes"]:
+        return None
     digest = hashlib.sha256()
     with open_file(file, FILE) as opened:
         while block := opened.read(_BLOCK_BYTES):

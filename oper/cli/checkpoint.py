@@ -12,7 +12,7 @@ from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
-    from oper.checkpoint.describe import Description
+    from oper.checkpoint.link import Description
     from oper.checkpoint.verify import Verified
 
 _MOST_NAMES = 5  # of tensors that are in no table
@@ -68,9 +68,9 @@ def verify(checkpoint: Path = _CHECKPOINT, as_json: bool = JSON) -> None:
     changed.
     """
     from oper.checkpoint import verify as verifying
-    from oper.checkpoint.chain import open_chain
+    from oper.checkpoint.chain import read_chain
 
-    opened = open_chain(checkpoint)
+    opened = read_chain(checkpoint)
     with progress("verifying", verifying.bytes_to_verify(opened), "B") as meter:
         found = verifying.verify(opened, meter.advance)
     emit(as_json, found.to_json(), lambda: _print_verified(found))
@@ -95,8 +95,8 @@ def reshard(
     ranks, under any plan, reads any checkpoint.
     """
     from oper.checkpoint import reshard as resharding
-    from oper.checkpoint.chain import open_chain
     from oper.checkpoint.marker import FORMAT
+    from oper.checkpoint.soundness import open_chain
     from oper.files.storage import check_output
 
     check_output(output, FORMAT, force)
@@ -124,8 +124,8 @@ def export(
 ) -> None:
     """Write one table with its optimizer's states to a file."""
     from oper.checkpoint import export as exporting
-    from oper.checkpoint.chain import open_chain
     from oper.checkpoint.saved_tables import table_of
+    from oper.checkpoint.soundness import open_chain
     from oper.files.storage import check_output
 
     check_output(output, overwrite=force)
@@ -147,7 +147,7 @@ def export(
 
 
 def _print(found: "Description", verbose: bool) -> None:
-    from oper.checkpoint.describe import dtype_name
+    from oper.checkpoint.link import dtype_name
 
     out = new_console()
     tell(f"{found.folder}: {_origin(found)}")
@@ -168,7 +168,7 @@ def _print(found: "Description", verbose: bool) -> None:
         total = format_bytes(sum(tensor.bytes for tensor in others))
         names = [f"{t.name} {list(t.shape)} {dtype_name(t)}" for t in others]
         _print_names(f"{plural(len(others), 'other tensor')}, {total}", names, verbose)
-    if objects := list(found.index.objects):
+    if objects := found.objects:
         _print_names(plural(len(objects), "object"), objects, verbose)
 
 

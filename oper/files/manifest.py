@@ -19,6 +19,7 @@ from oper.files.overwrite_rules import Format
 
 _HASH_BLOCK_BYTES = 1 << 22
 _OWN_DIGEST = "sha256"
+_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4096  # NAME_MAX and PATH_MAX of Linux
 
 
 def sha256(path: Path | str) -> str:
@@ -120,12 +121,19 @@ def checked_files(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
             or path.is_absolute()
             or ".." in path.parts
             or "\0" in name
+            or not is_file_name(name)
         ):
             raise OperError(
                 f"{folder}: its marker is damaged: {name[:80]!r} is no file of the folder with its "
                 "bytes and sha256; copy or write the folder again"
             )
     return described
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a path of this name is short enough for file systems."""
+    parts = [part.encode(errors="replace") for part in name.split("/")]
+    return sum(map(len, parts)) < _MOST_PATH_BYTES and max(map(len, parts)) <= _MOST_NAME_BYTES
 
 
 def content_digest(content: dict[str, Any]) -> str:

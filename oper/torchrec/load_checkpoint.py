@@ -8,16 +8,14 @@ in a file: these are found when they are read.
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -26,36 +24,38 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from oper.base.errors import OperError, check_type, one_line
-from oper.checkpoint.chain import Chain, open_chain
+from oper.checkpoint.chain import Chain, read_chain
 from oper.checkpoint.marker import FORMAT, newest
-from oper.checkpoint.saved_index import INDEX, Extent, SavedIndex
-from oper.checkpoint.saved_tables import tables_of
+from oper.checkpoint.saved_index import Extent, SavedIndex
+from oper.checkpoint.saved_tables import MODEL, OPTIMIZER, tables_of
 from oper.checkpoint.shard_file import check_records
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.torch_index import torch_metadata
-from oper.files import manifest, temporaries
+from oper.files import temporaries
 from oper.files.overwrite_rules import is_wholly
+from oper.runtime.comm.group import Group
 from oper.runtime.table_io import RowRange
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.objects_of_ranks import (
     gathered,
     is_first,
-    lost_as_error,
     of_each_rank,
     of_first_rank,
 )
 from oper.torchrec.parallel_model import fused_optimizer_of
-from oper.torchrec.save_checkpoint import (
-    MODEL,
-    OPTIMIZER,
-    alone_without_warning,
-    is_stateful,
-    parts_of,
-    streaming,
-    whole_state,
-)
+from oper.torchrec.save_checkpoint import streaming, whole_state
 from oper.torchrec.saved_before import begin_deltas, end_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import STEPS
+from oper.torchrec.state_parts import (
+    check_parts,
+    flattened,
+    is_stateful,
+    load_part,
+    parts_of,
+    put,
+    take_saved_names,
+)
 from oper.torchrec.streamed_table import StreamedTable
 
 _log = logging.getLogger(__name__)
@@ -98,18 +98,16 @@ def load(
     check_type("load", "model", model, nn.Module)
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
-    parts = of_each_rank(lambda: parts_of("load", folder, state), group)
-    found = of_first_rank(lambda: _verified(Path(folder)), group)
-    chain = of_each_rank(lambda: open_chain(found), group)
+    of_each_rank(lambda: check_parts("load", folder, state), group)
+    found = of_first_rank(lambda: _newest(Path(folder)), group)
+    chain = of_each_rank(lambda: read_chain(found), group)  # which rank 0 has checked
     index, marker = chain.index, chain.marker
     assert marker is not None, "a checkpoint without one is not found"
     given = dict(state or {})
     with streaming(model):
-        content = whole_state(model, parts)
-        flat, paths = flatten_state_dict(content)
-        for name, value in given.items():
-            if is_stateful(value):
-                _take_names(name, index, flat, paths)
+        content = of_each_rank(lambda: whole_state(model, parts_of(state)), group)
+        flat, paths = of_each_rank(lambda: flattened("load", content), group)
+        take_saved_names(given, index, flat, paths)
         tables = {name: value for name, value in flat.items() if isinstance(value, StreamedTable)}
         new = _absent_tables(found, tables, index)
         present = {name: value for name, value in tables.items() if value.table not in new}
@@ -125,16 +123,16 @@ def load(
 
         grown = of_each_rank(check, group)
         end_deltas(model)
-        _read_rest(found, rest, chain.last.index, group)
+        of_each_rank(lambda: _read_rest(found, rest, chain.last.index), group)
         _read_tables(chain, present, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
-            _put(content, paths[name], value)  # dicts of `state` are filled by that
+            put(content, paths[name], value)  # dicts of `state` are filled by that
         model.load_state_dict(content[MODEL])
         fused_optimizer_of(model).load_state_dict(content[OPTIMIZER])
         for name, value in given.items():
             if is_stateful(value):
-                value.load_state_dict(content[name])
+                load_part(value, content[name])
     names = {value.table for value in tables.values()}
     skipped = tuple(name for name in tables_of(index) if name not in names)
     loaded = Loaded(found, marker.step, grown, tuple(new), skipped)
@@ -145,49 +143,11 @@ def load(
     return loaded
 
 
-def _verified(folder: Path) -> Path:
-    """The newest checkpoint at a path, whose files, and those of what it is upon, are all there and
-    of their sizes."""
+def _newest(folder: Path) -> Path:
+    """Return the newest checkpoint at a path, which `open_chain` finds sound."""
     # A save that was killed between two renames is put back.
     temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
-    found = newest(folder)
-    for link in open_chain(found).links:
-        assert link.marker is not None
-        files = link.marker.files
-        manifest.verify_files(link.folder, files, digests=False)
-        index = {name: described for name, described in files.items() if name == INDEX}
-        manifest.verify_files(link.folder, index, digests=True)
-    return found
-
-
-def _take_names(
-    name: str, index: SavedIndex, flat: dict[str, Any], paths: dict[str, tuple[Any, ...]]
-) -> None:
-    """Add what was saved under a name and is not there yet: an optimizer that has taken no step
-    has no state."""
-    for key, path in index.paths.items():
-        if path[0] == name and key not in flat:
-            tensor = index.tensors.get(key)
-            flat[key] = None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype)
-            paths[key] = path
-
-
-def _put(content: Any, path: Sequence[str | int], value: Any) -> None:
-    """Put a value into nested dicts and lists, and make those that are not there."""
-    for key, following in pairwise((*path, None)):
-        at: Any = key
-        if isinstance(content, list):
-            content += [None] * (at + 1 - len(content))
-            absent = content[at] is None
-        else:
-            # Torch saves all keys as texts; those of a torch optimizer's parameters are numbers.
-            at = int(at) if at not in content and at.isdigit() else at
-            absent = at not in content
-        if following is None:
-            content[at] = value
-        elif absent:
-            content[at] = [] if isinstance(following, int) else {}
-        content = content[at]
+    return open_chain(newest(folder)).folder
 
 
 def _absent_tables(
@@ -279,9 +239,7 @@ def _new_rows(model: nn.Module, loaded: Loaded) -> dict[str, list[RowRange]]:
     return found
 
 
-def _read_tables(
-    chain: Chain, tables: Mapping[str, StreamedTable], group: dist.ProcessGroup | None
-) -> None:
+def _read_tables(chain: Chain, tables: Mapping[str, StreamedTable], group: Group | None) -> None:
     failure: OperError | None = None
     for name, table in tables.items():
         for first, rows in table.pieces:
@@ -298,26 +256,24 @@ def _read_tables(
         raise OperError(said[0])
 
 
-def _read_rest(
-    folder: Path, rest: dict[str, Any], index: SavedIndex, group: dist.ProcessGroup | None
-) -> None:
-    """Read all that is no table, tensors in place."""
+def _read_rest(folder: Path, rest: dict[str, Any], index: SavedIndex) -> None:
+    """Read all that is no table, tensors in place. Each rank reads by itself."""
     if not rest:
         return
     try:
-        with alone_without_warning(), lost_as_error():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load_state(
                 rest,
                 storage_reader=_CheckedReader(folder, index),
                 planner=_SafeLoadPlanner(),
-                process_group=group,
-                no_dist=group is None,
+                no_dist=True,
             )
     except CheckpointException as error:
-        rank, (first, _) = min(error.failures.items())
+        (first, _) = next(iter(error.failures.values()))
         if isinstance(first, OperError):
             raise first from error
-        raise OperError(f"{folder}: rank {rank} could not read it: {one_line(first)}") from error
+        raise OperError(f"{folder}: could not be read: {one_line(first)}") from error
 
 
 class _CheckedReader(FileSystemReader):

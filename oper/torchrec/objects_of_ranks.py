@@ -1,47 +1,56 @@
-"""Python objects that ranks tell each other outside of steps, within the process group's timeout.
+"""Python objects that ranks tell each other outside of steps, within the engine's deadline.
 
-`group` is None where there is one rank alone.
+`group` is None where there is one rank alone. LostRankError names the ranks that did not come.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import pickle
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from oper.base.errors import OperError, one_line
+from oper.base.errors import OperError
+from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError
 
 _T = TypeVar("_T")
+_COME = "come to save or load"
+_LENGTH_BYTES = 8
 
 
-def of_first_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
-    """What rank 0 makes, on all ranks. Where it fails, the others raise an OperError that says the
-    same."""
+def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
+    """Return what rank 0 makes, on all ranks. If it fails, the others raise an OperError that says
+    the same."""
     if group is None:
         return make()
-    box: list[Any] = [None, None]
+    made: Any = None
     failure: Exception | None = None
-    if dist.get_rank(group) == 0:
+    said = ""
+    if group.rank == 0:
         try:
-            box[0] = make()
+            made = make()
+        except LostRankError:
+            raise
         except Exception as error:  # Whatever it is, the others must not wait for more.
             named = isinstance(error, OperError)
-            failure, box[1] = error, _said(error) if named else f"rank 0 failed: {_said(error)}"
-    with lost_as_error():
-        dist.broadcast_object_list(box, group=group, group_src=0)
+            failure, said = error, _said(error) if named else f"rank 0 failed: {_said(error)}"
+    told = gathered((made, said), group)[0]
     if failure is not None:
         raise failure
-    if box[1] is not None:
-        raise OperError(box[1])
-    return box[0]
+    if told[1]:
+        raise OperError(told[1])
+    return told[0]
 
 
-def of_each_rank(make: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
-    """What each rank makes by itself, before all go on together. Where it fails on one, the others
+def of_each_rank(make: Callable[[], _T], group: Group | None) -> _T:
+    """Return what each rank makes by itself, before all go on together. If one fails, the others
     raise an OperError that says the same."""
     failure, said = None, ""
     try:
         made = make()
+    except LostRankError:
+        raise
     except Exception as error:  # Whatever it is, the others must not wait for more.
         failure, said = error, _said(error)
     for rank, theirs in enumerate(gathered(said, group)):
@@ -56,33 +65,24 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, OperError) else repr(error)
 
 
-@contextmanager
-def lost_as_error() -> Iterator[None]:
-    """Inside, what torch says of a connection where a rank is lost is an OperError. Nothing but
-    torch is to be called inside."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OperError(
-            f"the ranks lost each other: {one_line(error)}; see the last output of the others"
-        ) from error
+def is_first(group: Group | None) -> bool:
+    """Return whether this rank is the one that makes what is one for all."""
+    return group is None or group.rank == 0
 
 
-def is_first(group: dist.ProcessGroup | None) -> bool:
-    """Whether this rank is the one that makes what is one for all."""
-    return group is None or dist.get_rank(group) == 0
-
-
-def gathered(value: _T, group: dist.ProcessGroup | None) -> list[_T]:
-    """The values of all ranks."""
+def gathered(value: _T, group: Group | None) -> list[_T]:
+    """Return the values of all ranks."""
     if group is None:
         return [value]
-    found: list[Any] = [None] * dist.get_world_size(group)
-    with lost_as_error():
-        dist.all_gather_object(found, value, group=group)
-    return found
+    mine = pickle.dumps(value)
+    sizes = group.gather(len(mine).to_bytes(_LENGTH_BYTES, "little"), _COME)
+    most = max(int.from_bytes(size, "little") for size in sizes)
+    padded = torch.frombuffer(bytearray(mine.ljust(most, b"\0")), dtype=torch.uint8)
+    boxes = torch.empty(group.ranks * most, dtype=torch.uint8)
+    group.run(dist.all_gather_into_tensor, boxes, padded, action=_COME)
+    return [pickle.loads(box.numpy().tobytes()) for box in boxes.split(most)]
 
 
-def ranks_of(group: dist.ProcessGroup | None) -> int:
-    """How many ranks there are."""
-    return 1 if group is None else dist.get_world_size(group)
+def ranks_of(group: Group | None) -> int:
+    """Return how many ranks there are."""
+    return 1 if group is None else group.ranks

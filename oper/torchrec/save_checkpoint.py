@@ -7,8 +7,6 @@ the folder takes its own when it is whole, and one that it replaces stays whole 
 """
 
 import hashlib
-import os
-import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
@@ -31,18 +26,18 @@ from oper.base.errors import OperError, check_type, one_line
 from oper.checkpoint.chain import check_replaceable
 from oper.checkpoint.marker import FORMAT, Delta, Marker
 from oper.checkpoint.saved_index import INDEX
-from oper.checkpoint.shard_file import SUFFIX, ShardFile
+from oper.checkpoint.saved_tables import MODEL, OPTIMIZER
+from oper.checkpoint.shard_file import SUFFIX, ShardFile, new_save
 from oper.files.manifest import describe_file
 from oper.files.storage import atomic_folder
-from oper.runtime.comm.lost_ranks import LostRankError
+from oper.runtime.comm.group import Group
 from oper.runtime.memory.runtime_plan import plan_digest
-from oper.torchrec.objects_of_ranks import gathered, of_each_rank, of_first_rank, ranks_of
+from oper.torchrec.objects_of_ranks import gathered, is_first, of_each_rank, of_first_rank, ranks_of
 from oper.torchrec.parallel_model import fused_optimizer_of
 from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
+from oper.torchrec.state_parts import check_loadable, check_parts, parts_of
 from oper.torchrec.streamed_table import Streamed
-
-MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
 
 
 def save(
@@ -68,15 +63,15 @@ def save(
     check_type("save", "model", model, nn.Module)
     group = next(iter(sharded_collections(model).values())).blocks.group
 
-    def given() -> dict[str, Any]:
+    def check() -> None:
         check_type("save", "step", step, int, type(None))
-        return parts_of("save", folder, state)
+        check_parts("save", folder, state)
 
-    parts = of_each_rank(given, group)
+    of_each_rank(check, group)
     alike = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
     check_alike("save", alike, group)
     with streaming(model):
-        content = whole_state(model, parts)
+        content = of_each_rank(lambda: state_to_save(model, state), group)
         marker = write_checkpoint(model, Path(folder), content, step, overwrite)
     if deltas:
         begin_deltas(model, Path(folder), marker)
@@ -96,30 +91,52 @@ def write_checkpoint(
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     with _folder_of_all(folder, group, overwrite) as made:
-        writer = _StreamingWriter(made)
-        try:
-            with alone_without_warning():
-                save_state(
-                    dict(content),
-                    storage_writer=writer,
-                    planner=DefaultSavePlanner(),
-                    process_group=group,
-                    no_dist=group is None,
-                )
-        except (CheckpointException, RuntimeError) as error:
-            # Where a rank is lost, torch says what became of a connection.
-            raise writer.lost or _failure(folder, error) from error
+        save = of_first_rank(new_save, group)
+        writer = _StreamingWriter(made, save)
+        _write_parts(folder, content, writer, group)
         files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
         digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
         plan = hashlib.sha256(digests).hexdigest()
 
         def mark() -> Marker:
             described = {**files, INDEX: describe_file(made / INDEX)}
-            marker = Marker(step, plan, ranks_of(group), described, delta)
+            marker = Marker(step, plan, ranks_of(group), described, delta, save)
             marker.write(made)
             return marker
 
         return of_first_rank(mark, group)
+
+
+def _write_parts(
+    folder: Path, content: Mapping[str, Any], writer: "_StreamingWriter", group: Group | None
+) -> None:
+    """Write each rank's part and the index, as torch.distributed.checkpoint's `save` does, but for
+    its messages between ranks, which have no deadline."""
+    planner, first = DefaultSavePlanner(), is_first(group)
+
+    def plan() -> SavePlan:
+        planner.set_up_planner(dict(content), writer.storage_meta(), first)
+        rank = 0 if group is None else group.rank
+        writer.set_up_storage_writer(first, rank=rank, use_collectives=True)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def write() -> list[WriteResult]:
+        try:
+            planned = planner.finish_plan(mine)
+            return writer.write_data(planned, planner).value()
+        except OSError as error:
+            raise OperError(
+                f"{folder}: rank {0 if group is None else group.rank} could not write its part "
+                f"({error.strerror or one_line(error)}); the checkpoint that was there is as it "
+                "was: free space or choose another path, and save again"
+            ) from error
+
+    plans = gathered(of_each_rank(plan, group), group)
+    # The same on all ranks, as their plans are.
+    planned, metadata = planner.create_global_plan(plans)
+    mine = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
+    results = gathered(of_each_rank(write, group), group)
+    of_first_rank(lambda: writer.finish(metadata, results), group)
 
 
 @contextmanager
@@ -131,7 +148,7 @@ def streaming(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def check_alike(function: str, given: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+def check_alike(function: str, given: Mapping[str, Any], group: Group | None) -> None:
     """OperError on all ranks where they were given other things: those of rank 0 would be taken,
     and a folder that the others name would not be there."""
     for name in given:
@@ -144,9 +161,16 @@ def check_alike(function: str, given: Mapping[str, Any], group: dist.ProcessGrou
                 )
 
 
+def state_to_save(model: nn.Module, state: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Return `whole_state` and `more`; OperError if a part of it could not be loaded again."""
+    content = whole_state(model, parts_of(state)) | more
+    check_loadable(content)
+    return content
+
+
 def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint has: the state dicts of the model and of its tables' optimizers, and the
-    `parts` that else are to be in it."""
+    """Return the content of a checkpoint: the state dicts of the model and of its tables'
+    optimizers, and the `parts` that a script adds."""
     return {
         MODEL: model.state_dict(),
         OPTIMIZER: fused_optimizer_of(model).state_dict(),
@@ -154,40 +178,13 @@ def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parts_of(function: str, folder: Any, state: Any) -> dict[str, Any]:
-    """The state dicts of what a script gives beside its model; OperError where that is none, or the
-    folder."""
-    check_type(function, "folder", folder, str, os.PathLike)
-    check_type(function, "state", state, Mapping, type(None))
-    others = dict(state or {})
-    if taken := {MODEL, OPTIMIZER} & others.keys():
-        raise OperError(
-            f"state: {min(taken)!r} is the model's own name in a checkpoint; choose another one"
-        )
-    return {name: part.state_dict() if is_stateful(part) else part for name, part in others.items()}
-
-
-@contextmanager
-def alone_without_warning() -> Iterator[None]:
-    """Inside, torch does not warn that there is no process group, as of a model on one rank."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether a value has a state dict, as optimizers do, and is none itself."""
-    return callable(getattr(value, "state_dict", None))
-
-
 class _StreamingWriter(FileSystemWriter):
     """Writes a rank's part into one file, tables by pieces; `files` then describes it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, save: str) -> None:
         super().__init__(folder)
-        self._folder = folder
+        self._folder, self._save = folder, save
         self.files: dict[str, dict[str, Any]] = {}
-        self.lost: LostRankError | None = None
 
     def storage_meta(self) -> StorageMeta:
         """As torch's own, without the hidden name of the folder."""
@@ -215,10 +212,7 @@ class _StreamingWriter(FileSystemWriter):
                     results.append(writing.result())
             if failure is not None:
                 raise failure
-            self.files[name] = file.close()
-        except LostRankError as error:
-            self.lost = error
-            raise
+            self.files[name] = file.close(self._save)
         finally:
             file.abandon()
         done: TorchFuture[list[WriteResult]] = TorchFuture()
@@ -248,9 +242,7 @@ def _write(file: ShardFile, name: str, item: WriteItem, data: Any) -> WriteResul
 
 
 @contextmanager
-def _folder_of_all(
-    folder: Path, group: dist.ProcessGroup | None, overwrite: bool
-) -> Iterator[Path]:
+def _folder_of_all(folder: Path, group: Group | None, overwrite: bool) -> Iterator[Path]:
     """A hidden folder of rank 0's, for all ranks to write into, which becomes `folder` at the end
     if none of them has failed."""
     with ExitStack() as stack:
@@ -270,17 +262,3 @@ def _folder_of_all(
         yield made
         # Other ranks have nothing to close.
         of_first_rank(stack.close, group)
-
-
-def _failure(folder: Path | str, error: CheckpointException | RuntimeError) -> OperError:
-    """Why a rank could not write its part."""
-    if isinstance(error, RuntimeError):
-        return OperError(f"{folder}: the ranks lost each other in a save: {one_line(error)}")
-    rank, (first, _) = min(error.failures.items())
-    if isinstance(first, OperError):
-        return first
-    reason = getattr(first, "strerror", None) or one_line(first)
-    return OperError(
-        f"{folder}: rank {rank} could not write its part ({reason}); the checkpoint that was there "
-        "is as it was: free space or choose another path, and save again"
-    )

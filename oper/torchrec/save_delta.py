@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from oper.base.errors import OperError, check_type
-from oper.checkpoint.delta_rows import TOUCHED
+from oper.checkpoint.delta_rows import TOUCHED, UPON
 from oper.checkpoint.marker import Delta, Marker
 from oper.torchrec.objects_of_ranks import of_each_rank, of_first_rank
-from oper.torchrec.save_checkpoint import check_alike, parts_of, whole_state, write_checkpoint
+from oper.torchrec.save_checkpoint import check_alike, state_to_save, write_checkpoint
 from oper.torchrec.saved_before import SavedBefore, begin_deltas, saved_before
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import TableBlocks
+from oper.torchrec.state_parts import check_parts, flattened
 from oper.torchrec.streamed_table import TableRows
 from oper.torchrec.touched_table import TouchedIds
 
@@ -45,14 +45,12 @@ def save_delta(
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
 
-    def given() -> tuple[dict[str, Any], SavedBefore]:
+    def given() -> SavedBefore:
         check_type("save_delta", "step", step, int, type(None))
-        parts = parts_of("save_delta", folder, state)
-        if TOUCHED in parts:
-            raise OperError(f"state: {TOUCHED!r} is a delta's own name; choose another one")
-        return parts, saved_before(model)
+        check_parts("save_delta", folder, state)
+        return saved_before(model)
 
-    parts, before = of_each_rank(given, group)
+    before = of_each_rank(given, group)
     check_alike("save_delta", {"folder": str(folder), "step": step}, group)
     of_first_rank(lambda: _check(Path(folder), before), group)
     with ExitStack() as stack:
@@ -65,7 +63,8 @@ def save_delta(
             of_tables = zip(blocks.tables, touched, strict=True)
             numbers |= {table.name: TouchedIds(block) for table, block in of_tables}
             sizes |= {table.name: table.rows for table in blocks.tables}
-        content = whole_state(model, parts) | {TOUCHED: numbers}
+        of_delta = {TOUCHED: numbers, UPON: before.folder.name}
+        content = of_each_rank(lambda: state_to_save(model, state, **of_delta), group)
         delta = Delta(before.folder.name, before.digest, _tables(content, sizes))
         marker = write_checkpoint(model, Path(folder), content, step, delta=delta)
     begin_deltas(model, Path(folder), marker)
@@ -93,7 +92,7 @@ def _check(folder: Path, before: SavedBefore) -> None:
 
 def _tables(content: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """The marker's tables, of the sizes of all, from what is saved."""
-    flat, _ = flatten_state_dict(dict(content))
+    flat, _ = flattened("save_delta", content)
     found: dict[str, dict[str, Any]] = {
         name: {"rows": rows, "tensors": []} for name, rows in sizes.items()
     }

@@ -32,6 +32,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.base.errors import OperError
 from oper.checkpoint.row_blocks import row_blocks
+from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
@@ -81,9 +82,10 @@ class TableBlocks:
         engine.before_use = before_use
 
     @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The ranks that have blocks; None where there is one alone."""
-        return self._group
+    def group(self) -> Group | None:
+        """The ranks that have blocks, which wait for each other within the engine's deadline; None
+        where there is one alone."""
+        return self._engine.node.group
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -92,8 +94,10 @@ class TableBlocks:
 
     @contextmanager
     def streaming(self, touched: list[TouchedBlock] | None = None) -> Iterator[None]:
-        """Inside, state dicts have a StreamedTable in the place of each copy of a table; or a
-        TouchedTable, where it is given what is `touched` of each table."""
+        """Put a StreamedTable in the place of each copy of a table in state dicts that are made
+        inside; or a TouchedTable, if given the `touched` rows of each table. Ranks enter together;
+        inside, each makes state dicts by itself."""
+        self._write_changed()
         self._streams, self._touched = True, touched
         try:
             yield
@@ -108,7 +112,7 @@ class TableBlocks:
             TouchedBlock.of(engine, number, row_blocks(table.rows, engine.ranks))
             for number, table in enumerate(self._tables)
         ]
-        rows = gathered([sum(block.counts) for block in found], self._group)
+        rows = gathered([sum(block.counts) for block in found], self.group)
         by_table = zip(found, zip(*rows, strict=True), strict=True)
         return [block.among(of_ranks, engine.rank) for block, of_ranks in by_table]
 
@@ -117,10 +121,10 @@ class TableBlocks:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
         [rows]; plain tensors where there is no process group; what `streaming` says inside it."""
         name = state.name if state else None
-        if any(block.table in tables and block.state == name for block in self._handed_out):
-            self._write_changed()
         if self._streams:
             return [self._streamed(table, state) for table in tables]
+        if any(block.table in tables and block.state == name for block in self._handed_out):
+            self._write_changed()
         requests = [RowRange(table, *self._block(table)) for table in tables]
         blocks = self._engine.read_rows(requests, name)
         found = []
@@ -150,6 +154,8 @@ class TableBlocks:
     @torch.inference_mode(mode=False)
     def read_steps(self, table: int) -> torch.Tensor:
         """A copy of the number of steps of the optimizer, [1], as a state of a table."""
+        if self._streams:
+            return torch.tensor([self._engine.optimizer_steps])
         if any(block.table == table and block.state == STEPS for block in self._handed_out):
             self._write_changed()
         values = torch.tensor([self._engine.optimizer_steps])

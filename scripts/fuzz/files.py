@@ -34,10 +34,10 @@ from oper.analysis.row_facts import explain
 from oper.base import process_signals
 from oper.checker.check import check
 from oper.checkpoint import marker as markers
-from oper.checkpoint.chain import open_chain
 from oper.checkpoint.describe import describe
 from oper.checkpoint.export import export
 from oper.checkpoint.reshard import reshard
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.verify import verify
 from oper.cost.objective import Communication
 from oper.cost.workload import Workload

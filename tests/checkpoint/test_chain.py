@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from oper.base.errors import OperError
-from oper.checkpoint.chain import check_replaceable, open_chain
+from oper.checkpoint.chain import check_replaceable
 from oper.checkpoint.describe import describe
 from oper.checkpoint.export import export
 from oper.checkpoint.marker import FORMAT, Delta, Marker
 from oper.checkpoint.reshard import reshard
 from oper.checkpoint.saved_index import read_index
 from oper.checkpoint.saved_rows import read_rows
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.verify import bytes_to_verify, verify
 from tests.checkpoint.test_tools import small
 from tests.support.checkpoint.delta_folders import write_base, write_delta
@@ -105,7 +106,7 @@ def test_a_delta_is_described_by_what_it_has(tmp_path: Path) -> None:
         ([2, 9, 5], 10, "its rows do not ascend"),
         ([-1, 2, 9], 10, "its rows do not ascend"),
         ([2, 5, 10], 10, "it has row 10 of 10"),
-        ([2, 5, 9], 12, "neither it nor what it is upon has row 10"),
+        ([2, 5, 9], 12, "neither it nor the links before it have row 10"),
     ],
 )
 def test_rows_that_no_saver_writes_are_refused(

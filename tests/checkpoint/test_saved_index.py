@@ -2,12 +2,18 @@
 
 import os
 import pickle
+import re
+import tempfile
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -21,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from oper.base.errors import OperError
 from oper.checkpoint.saved_index import Extent, Shard, read_index
 from tests.support.checkpoint.saved_folders import Part, write
+from tests.support.examples import examples
 
 
 def test_what_torch_saved_is_found(tmp_path: Path) -> None:
@@ -132,6 +139,82 @@ def test_an_unsound_index_is_refused(tmp_path: Path, changes: dict[str, Any], me
     _write_index(tmp_path, **changes)
     with pytest.raises(OperError, match=message):
         read_index(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_indices_of_all_protocols_are_read(tmp_path: Path, protocol: int) -> None:
+    _write_index(tmp_path)
+    content = pickle.loads((tmp_path / ".metadata").read_bytes())
+    expected = read_index(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(content, protocol))
+    assert read_index(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Nr\x00\x00\x00\x10.", "it keeps a value as number 268435456, and had 0"),
+        (b"Np268435456\n.", "it keeps a value as number 268435456, and had 0"),
+        (b"Np-1\n.", "it keeps a value as number -1"),
+        (b"Nq\x00Nq\x02.", "it keeps a value as number 2, and had 1"),
+        (b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x.", "it ends early"),
+        (b"B\xff\xff\xff\xffx.", "it ends early"),
+        (b"\x96" + (1 << 40).to_bytes(8, "little") + b".", "which no index has"),
+        (b"\x82\x01.", "which no index has"),
+        (b"V" + b"x" * 99, "it ends early"),
+        (b"", "it ends early"),
+    ],
+)
+def test_a_pickle_takes_no_more_memory_than_it_has_bytes(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / ".metadata").write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(OperError, match=re.escape(message)) as refused:
+            read_index(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert str(tmp_path / ".metadata") in str(refused.value)
+
+
+@examples(100)
+@hypothesis.given(st.data())
+def test_shards_tile_their_tensor_if_each_value_is_in_one(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    boxes = [(tuple(0 for _ in shape), shape)]
+    for _ in range(data.draw(st.integers(0, 6))):  # cut one in two
+        offsets, sizes = boxes.pop(data.draw(st.integers(0, len(boxes) - 1)))
+        axis = data.draw(st.integers(0, len(shape) - 1))
+        at = data.draw(st.integers(0, sizes[axis]))
+        low, high, moved = list(sizes), list(sizes), list(offsets)
+        low[axis], high[axis], moved[axis] = at, sizes[axis] - at, offsets[axis] + at
+        boxes += [(offsets, tuple(low)), (tuple(moved), tuple(high))]
+    boxes = [box for box in boxes if all(box[1])]
+    if data.draw(st.booleans()):  # move one
+        offsets, sizes = boxes.pop()
+        room = [st.integers(0, n - m) for n, m in zip(shape, sizes, strict=True)]
+        boxes.append((data.draw(st.tuples(*room)), sizes))
+    counts = np.zeros(shape, np.int64)
+    for offsets, sizes in boxes:
+        counts[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] += 1
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"size": shape, "offsets": [o for o, _ in boxes], "sizes": [n for _, n in boxes]}
+        _write_index(Path(folder), **given, places=len(boxes))
+        if (counts == 1).all():
+            assert len(read_index(folder).tensors["a"].shards) == len(boxes)
+        else:
+            with pytest.raises(OperError, match="has two shards of the same values"):
+                read_index(folder)
+
+
+def test_as_many_shards_of_columns_are_compared_as_there_may_be(tmp_path: Path) -> None:
+    """Their number of comparisons grows as they do: all pairs of these would take minutes."""
+    count = 20_000
+    offsets, sizes = [(0, column) for column in range(count)], [(3, 1)] * count
+    _write_index(tmp_path, size=(3, count), offsets=offsets, sizes=sizes, places=count)
+    assert len(read_index(tmp_path).tensors["a"].shards) == count
 
 
 def test_an_empty_shard_of_a_rank_beyond_the_rows_needs_no_place(tmp_path: Path) -> None:

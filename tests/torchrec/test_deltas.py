@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torchrec.modules.embedding_configs import DataType
 
-from oper.checkpoint.chain import open_chain
 from oper.checkpoint.describe import describe
 from oper.checkpoint.reshard import reshard
 from oper.checkpoint.shard_file import read_shard_rows
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.verify import verify
 from oper.scheduler.cache_settings import CacheSettings
 from tests.support.checkpoint.same_checkpoints import assert_same
@@ -168,7 +168,7 @@ def turned(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (removed, "2: is a delta upon 1, and .*1 holds no checkpoint; put that back beside it"),
+        (removed, "2: is a delta upon 1, and .*1 holds no checkpoint; put it back there"),
         (replaced, "2: is a delta upon the 1 of SHA-256 .* is another checkpoint now"),
         (edited, "its SHA-256 is not the one that it states"),
         (cut, r"__1_0.distcp: \d+ bytes, and \d+ were written; it is truncated"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oper.checkpoint.chain import open_chain
+from oper.checkpoint.soundness import open_chain
 from oper.checkpoint.verify import verify
 from tests.support.runtime.forkserver import context
 from tests.support.torchrec import deltas_till_killed, save_till_killed

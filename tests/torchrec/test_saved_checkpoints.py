@@ -95,9 +95,18 @@ def test_where_a_rank_dies_in_a_save_the_others_name_it(tmp_path):
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_where_a_rank_dies_before_others_hear_of_it_they_say_so(tmp_path, saves):
+def test_a_rank_that_dies_as_it_comes_is_named(tmp_path, saves):
     found = mortal_ranks.run(2, cases.lost_unheard, tmp_path / "made", saves)
-    assert "the ranks lost each other" in str(found[0])
+    assert str(found[0]).startswith("rank 1 died while rank 0 waited for it to come to save or")
+
+
+@pytest.mark.parametrize("nodes", [None, (0, 1, 1), (0, 0, 1)])
+@pytest.mark.parametrize("where", ["save", "write", "save_delta", "load"])
+def test_a_rank_that_stops_is_named_at_the_deadline(tmp_path, where, nodes):
+    outcomes = mortal_ranks.run(3, cases.late, tmp_path / "run", where, nodes, silent=[2])
+    for text, seconds in outcomes[:2]:
+        assert text.startswith("rank 2 did not come within 3 s, while rank ")
+        assert 2 < seconds < 15  # the process group's timeout is 60 s here
 
 
 def test_nothing_is_replaced_unasked_and_the_newest_is_loaded(worlds, tmp_path):

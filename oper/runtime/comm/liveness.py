@@ -54,6 +54,7 @@ class Liveness:
         self._locks_guard = threading.RLock()  # a collection of garbage may close the node inside
         self._process = os.getpid()
         self.closed = False  # whether this rank has left the node
+        self._failed = False  # whether this rank has given up, as it does when it loses another
 
     def take_lock(self, resources: contextlib.ExitStack) -> int:
         """Take this rank's lock, which ends with `resources` or with the process. Returns the
@@ -69,6 +70,7 @@ class Liveness:
 
     def leave_words(self, failure: str) -> None:
         """Let the other ranks know why this one has failed, also when it has ended."""
+        self._failed = True
         self._say(_FAILED, failure)
 
     def leave(self) -> None:
@@ -158,7 +160,13 @@ class Liveness:
             with self._locks_guard:
                 for lock in filter(None, [self._lock, *self._locks.values()]):
                     native.ops().forget_lock(lock)
-                self.closed, self._locks = True, {}
+                # A script may catch the error, drop its model and end: ranks that die until then
+                # are named too. Closing these descriptors ends no lock, as the locks are others'.
+                kept = self._locks if self._failed else {}
+                self.closed, self._group = True, None
+                self._locks = {rank: os.dup(lock) for rank, lock in kept.items()}
+                if self._locks:
+                    _kept.add(self)
 
     def watch_socket(self, rank: int, address: str) -> None:
         """Take a rank for alive while its socket is bound, until its lock is known."""
@@ -228,6 +236,7 @@ def _cut(text: str, most: int) -> bytes:
 _nodes: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
 _ends_in: set[int] = set()  # this process, once its end is heard of; a forked child is another
 _watched: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
+_kept: set[Liveness] = set()  # of models that are gone, where this rank gave up
 _watches_in: set[int] = set()
 _logged: set[str] = set()  # deaths
 
@@ -247,9 +256,12 @@ def _end() -> None:
         error = getattr(sys, "last_value", None)
     failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
     lost = isinstance(error, LostRankError)  # whose text says it
-    if not lost and not _log_deaths() and failed and _watched:
-        time.sleep(SLICE_SECONDS)  # a process that ends closes its connections before its lock
+    if not lost:
         _log_deaths()
+        if failed and _watched:
+            # A process that ends closes its connections before its lock, and others end with it.
+            time.sleep(SLICE_SECONDS)
+            _log_deaths()
     for liveness in list(_nodes):
         if error is None or not failed:
             liveness.leave()

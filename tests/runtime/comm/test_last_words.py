@@ -278,3 +278,40 @@ def test_scripts_that_end(tmp_path: Path, does: str, text: str) -> None:
             started.callback(rank.close)
         errors = ranks[0].errors(timeout=60)
     assert f"LostRankError: {text}" in errors
+
+
+def _end_after_all_others(rank: int, group: Any, folder: Path) -> None:
+    """Rank 1 dies, rank 0 catches that and drops its node, all others die, and rank 0 ends."""
+    node = Node.join(group)
+    signals = Signals(node, ["done"])
+    caught = folder / "caught"
+    if rank:
+        while rank > 1 and not caught.exists():
+            time.sleep(0.01)
+        mortal_ranks.lose_this_process(signal.SIGKILL)
+    logging.getLogger("oper").addHandler(logging.FileHandler(folder / "log"))
+    processes = node.liveness.processes()
+    with pytest.raises(LostRankError):
+        signals.wait("done", 1, "finish")
+    node.fail(LostRankError("rank 1 died"))
+    node.close()
+    del node, signals
+    caught.touch()
+    while not all(_has_ended(process) for process in processes.values()):
+        time.sleep(0.01)
+    raise mortal_ranks.EndsBy(SystemExit(1))
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_all_ranks_that_died_are_named_after_a_caught_error(tmp_path: Path) -> None:
+    mortal_ranks.run(6, _end_after_all_others, tmp_path)
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    for rank in range(1, 6):
+        assert f"rank {rank} (process " in log

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from oper.checkpoint.chain import Chain, open_chain
+from oper.checkpoint.chain import Chain
 from oper.checkpoint.saved_rows import read_rows
 from oper.checkpoint.shard_file import open_part
+from oper.checkpoint.soundness import open_chain
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from oper.tables.table import tables_of
 from oper.torchrec import load_checkpoint as loading
 from oper.torchrec import save_checkpoint as saving
 from oper.torchrec import streamed_table
+from tests.support.runtime.fault_cases import error_of
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import Kind, Model, batch
@@ -380,3 +382,75 @@ def lost_unheard(rank: int, group: dist.ProcessGroup, folder: Path, saves: bool)
             oper.save(model, folder, step=2, overwrite=True)
         else:
             oper.load(model, folder)
+
+
+def saved_combined(rank: int, group: dist.ProcessGroup, kind: Kind, folder: Path) -> dict[str, Any]:
+    """Train, and save a base and a delta with the optimizer of all."""
+    model, optimizer = sharded(group, kind)
+    train_step(model, optimizer, batch(rank))
+    with small_pieces():
+        oper.save(model, folder / "run" / "0", step=0, state={"all": optimizer}, deltas=True)
+        train_step(model, optimizer, batch(10 + rank, samples=1))
+        held = model.fused_optimizer.state_dict()  # what was handed out changes nothing
+        oper.save_delta(model, folder / "run" / "1", step=1, state={"all": optimizer})
+    del held
+    return whole_model(model, group)
+
+
+def loaded_combined(
+    rank: int, group: dist.ProcessGroup, kind: Kind, folder: Path
+) -> dict[str, Any]:
+    """Load it into a model that has other values."""
+    model, optimizer = sharded(group, kind, 1.0, "meta")
+    with small_pieces():
+        oper.load(model, folder / "run", state={"all": optimizer})
+    return whole_model(model, group)
+
+
+def combined_grown(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
+    """Tables that grew, are new or are gone, with their states in a part of `state` too."""
+    old = small_model(group, {"a": (37, 8), "gone": (5, 4)}, "adam")
+    small_step(old, 5, ("a", "gone"))
+    oper.save(old, folder / "0", step=0, state={"all": old.fused_optimizer}, deltas=True)
+    small_step(old, 3, ("a", "gone"))
+    oper.save_delta(old, folder / "1", step=1, state={"all": old.fused_optimizer})
+    expected = whole_model(old, group)
+    model = small_model(group, {"a": (90, 8), "fresh": (6, 4)}, "adam")
+    made = oper.load(model, folder, state={"all": model.fused_optimizer})
+    assert (made.grown, made.new, made.skipped) == ({"a": 37}, ("fresh",), ("gone",))
+    found = whole_model(model, group)
+    for key, value in expected.items():
+        if ".a." in key and not key.endswith(".iter"):
+            assert torch.equal(found[key][:37], value.double()), key
+
+
+def late(
+    rank: int,
+    group: dist.ProcessGroup,
+    folder: Path,
+    where: str,
+    nodes: tuple[int, ...] | None,
+) -> tuple[str | None, float]:
+    """Rank 2 is stopped; the error of the others, and the seconds that it took."""
+    model, optimizer = sharded(group, "adagrad", deadline_seconds=3.0, nodes=nodes)
+    oper.save(model, folder / "0", step=0, deltas=True)
+    train_step(model, optimizer, batch(rank))
+    if rank == 2 and where != "write":
+        lose_this_process(signal.SIGSTOP)
+
+    def stop(*_: Any) -> None:
+        lose_this_process(signal.SIGSTOP)
+
+    def use() -> None:
+        if where == "load":
+            oper.load(model, folder)
+        elif where == "save_delta":
+            oper.save_delta(model, folder / "1", step=1)
+        else:
+            oper.save(model, folder / "1", step=1)
+
+    begun = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(ShardFile, "close", stop)
+        return error_of(use), time.monotonic() - begun

@@ -1,0 +1,150 @@
+"""Reading the pickle of a checkpoint's index: nothing is run, and memory is bounded by its size.
+
+Reading a pickle calls what it names. So only the names that an index has are accepted, and each is
+taken for a stand-in that keeps its arguments: none of torch's own objects is made, no function
+called. A pickle may also ask for a place in a table of 16 GB, or for a text of that size, in a few
+bytes. So its instructions are looked at first.
+"""
+
+import io
+import pickle
+from io import BufferedReader
+from typing import Any
+
+import torch
+
+from oper.base.errors import OperError
+
+_CHECKPOINT = "torch.distributed.checkpoint"
+_RECORDS = {
+    (f"{_CHECKPOINT}.metadata", "Metadata"),
+    (f"{_CHECKPOINT}.metadata", "TensorStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "BytesStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "ChunkStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "TensorProperties"),
+    (f"{_CHECKPOINT}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_CHECKPOINT}.metadata", "MetadataIndex"),
+    (f"{_CHECKPOINT}.metadata", "StorageMeta"),
+    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "Path"),  # Python 3.13's name of it
+    ("pathlib._local", "PosixPath"),
+}
+
+# Instructions that an index has, by the bytes of their argument.
+_ARGUMENT_BYTES = {
+    **dict.fromkeys(b"(.01NR)abdetus]}\x81\x85\x86\x87\x88\x89\x8f\x90\x92\x93\x94lQ", 0),
+    **dict.fromkeys(b"Kh\x80", 1),
+    **dict.fromkeys(b"M", 2),
+    **dict.fromkeys(b"Jj", 4),
+    **dict.fromkeys(b"G\x95", 8),
+}
+# Those whose argument begins with its own length: the bytes of that.
+_LENGTH_BYTES = {
+    **dict.fromkeys(b"\x8cUC\x8a", 1),
+    **dict.fromkeys(b"XTB\x8b", 4),
+    **dict.fromkeys(b"\x8d\x8e", 8),
+}
+_LINES = {**dict.fromkeys(b"ILFSVgP", 1), **dict.fromkeys(b"c", 2)}  # of text
+_MEMO_BYTES = {**dict.fromkeys(b"q", 1), **dict.fromkeys(b"r", 4)}  # of a number in the memo
+_PUT, _MEMOIZE, _STOP = b"p\x94."
+
+
+def load_index(file: BufferedReader) -> Any:
+    """Return the content of an index, as stand-ins.
+
+    OperError if it names anything else; any Exception if it is no sound pickle.
+    """
+    content = file.read()
+    _check_instructions(content)
+    return _Unpickler(content).load()
+
+
+def _check_instructions(content: bytes) -> None:
+    """Raise ValueError if a pickle has instructions that no index has, an argument beyond its end,
+    or numbers of its memo that do not follow each other."""
+    at, memo, size = 0, 0, len(content)
+    while at < size:
+        code = content[at]
+        at += 1
+        if (fixed := _ARGUMENT_BYTES.get(code)) is not None:
+            at += fixed
+            if code == _STOP:
+                return
+            memo += code == _MEMOIZE
+        elif (length := _LENGTH_BYTES.get(code)) is not None:
+            at += length + int.from_bytes(content[at : at + length], "little")
+        elif lines := _LINES.get(code):
+            for _ in range(lines):
+                at = _line_end(content, at)
+        elif code == _PUT or code in _MEMO_BYTES:
+            if code == _PUT:
+                end = _line_end(content, at)
+                number = int(content[at : min(end, at + 20)])
+            else:
+                end = at + _MEMO_BYTES[code]
+                number = int.from_bytes(content[at:end], "little")
+            if not 0 <= number <= memo:
+                raise ValueError(f"it keeps a value as number {number}, and had {memo}")
+            at, memo = end, max(memo, number + 1)
+        else:
+            raise ValueError(f"it has the instruction {bytes([code])!r}, which no index has")
+    raise ValueError("it ends early")
+
+
+def _line_end(content: bytes, at: int) -> int:
+    end = content.find(b"\n", at)
+    if end < 0:
+        raise ValueError("it ends early")
+    return end + 1
+
+
+class Stand:
+    """Stands for an object of a pickle: what its class was called with, and its state."""
+
+    kind = ""
+    arguments: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *arguments: Any) -> "Stand":
+        made = super().__new__(cls)
+        made.arguments, made.state = arguments, {}
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:  # as an OrderedDict is filled
+        self.state[key] = value
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a pickle of which nothing is run."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        # Classes of this reading alone: a pickle may set attributes of what it names.
+        self._stands: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        if (module, name) not in _RECORDS:
+            raise OperError(
+                f"names {f'{module}.{name}'[:80]!r}, which no index of a checkpoint has, and which "
+                "was not run; do not load this checkpoint by other programs either, unless you "
+                "know who wrote it"
+            )
+        if name not in self._stands:
+            self._stands[name] = type(name, (Stand,), {"kind": name})
+        return self._stands[name]
+
+    def persistent_load(self, _: Any) -> Any:
+        raise OperError("refers to an object outside of itself, which no index of a checkpoint has")
