@@ -5,7 +5,7 @@ takes its name at once; so a folder with a marker was whole when it was written.
 torch.distributed.checkpoint does not look at it. A checkpoint that torch alone wrote has none.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,23 @@ def _is_table(content: Any) -> bool:
 class Marker:
     """What the marker says. `step` is what the saver gave; `plan` the digest of the plan by which
     the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each; `delta`
-    what it is upon, of one that has touched rows alone."""
+    what it is upon, of one that has touched rows alone. `ids` are the rows and id rules of the
+    plan's tables whose ids are hashed or from a vocabulary, by table (oper/tables/table.py).
+    """
 
     step: int | None
     plan: str | None
     ranks: int
     files: dict[str, dict[str, Any]]
     delta: Delta | None = None
+    ids: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def _content(self) -> dict[str, Any]:
         content = {"schema": FORMAT.schema, "version": FORMAT.version, **asdict(self)}
-        if self.delta is None:
-            del content["delta"]
-        return content
+        return {
+            name: value for name, value in content.items() if value or name not in ("delta", "ids")
+        }
 
     @property
     def digest(self) -> str:
@@ -90,18 +93,21 @@ class Marker:
         step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
         files = manifest.checked_files(folder, content.get("files"))
         delta = Delta.of(content.get("delta"))
+        ids = content.get("ids", {})
         good = (
             (step is None or type(step) is int)
+            and isinstance(ids, dict)
+            and all(isinstance(table, dict) for table in ids.values())
             and (plan is None or type(plan) is str)
             and all(type(file["bytes"]) is int for file in files.values())
             and ("delta" in content) == (delta is not None)
         )
         if not good or type(ranks) is not int:
             raise OperError(
-                f"{folder / FORMAT.marker}: its step, plan, ranks, files or delta are none; "
-                f"{FORMAT.again}"
+                f"{folder / FORMAT.marker}: invalid or missing step, plan, ranks, files, delta or "
+                f"ids; {FORMAT.again}"
             )
-        return cls(step, plan, ranks, files, delta)
+        return cls(step, plan, ranks, files, delta, ids)
 
 
 def newest(folder: Path | str) -> Path:
