@@ -34,8 +34,7 @@ def test_a_vocabulary_is_the_same_or_a_prefix_or_is_refused(old: list[str], new:
     def refused(with_start: bool) -> bool:
         try:
             check_same_rows([table(old)], [table(new)], start=start if with_start else None)
-        except OperError as error:
-            assert "oper profile LOG --tables PLAN" in str(error)
+        except OperError:
             return True
         return False
 
