@@ -15,6 +15,7 @@ from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_locator import RowLocator
 from oper.plan.settings import Limits, PlanSettings
+from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
     old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)
     if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
+    check_same_rows(
+        old.numbered_tables(),
+        new.numbered_tables(),
+        ("the first plan", "the second"),
+        f"compare plans of one vocabulary: {COUNT_BY_THE_PLAN}",
+        new.vocabulary_start,
+    )
     tables = _compare_rows(old, new) if old.ranks == new.ranks else None
     return PlanDifferences(
         old=_compared(old),

@@ -5,7 +5,7 @@ takes its name at once; so a folder with a marker was whole when it was written.
 torch.distributed.checkpoint does not look at it. A checkpoint that torch alone wrote has none.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,11 @@ def _is_table(content: Any) -> bool:
 class Marker:
     """What the marker says. `step` is what the saver gave; `plan` the digest of the plan by which
     the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each; `delta`
-    what it is upon, of one that has touched rows alone; `save` the random bytes, in hex, with which
-    each of its shard files ends, so that one of another save is recognised without reading it all
-    (older checkpoints have none)."""
+    the save that it continues, of one that has touched rows alone; `save` the random bytes, in hex,
+    with which each of its shard files ends, so that one of another save is recognised without
+    reading it all (older checkpoints have none); `ids` the rows and id rules of the plan's tables
+    whose ids are hashed or from a vocabulary, by table (oper/tables/table.py).
+    """
 
     step: int | None
     plan: str | None
@@ -72,11 +74,13 @@ class Marker:
     files: dict[str, dict[str, Any]]
     delta: Delta | None = None
     save: str | None = None
+    ids: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def _content(self) -> dict[str, Any]:
         content = {"schema": FORMAT.schema, "version": FORMAT.version, **asdict(self)}
-        return {k: v for k, v in content.items() if k not in ("delta", "save") or v is not None}
+        optional = ("delta", "save", "ids")
+        return {name: value for name, value in content.items() if value or name not in optional}
 
     @property
     def digest(self) -> str:
@@ -94,8 +98,11 @@ class Marker:
         step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
         files = manifest.checked_files(folder, content.get("files"))
         delta, save = Delta.of(content.get("delta")), content.get("save")
+        ids = content.get("ids", {})
         good = (
             (step is None or type(step) is int)
+            and isinstance(ids, dict)
+            and all(isinstance(table, dict) for table in ids.values())
             and (plan is None or type(plan) is str)
             and all(type(file["bytes"]) is int for file in files.values())
             and ("delta" in content) == (delta is not None)
@@ -103,10 +110,10 @@ class Marker:
         )
         if not good or type(ranks) is not int:
             raise OperError(
-                f"{folder / FORMAT.marker}: its step, plan, ranks, files or delta are none; "
-                f"{FORMAT.again}"
+                f"{folder / FORMAT.marker}: invalid or missing step, plan, ranks, files, delta or "
+                f"ids; {FORMAT.again}"
             )
-        return cls(step, plan, ranks, files, delta, save)
+        return cls(step, plan, ranks, files, delta, save, ids)
 
 
 def newest(folder: Path | str) -> Path:

@@ -71,8 +71,8 @@ def reshard(
         tensors = {key: replace(t, shards=tuple(shards[key])) for key, t in index.tensors.items()}
         write_torch_index(made, SavedIndex(tensors, objects, index.paths))
         files[INDEX] = describe_file(made / INDEX)
-        step, plan = (None, None) if marker is None else (marker.step, marker.plan)
-        Marker(step, plan, ranks, files, save=save).write(made)
+        known = marker or Marker(None, None, ranks, {})  # of a checkpoint that torch alone wrote
+        replace(known, ranks=ranks, files=files, delta=None, save=save).write(made)
     return Path(output)
 
 

@@ -22,8 +22,14 @@ from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
 from oper.logs.suspicious_columns import ALL_DISTINCT, MANY_VALUES, Look, StrayValue, first_look
-from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
-from oper.tables.table import IdRule, Table, check_names, with_missing
+from oper.logs.vocabulary import (
+    ValueCounter,
+    digest_of,
+    load_vocabularies,
+    ranked,
+    save_vocabularies,
+)
+from oper.tables.table import IdRule, Table, VocabularyDigest, check_names, with_missing
 
 # Larger integers are taken for hashes, not rows: a table of 2^31 rows of 64 fp32 is 512 GiB.
 _MOST_DENSE_ROWS = 1 << 31
@@ -50,9 +56,15 @@ class Prepared:
         """Write them to `vocab/TABLE.parquet` below `folder`."""
         save_vocabularies(folder, self.vocabularies)
 
+    def vocabulary_start(self, table: str, values: int) -> VocabularyDigest | None:
+        """Return the digest of the first values of a table's vocabulary, if that is known."""
+        found = self.vocabularies.get(table)
+        return None if found is None else digest_of(found, values)
+
     @classmethod
     def load(cls, tables: Sequence[Table], folder: Path | str | None) -> "Prepared":
-        """Tables of a profile or plan, with the vocabularies saved in its folder."""
+        """Read the vocabularies of a profile's or plan's tables from its folder; OperError if one
+        is another than that of its table."""
         names = [t.name for t in tables if t.ids.kind == "vocab"]
         if names and folder is None:
             raise OperError(
@@ -60,7 +72,29 @@ class Prepared:
                 "or plan it was saved in"
             )
         vocabularies = load_vocabularies(folder, names) if names and folder is not None else {}
-        return cls(tuple(tables), vocabularies)
+        recorded = []
+        for table in tables:
+            known = table.ids.vocabulary
+            found = digest_of(vocabularies[table.name]) if table.name in vocabularies else None
+            if known not in (None, found):
+                raise OperError(
+                    f"{folder}: table {table.name!r}: expected the vocabulary of {known.values:,} "
+                    "values by which the table was counted, got another one; copy or write the "
+                    "folder again"
+                )
+            recorded.append(replace(table, ids=replace(table.ids, vocabulary=found)))
+        return cls(tuple(recorded), vocabularies)
+
+
+def numbered_tables(tables: Sequence[Table], prepared: Callable[[], Prepared]) -> tuple[Table, ...]:
+    """Return the tables with the digests of their vocabularies. Earlier versions of oper did not
+    record these: they are then taken from the vocabularies, if `prepared` can read them."""
+    if all(table.ids.vocabulary or table.ids.kind != "vocab" for table in tables):
+        return tuple(tables)
+    try:
+        return prepared().tables
+    except OperError:  # as of what a monitor counted, which has no vocabularies
+        return tuple(tables)
 
 
 def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ...]:
@@ -150,13 +184,24 @@ def prepare(
             OperWarning,
             stacklevel=2,
         )
-    return Prepared(
-        tuple(
-            replace(t, rows=t.rows or 1 + len(contents[t.name])) if t.name in contents else t
-            for t in tables
-        ),
-        contents,
+    known = tuple(
+        _with_vocabulary(t, contents[t.name]) if t.name in contents else t for t in tables
     )
+    return Prepared(known, contents)
+
+
+def _with_vocabulary(table: Table, content: Any) -> Table:
+    """Return the table with its vocabulary's rows and digest; OperError if the table has already
+    been counted by another vocabulary."""
+    found, before = digest_of(content), table.ids.vocabulary
+    if before not in (None, found):
+        raise OperError(
+            f"table {table.name!r}: expected its vocabulary of {before.values:,} values, got its "
+            "description alone, and the log gives another vocabulary; give the profile or plan "
+            "that the tables are of, or its folder"
+        )
+    rows = table.rows or 1 + found.values
+    return replace(table, rows=rows, ids=replace(table.ids, vocabulary=found))
 
 
 def _different(look: Look) -> str:

@@ -6,6 +6,7 @@ Parquet: `value` (int64, uint64 where the log's integers are unsigned, or text w
 one), `count`, `row`.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Jagged
 from oper.logs.batches.text_numbers import decimals, hash64
+from oper.tables.table import VocabularyDigest
 
 _MOST_NAME_BYTES = 255  # Linux takes no longer names of files.
 
@@ -165,6 +167,23 @@ def vocabulary_of(content: Any) -> Vocabulary:
     is_integer, integers = decimals(value)
     texts = value.filter(pa.array(~is_integer))
     return Vocabulary(integers, rows[is_integer], texts, rows[~is_integer])
+
+
+def digest_of(content: Any, values: int | None = None) -> VocabularyDigest:
+    """Return the digest of a vocabulary, or of its first `values` values.
+
+    The digest is of the values' lengths in bytes and of their text, because a vocabulary of whole
+    numbers holds them as texts once it gets a text; unsigned ones are signed there.
+    """
+    given = content["value"].slice(0, values).combine_chunks()
+    signed = given.view(pa.int64()) if given.type == pa.uint64() else given
+    texts = signed.cast(pa.large_string())
+    digest = hashlib.sha256(pc.binary_length(texts).to_numpy().astype("<i8").tobytes())
+    _, ends, data = texts.buffers()
+    if data is not None and len(texts):
+        bounds = np.frombuffer(ends, "<i8")
+        digest.update(memoryview(data)[bounds[texts.offset] : bounds[texts.offset + len(texts)]])
+    return VocabularyDigest(len(texts), digest.hexdigest())
 
 
 def file_names(tables: Sequence[str]) -> dict[str, str]:

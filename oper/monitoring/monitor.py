@@ -38,6 +38,7 @@ from oper.monitoring.traffic import TrafficCounts, counted_traffic, predicted_tr
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.profiling.recorder import CollectionCounters, watched
+from oper.tables.row_identity import check_same_rows
 from oper.tables.table import fingerprint
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.sharding_plan import plan_of
@@ -152,6 +153,9 @@ class Monitor:
                 f"{found!r}: the monitor counts the tables of {self.plan!r}, and one for these "
                 "tables in their order was needed: close it, and make another"
             )
+        names = "the monitored plan", "the plan to follow"
+        old, new = self.plan.numbered_tables(), found.numbered_tables()
+        check_same_rows(old, new, names, start=found.vocabulary_start)
         if self._told is not None:
             wait_for([self._told])
         self.plan = found
@@ -434,6 +438,12 @@ def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
                     f"monitor: the model has table {table.name!r} by another plan than the one "
                     "given; give the plan that it was sharded by, or none"
                 )
+        check_same_rows(
+            engine.plan.numbered_tables(),
+            plan.numbered_tables(),
+            ("the model's plan", "the plan given"),
+            "give the plan that it was sharded by, or none",
+        )
         if (engine.plan.profile, engine.ranks) != (plan.profile, plan.ranks):
             raise OperError(
                 "monitor: the model was sharded by another plan than the one given, or its rows "

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,15 @@ from oper.plan.reference_figures import HeldOut, SimplePlan
 from oper.plan.row_codes import marks_of, rows_of_tables
 from oper.plan.settings import Limits, PlanSettings
 from oper.plan.validate import validate, validate_rank_map
-from oper.tables.table import Table, fingerprint, index_of
+from oper.tables.row_identity import check_same_rows
+from oper.tables.table import Table, VocabularyDigest, fingerprint, index_of
 from oper.topology.host_tier import host_to_dict
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from oper.logs.table_discovery import Prepared
 
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
@@ -112,7 +116,8 @@ class Plan(Summarised):
     priced. step_time: what a step takes, by its phases; None of a plan that was put together by
     hand, and where tables lie in the hosts' memory. seconds: spent on each step of planning; none
     of a plan from a folder. companions: each writes what belongs into the plan's folder beside it,
-    such as vocabularies and moves.
+    such as vocabularies and moves. read_vocabularies: reads those of the tables; None of a plan
+    that was put together by hand.
     """
 
     tables: tuple[Table, ...]
@@ -136,6 +141,9 @@ class Plan(Summarised):
     step_time: StepTime | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
+    read_vocabularies: "Callable[[], Prepared] | None" = field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.pooled_tables:
@@ -294,6 +302,28 @@ class Plan(Summarised):
             "DistributedModelParallel was given a plan of OPER's, and its form for TorchRec was "
             "needed: plan=oper.torchrec_plan(plan, model)"
         )
+
+    def prepared(self) -> "Prepared":
+        """Return the tables with their vocabularies, to read a log by the plan's rules.
+
+        Raises OperError if a table's ids need a vocabulary that the plan does not have.
+        """
+        from oper.logs.table_discovery import Prepared  # which needs pyarrow, and training does not
+
+        if self.read_vocabularies is None:
+            return Prepared.load(self.tables, None)
+        found, names = self.read_vocabularies(), {table.name for table in self.tables}
+        return replace(found, tables=tuple(t for t in found.tables if t.name in names))
+
+    def numbered_tables(self) -> tuple[Table, ...]:
+        """Return the tables with the digests of their vocabularies, as far as these are known."""
+        from oper.logs.table_discovery import numbered_tables
+
+        return numbered_tables(self.tables, self.prepared)
+
+    def vocabulary_start(self, table: str, values: int) -> VocabularyDigest | None:
+        """Return the digest of the first values of a table's vocabulary, if that is known."""
+        return self.prepared().vocabulary_start(table, values)
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write the plan, the maps of all ranks, and its companions, completely or not at all.
@@ -475,8 +505,9 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     topology = Topology.from_dict(content["topology"], str(folder / MARKER))
     stated = from_json(content, topology.ranks)
     ratio = stated.distinct_ratio
+    tables = tuple(Table.from_dict(t) for t in stated.tables)
     plan = Plan(
-        tables=tuple(Table.from_dict(t) for t in stated.tables),
+        tables=tables,
         topology=topology,
         workload=stated.workload,
         layout=Layout(
@@ -498,11 +529,19 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=dict(stated.log_part),
         companions=tuple(_copied(folder, name) for name in _COMPANIONS if (folder / name).exists()),
+        read_vocabularies=partial(_read_vocabularies, folder, tables),
     )
     try:
         return replace(plan, pooled_tables=stated.pooled_tables, vector_ratio=stated.vector_ratio)
     except OperError as error:
         raise ValueError(f"{error} - at `$.pooled_tables`") from error
+
+
+def _read_vocabularies(folder: Path, tables: Sequence[Table]) -> "Prepared":
+    """Read the vocabularies of a plan's tables from its folder."""
+    from oper.logs.table_discovery import Prepared
+
+    return Prepared.load(tables, folder)
 
 
 def _copied(folder: Path, name: str) -> Callable[[Path], None]:
@@ -520,6 +559,8 @@ def _copied(folder: Path, name: str) -> Callable[[Path], None]:
 
 def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]) -> None:
     if fingerprint(planned) == fingerprint(given):
+        names = str(folder), "the tables given"
+        check_same_rows(planned, given, names, "make a plan for these tables")
         return
     if len(planned) != len(given):
         raise OperError(

@@ -57,6 +57,7 @@ def assemble(planned: Planned) -> Plan:
         log_part=profile.log_part,
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
+        read_vocabularies=profile.prepared,
         pooled_tables=pooled_names(given, profile.tables),
         step_time=predict_step_of(problem, placement),
         vector_ratio=tuple(given.vector_ratio.tolist())

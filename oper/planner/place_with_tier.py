@@ -106,6 +106,7 @@ def plan_with_tier(
         whole_certificate=certificate.of(plan.cost.objective_seconds),
         seconds=seconds,
         companions=(profile.save_vocabularies,),
+        read_vocabularies=profile.prepared,
     )
     return PlannedWithTier(made, main)
 

@@ -140,9 +140,9 @@ def profile(
         log: files of the log or folders of them, in order; or any iterable of batches that hold
             TorchRec's `KeyedJaggedTensor`s.
         tables: a list of `oper.Table`s or of TorchRec's configs, a module with TorchRec embedding
-            collections, a file of tables, the name of a published data set, or a profile or its
-            folder, whose tables, id rules and vocabularies are used. None: one table for each
-            column of ids, which reads the log twice.
+            collections, a file of tables, the name of a published data set, or a profile, a plan
+            or the folder of either, whose tables, id rules and vocabularies are used. None: one
+            table for each column of ids, which reads the log twice.
         output: the profile's folder, to be written; None: the profile is in memory alone.
         dim, dtype, optimizer, ids, min_count: of tables that do not state them, of a file or
             inferred. `ids` says how values become rows: "dense", "vocab" or "hash:ROWS";

@@ -23,7 +23,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ from oper.base.errors import OperError, OperNotice, check_type
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder, load_array, save_array
-from oper.logs.table_discovery import Prepared
+from oper.logs.table_discovery import Prepared, numbered_tables
 from oper.profiling.counter_arrays import (
     RowCounts,
     check_total,
@@ -53,7 +53,8 @@ from oper.profiling.counter_files import (
 from oper.profiling.distinct_rows import Distinct, DistinctSums
 from oper.profiling.sampling import Sampled
 from oper.tables.bag_lengths import BagLengths
-from oper.tables.table import Table, check_known, fingerprint
+from oper.tables.row_identity import check_same_rows
+from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
 
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
@@ -96,6 +97,14 @@ class Profile(RowCounts):
         if self.vocabularies is None:
             self.vocabularies = Prepared.load(self.tables, self.vocabulary_folder)
         return self.vocabularies
+
+    def numbered_tables(self) -> tuple[Table, ...]:
+        """Return the tables with the digests of their vocabularies, as far as these are known."""
+        return numbered_tables(self.tables, self.prepared)
+
+    def vocabulary_start(self, table: str, values: int) -> VocabularyDigest | None:
+        """Return the digest of the first values of a table's vocabulary, if that is known."""
+        return self.prepared().vocabulary_start(table, values)
 
     def save_vocabularies(self, folder: Path) -> None:
         """Write the tables' vocabularies, if any, to `vocab/` in a folder that is being written."""
@@ -161,6 +170,17 @@ class Profile(RowCounts):
     def skipped_ids(self) -> dict[str, int]:
         """How many ids were left out as no rows, by table; only tables with any."""
         return dict(self.source.get("skipped_ids", {}))
+
+    @property
+    def unknown_accesses(self) -> dict[str, int]:
+        """Accesses of values that a table's vocabulary does not know, by table; only tables with
+        any. They are the accesses of row 0, which no value of a vocabulary has."""
+        counted = {
+            table.name: int(self.table_accesses(number)[0])
+            for number, table in enumerate(self.tables)
+            if table.ids.kind == "vocab"
+        }
+        return {name: accesses for name, accesses in counted.items() if accesses}
 
     @property
     def sampled(self) -> Sampled | None:
@@ -396,15 +416,12 @@ def _check_mergeable(first: Profile, other: Profile, number: int) -> None:
             f"{where}: counts {_sampled_share(other):g} of the samples, and the first "
             f"{_sampled_share(first):g}; profile all parts with the same --sample"
         )
-    if any(t.ids.kind == "vocab" for t in first.tables):
-        mine, theirs = (p.prepared().vocabularies for p in (first, other))
-        for name, vocabulary in mine.items():
-            known = vocabulary.select(["value", "row"])
-            if not known.equals(theirs[name].select(["value", "row"])):
-                raise OperError(
-                    f"{where}: the vocabulary of table {name!r} differs from the first one's; "
-                    "profile all parts with the first part's profile as `--tables`"
-                )
+    check_same_rows(
+        first.numbered_tables(),
+        other.numbered_tables(),
+        ("the first of the profiles to merge", f"number {number + 1}"),
+        "profile all parts with the first part's profile as `--tables`",
+    )
 
 
 def _sampled_share(profile: Profile) -> float:
@@ -555,6 +572,8 @@ def _digest(profile: Profile, counters: dict[str, str]) -> str:
         None if distinct is None else distinct.to_dict(),
         {f"{name}.npy": digest for name, digest in counters.items()},
     ]
+    if known := [asdict(t.ids.vocabulary) for t in profile.tables if t.ids.vocabulary]:
+        content.append(known)
     if profile.bag_lengths is not None:
         bags = profile.bag_lengths
         content.append([npy_sha256(bags.pairs), bags.distinct.tolist()])

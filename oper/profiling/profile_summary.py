@@ -69,6 +69,7 @@ class ProfileSummary:
     counter_bytes: int
     left_out: dict[str, str]
     skipped_ids: dict[str, int]
+    unknown_accesses: dict[str, int]
     distinct: Distinct | None = None
     sampled: Sampled | None = None
     windows: tuple[WindowSummary, ...] | None = None
@@ -86,6 +87,7 @@ class ProfileSummary:
             "tables": [asdict(table) for table in self.tables],
             "left_out": self.left_out,
             "skipped_ids": self.skipped_ids,
+            "unknown_accesses": self.unknown_accesses,
             "distinct": None if self.distinct is None else self.distinct.to_dict(),
             "sampled": None if self.sampled is None else self.sampled.to_dict(),
         }
@@ -108,6 +110,7 @@ def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
         counter_bytes=profile.accesses.itemsize,
         left_out=profiles[0].left_out,
         skipped_ids=profile.skipped_ids,
+        unknown_accesses=profile.unknown_accesses,
         distinct=profile.distinct,
         sampled=profile.sampled,
         windows=tuple(_window(p) for p in profiles) if "window" in profiles[0].source else None,

@@ -10,6 +10,8 @@ from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
 from oper.logs.log import Log
 from oper.logs.table_discovery import Prepared, prepare
+from oper.plan.plan import MARKER as PLAN_MARKER
+from oper.plan.plan import Plan
 from oper.profiling.profile import MARKER, Profile
 from oper.tables.table import IdRule, Table, tables_of, tables_of_list
 from oper.tables.table_file import load_tables
@@ -20,8 +22,9 @@ class TableOptions:
     """What is said of the tables, under the names of the commands' options.
 
     tables: a list of `Table`s or of TorchRec's configs, a module with TorchRec embedding
-    collections, a file of tables or the name of a published data set, a profile or its folder,
-    whose tables, id rules and vocabularies are taken; None: one table for each column of ids.
+    collections, a file of tables or the name of a published data set, a profile, a plan or the
+    folder of either, whose tables, id rules and vocabularies are taken; None: one table for each
+    column of ids.
     dim, dtype, optimizer, ids, min_count: for tables of a file or of columns that do not state
     them. ids is dense, vocab or hash:ROWS; min_count leaves rarer values out of vocabularies.
     """
@@ -41,10 +44,13 @@ class TableOptions:
 
         `advance` is called with the number of samples read.
         """
-        if isinstance(self.tables, Profile):
+        if isinstance(self.tables, Profile | Plan):
             return self.tables.prepared()
-        if isinstance(self.tables, str | Path) and _is_profile(self.tables):
-            return Profile.load(self.tables).prepared()
+        if isinstance(self.tables, str | Path):
+            if _is_profile(self.tables):
+                return Profile.load(self.tables).prepared()
+            if (Path(self.tables) / PLAN_MARKER).is_file():
+                return Plan.load(self.tables).prepared()
         return prepare(
             log,
             self._stated(log),

@@ -60,18 +60,47 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
+class VocabularyDigest:
+    """The identity of a vocabulary: its number of values, and the hex SHA-256 of these in the order
+    of their rows (oper/logs/vocabulary.py)."""
+
+    values: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if type(self.values) is not int or self.values < 0 or type(self.sha256) is not str:
+            raise OperError(
+                f"vocabulary: expected a number of values and a SHA-256, got {self.values!r:.80} "
+                f"and {self.sha256!r:.80}; write the profile or plan again"
+            )
+
+
+@dataclass(frozen=True)
 class IdRule:
-    """How a raw value of the log becomes a row.
+    """The rule by which raw values of a log become rows.
 
     dense: the value is the row. hash: the value, or a stated hash of a text, modulo the table's
     rows. vocab: the rank of the value by descending count among those counted at least
     `min_count` times; all other values are row 0. `missing` is a value that means "no id"; nulls
-    and empty fields always do.
+    and empty fields always do. `vocabulary` identifies the vocabulary of a table that was counted;
+    None before, and in profiles and plans of earlier versions.
     """
 
     kind: IdKind = "dense"
     min_count: int = 1
     missing: str | None = None
+    vocabulary: VocabularyDigest | None = None
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "IdRule":
+        """Read the rule from JSON, the inverse of `to_dict`."""
+        found = content.get("vocabulary")
+        return cls(**{**content, "vocabulary": found and VocabularyDigest(**found)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rule as JSON holds it, with a vocabulary only if there is one."""
+        content = asdict(self)
+        return content if self.vocabulary else {k: content[k] for k in content if k != "vocabulary"}
 
 
 @dataclass(frozen=True)
@@ -182,8 +211,8 @@ class Table:
         return self.rows * self.dim
 
     def to_dict(self) -> dict[str, Any]:
-        """The table as JSON holds it."""
-        return asdict(self) | {"features": list(self.features)}
+        """Return the table as JSON holds it."""
+        return asdict(self) | {"features": list(self.features), "ids": self.ids.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Table":
@@ -192,7 +221,7 @@ class Table:
             **{
                 **content,
                 "features": tuple(content["features"]),
-                "ids": IdRule(**content["ids"]),
+                "ids": IdRule.from_dict(content["ids"]),
             }
         )
 
@@ -233,8 +262,10 @@ def check_known(tables: Sequence[Table], where: str) -> None:
 
 
 def fingerprint(tables: Sequence[Table]) -> str:
-    """Hex SHA-256 over what a plan depends on: equal for tables that a plan cannot tell apart."""
-    content = [{k: v for k, v in t.to_dict().items() if k != "pooling"} for t in tables]
+    """Return the hex SHA-256 of all that a placement depends on: not of the pooling, nor of
+    vocabularies, which may grow (row_identity.py compares these)."""
+    plain = (replace(t, ids=replace(t.ids, vocabulary=None)) for t in tables)
+    content = [{k: v for k, v in t.to_dict().items() if k != "pooling"} for t in plain]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

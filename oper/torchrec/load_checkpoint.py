@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from oper.base.errors import OperError, check_type, one_line
 from oper.checkpoint.chain import Chain, read_chain
-from oper.checkpoint.marker import FORMAT, newest
+from oper.checkpoint.marker import FORMAT, Marker, newest
 from oper.checkpoint.saved_index import Extent, SavedIndex
 from oper.checkpoint.saved_tables import MODEL, OPTIMIZER, tables_of
 from oper.checkpoint.shard_file import check_records
@@ -35,6 +35,8 @@ from oper.files import temporaries
 from oper.files.overwrite_rules import is_wholly
 from oper.runtime.comm.group import Group
 from oper.runtime.table_io import RowRange
+from oper.tables.row_identity import check_same_rows
+from oper.tables.table import IdRule, Table
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.objects_of_ranks import (
     gathered,
@@ -93,7 +95,8 @@ def load(
     Objects of `state` that have a `load_state_dict`, such as a dense optimizer, are given what was
     saved under their names; dicts are filled. Rows of tables that have grown, and tables that are
     new, keep their initial values, and a warning says so. Raises OperError, on all ranks, where a
-    file is missing or damaged, what a delta is upon is, or the checkpoint is of another model.
+    file is missing or damaged, what a delta is upon is, the checkpoint is of another model, or its
+    rows are other rows by the model's plan.
     """
     check_type("load", "model", model, nn.Module)
     collections = sharded_collections(model)
@@ -117,6 +120,7 @@ def load(
 
         def check() -> dict[str, int]:
             grown = _check(found, present, rest, index)
+            _check_rows(model, found, marker)
             if deltas:
                 _check_dtypes(found, present, index)
             return grown
@@ -210,6 +214,29 @@ def _check(
                     "the model; it is of another model"
                 )
     return grown
+
+
+def _check_rows(model: nn.Module, folder: Path, marker: Marker) -> None:
+    """Raise OperError unless the rows that were saved are the same rows by the model's plans."""
+    try:
+        saved = [
+            Table(name, table["rows"], ids=IdRule.from_dict(table["ids"]))
+            for name, table in marker.ids.items()
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OperError(
+            f"{folder / FORMAT.marker}: expected the rows and ids of each table, got others "
+            f"({type(error).__name__}: {error}); {FORMAT.again}"
+        ) from error
+    for module in sharded_collections(model).values():
+        plan = module.engine.plan
+        check_same_rows(
+            saved,
+            plan.numbered_tables(),
+            (str(folder), "the model's plan"),
+            "load it under the plan that it was saved by, or one that `oper replan` made from that",
+            plan.vocabulary_start,
+        )
 
 
 def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex) -> None:

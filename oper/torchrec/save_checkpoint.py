@@ -97,10 +97,16 @@ def write_checkpoint(
         files = {k: v for part in gathered(writer.files, group) for k, v in part.items()}
         digests = b"".join(plan_digest(each.engine.plan) for each in collections.values())
         plan = hashlib.sha256(digests).hexdigest()
+        ids = {
+            table.name: {"rows": table.rows, "ids": table.ids.to_dict()}
+            for each in collections.values()
+            for table in each.engine.plan.numbered_tables()
+            if table.ids.kind != "dense"
+        }
 
         def mark() -> Marker:
             described = {**files, INDEX: describe_file(made / INDEX)}
-            marker = Marker(step, plan, ranks_of(group), described, delta, save)
+            marker = Marker(step, plan, ranks_of(group), described, delta, save, ids)
             marker.write(made)
             return marker
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
+from oper.logs.vocabulary import digest_of
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from tests.support.log_contents import Bags, everything, within_a_function
@@ -177,7 +178,8 @@ def test_lists_of_texts_and_nulls(tmp_path: Path) -> None:
     log = open_log(tmp_path / "p.parquet")
     assert everything(log.batches())["item"] == [["a", "b"], [], [], ["a"]]
     prepared = prepare(log)
-    assert prepared.tables == (Table("item", 3, ids=IdRule("vocab")),)
+    vocabulary = digest_of(pa.table({"value": ["a", "b"]}))
+    assert prepared.tables == (Table("item", 3, ids=IdRule("vocab", vocabulary=vocabulary)),)
     reader = RowReader(log, prepared)
     assert reader.bagged == (True,)
     assert everything(reader.batches())["item"] == [[1, 2], [], [], [1]]

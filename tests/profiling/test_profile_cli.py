@@ -197,7 +197,7 @@ def test_vocabularies_lie_beside_and_are_kept(run: Any, tmp_path: Path) -> None:
     assert "f" in Profile.load(f"{tmp_path / 'w'}@1").prepared().vocabularies
     pq.write_table(pa.table({"f": ["blue", "blue", "red"]}), tmp_path / "other.parquet")
     run(tmp_path / "other.parquet", "-o", tmp_path / "r", "--tables", _tables(tmp_path, 3))
-    with pytest.raises(OperError, match="merging profiles, number 2"):
+    with pytest.raises(OperError, match="in number 2,"):
         run("merge", tmp_path / "p", tmp_path / "r", "-o", tmp_path / "bad", command="profiles")
     assert not (tmp_path / "bad").exists()
 

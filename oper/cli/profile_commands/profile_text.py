@@ -1,5 +1,6 @@
 """What `oper profile` and `oper profiles` print of a profile: its summary, as JSON or as text."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_j
 
 def print_profile(name: str, summary: "ProfileSummary") -> None:
     """Print the summary as text, at most 100 columns wide."""
+    from oper.profiling.unknown_values import UnknownValues
+
     out = new_console()
     out.print(f"{name}: {summary.samples:,} samples")
     out.print(_tables(summary))
@@ -54,6 +57,9 @@ def print_profile(name: str, summary: "ProfileSummary") -> None:
         out.print(f"counters            {summary.counter_bytes} bytes each, as counts exceed 4")
     for table, number in summary.skipped_ids.items():
         out.print(f"skipped ids         {number:,} of table {table}")
+    accesses = Counter({table.name: table.accesses for table in summary.tables})
+    if sentence := UnknownValues(Counter(summary.unknown_accesses), accesses).sentence():
+        out.print(sentence)
     if summary.distinct:
         out.print(_distinct_line(summary.distinct))
     if summary.sampled:

@@ -15,8 +15,8 @@ Optimizer = Literal[
 TABLES = typer.Option(
     None,
     "--tables",
-    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile whose tables "
-    "and id rules to use. [default: inferred from the log]",
+    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile or plan whose "
+    "tables, id rules and vocabularies to use. [default: inferred from the log]",
     metavar="FILE|NAME",
     rich_help_panel=TABLES_GROUP,
 )

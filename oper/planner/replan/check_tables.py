@@ -6,12 +6,15 @@ from typing import NoReturn
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
+from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
 from oper.tables.table import Table, fingerprint
 
 
 def check_tables(plan: Plan, profile: Profile) -> None:
-    """OperError where the plan and the profile are of different tables."""
+    """Raise OperError if the plan and the profile are of different tables, or number their rows
+    differently."""
     if fingerprint(plan.tables) == fingerprint(profile.tables):
+        _check_same_rows(plan, profile)
         return
     known = {table.name: table for table in plan.tables}
     for table in profile.tables:
@@ -19,13 +22,17 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         if mine is None or fingerprint([mine]) != fingerprint([table]):
             raise OperError(
                 f"table {table.name!r} has {table.describe()} in the profile, and in the plan "
-                f"{mine.describe() if mine else 'there is none of that name'}; profile the new "
-                "log with the old profile as `--tables`"
+                f"{mine.describe() if mine else 'there is none of that name'}; {COUNT_BY_THE_PLAN}"
             )
     raise OperError(
         f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
-        "come in another order; profile the new log with the old profile as `--tables`"
+        f"come in another order; {COUNT_BY_THE_PLAN}"
     )
+
+
+def _check_same_rows(plan: Plan, profile: Profile) -> None:
+    old, new = plan.numbered_tables(), profile.numbered_tables()
+    check_same_rows(old, new, start=profile.vocabulary_start)
 
 
 @dataclass(frozen=True)
@@ -41,18 +48,20 @@ class TableChanges:
     def between(plan: Plan, profile: Profile) -> "TableChanges":
         """OperError where rows of the plan are other rows in the profile, or none of them is
         there."""
-        known = {table.name: table for table in plan.tables}
-        names = {table.name for table in profile.tables}
+        known = {table.name: table for table in plan.numbered_tables()}
+        numbered = profile.numbered_tables()
+        names = {table.name for table in numbered}
         if not names & set(known):
             table = profile.tables[0]
             raise OperError(
                 f"table {table.name!r} and all others of the profile are not in the plan, whose "
                 f"first is {plan.tables[0].name!r}: there is no row to start from; make a plan "
-                "with `oper plan`, or profile the new log with the old profile as `--tables`"
+                f"with `oper plan`, or {COUNT_BY_THE_PLAN}"
             )
-        for table in profile.tables:
+        for table in numbered:
             if table.name in known:
                 _check_rows_stay(known[table.name], table)
+        _check_same_rows(plan, profile)
         return TableChanges(
             tuple(
                 t.name for t in profile.tables if t.name in known and t.rows > known[t.name].rows
@@ -71,10 +80,11 @@ def _check_rows_stay(old: Table, new: Table) -> None:
             f"{old.describe()}; {why}: {remedy}, or make a plan with `oper plan`"
         )
 
-    as_before = "profile the new log with the old profile as `--tables`"
+    as_before = COUNT_BY_THE_PLAN
     if fingerprint([replace(old, rows=new.rows)]) != fingerprint([new]):
         refuse("its rows may become more, and nothing else may change", as_before)
     if new.rows < old.rows:
         refuse("it may have more rows, and not fewer", as_before)
-    if new.rows > old.rows and new.ids.kind != "dense":
+    recorded = old.ids.vocabulary is not None and new.ids.vocabulary is not None
+    if new.rows > old.rows and new.ids.kind != "dense" and not recorded:
         refuse(f"with more rows {new.ids.kind} ids number the old ones anew", as_before)

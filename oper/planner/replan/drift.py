@@ -51,6 +51,7 @@ from oper.planner.problem.problem import ClassProblem, Problem
 from oper.planner.reference_figures import later_data, later_profile
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
+from oper.profiling.unknown_values import UnknownValues, tell_unknown_values
 
 
 @dataclass(frozen=True)
@@ -296,10 +297,12 @@ def drift_by_window(
     if isinstance(windows, Path | str):
         windows = Profile.load_windows(windows)
     found: list[Window] = []
+    unknown = UnknownValues()
     # The parts of a plan from scratch for the window before that is large enough.
     before: list[Plan] | None = None
     for window in windows:
         check_tables(plan, window)
+        unknown.add(window)
         measured = _measure_parts(plan, window, report)
         unseen = None
         if before is not None and window.digest != plan.profile:
@@ -312,6 +315,7 @@ def drift_by_window(
         if not found[-1].too_small:
             before = [each.fresh_plan for each in measured]
         window.release()  # so that the memory is that of one window's counters
+    unknown.tell()
     return WindowDrift(tuple(found))
 
 
@@ -333,6 +337,7 @@ def drift(
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
+    tell_unknown_values(profile)
     warn_if_too_small(profile, plan.ranks, "the profile's counts")
     measured = _measure_parts(plan, profile, report)
     report("data that neither plan has seen")

@@ -29,6 +29,7 @@ from oper.planner.replan.replan_one_memory import (
 )
 from oper.planner.replan.replan_with_tier import replan_with_tier
 from oper.profiling.profile import Profile, profile_given
+from oper.profiling.unknown_values import tell_unknown_values
 from oper.tables.table import fingerprint
 from oper.topology.topology import Topology
 
@@ -49,10 +50,11 @@ def replan(
     vocabularies.
 
     Tables of the profile may have more rows than in the plan, the new ones at the end, and be new,
-    and others may be gone. `topology` and `extra_memory` are the plan's where they are not given;
-    rank r of another topology is rank r of the plan's. At most `max_move` bytes go over links: a
-    number, a size such as "64MB", or a share of the tables' bytes such as "1%". `replanned.curve`
-    has what other limits would leave, where `curve` asks for it.
+    and others may be gone; equal numbers must be the same rows. `topology` and
+    `extra_memory` are the plan's where they are not given; rank r of another topology is rank r of
+    the plan's. At most `max_move` bytes go over links: a number, a size such as "64MB", or a share
+    of the tables' bytes such as "1%". `replanned.curve` has what other limits would leave, where
+    `curve` asks for it.
 
     Plan and profile may be given by their folders, and a topology by its name or file; the new
     plan's record has the digest of an old one's folder. `report` is called with the name of each
@@ -74,13 +76,14 @@ def replan(
     else:
         made = replan_changed(old, counts, wanted, iterations, limit, digest, report)
         old = made.unmoved()
+    tell_unknown_values(counts)
     report("data that no plan has seen")
     companions = (counts.save_vocabularies, made.moves.save)
     new = with_reference_figures(made.plan, counts, [each.problem for each in made.fresh_parts])
     return replace(
         made,
         max_move_bytes=limit.most_bytes,
-        plan=replace(new, companions=companions),
+        plan=replace(new, companions=companions, read_vocabularies=counts.prepared),
         held_out=_held_out(old, made, new, counts),
     )
 

@@ -18,6 +18,7 @@ from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
+from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
 from oper.topology.transports import NVSHMEM
 
 REPLICA = native.shared("field replica", LOCAL - 1)
@@ -164,6 +165,13 @@ def check_same_step(plan: Plan, other: Plan) -> None:
                 f"{table.dtype}, and the plan {theirs.rows:,} of dim {theirs.dim}, {theirs.dtype}: "
                 "save a checkpoint, and start by the new plan"
             )
+    check_same_rows(
+        plan.numbered_tables(),
+        other.numbered_tables(),
+        ("the model's plan", "the new plan"),
+        f"make the new plan from a profile of the same vocabulary: {COUNT_BY_THE_PLAN}",
+        other.vocabulary_start,
+    )
     names = {table.name for table in plan.tables}
     for what, here, there in zip(
         ("mode", "fetch", "pooled tables", "tables in the tier"),

@@ -140,6 +140,7 @@ def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) ->
         counter_bytes=8,
         left_out={},
         skipped_ids={},
+        unknown_accesses={f"{name}0": 1_234_567},
         sampled=Sampled(1e-7),
     )
     print_profile("p", summary)

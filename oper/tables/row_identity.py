@@ -1,0 +1,67 @@
+"""Whether rows of one plan, profile or checkpoint are the same rows in another.
+
+Rows are numbers, so two tables of equal size look alike. Their rows are the same only if one rule
+maps raw values to them: the same kind of ids, for hashed ids the same number of rows, and for ids
+by a vocabulary the same values in the same order. A vocabulary may get values at its end: the old
+rows stay. Dense ids are rows as they were given, and say nothing of the values behind them.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+from oper.base.errors import OperError, OperWarning
+from oper.tables.table import Table, VocabularyDigest
+
+COUNT_BY_THE_PLAN = "count the log by the plan's tables: oper profile LOG --tables PLAN"
+
+
+def check_same_rows(
+    old: Sequence[Table],
+    new: Sequence[Table],
+    names: tuple[str, str] = ("the plan", "the profile"),
+    remedy: str = COUNT_BY_THE_PLAN,
+    start: Callable[[str, int], VocabularyDigest | None] | None = None,
+) -> None:
+    """Raise OperError unless a row number of an old table is the same row in the new one; tables
+    are matched by name.
+
+    `names` are of the old tables and of the new ones, `remedy` says what to do. `start` returns the
+    digest of the first values of a new table's vocabulary: with it, vocabularies may have got
+    values at their end. An OperWarning names the first table without a recorded vocabulary.
+    """
+    unknown: list[tuple[str, str]] = []
+    known = {table.name: table for table in old}
+    for table in new:
+        before = known.get(table.name)
+        if before is None or "dense" in (before.ids.kind, table.ids.kind):
+            continue
+        mine, theirs = before.ids.vocabulary, table.ids.vocabulary
+        if before.ids.kind != table.ids.kind:
+            found = f"expected ids: {before.ids.kind}, as in {names[0]}, got ids: {table.ids.kind} "
+            found += f"in {names[1]}"
+        elif table.ids.kind == "hash":
+            if before.rows == table.rows:
+                continue
+            found = f"expected ids that are hashed to {before.rows:,} rows, as in {names[0]}, got "
+            found += f"{table.rows:,} rows in {names[1]}"
+        elif mine is None or theirs is None:
+            unknown.append((table.name, names[0] if mine is None else names[1]))
+            continue
+        else:
+            grew = start is not None and theirs.values > mine.values
+            if mine == (start(table.name, mine.values) if start and grew else theirs):
+                continue
+            found = "a vocabulary that begins with" if start else "the vocabulary with"
+            found = f"expected {found} the {mine.values:,} values of {names[0]}, got another one "
+            found += f"({theirs.values:,} values) in {names[1]}"
+        raise OperError(
+            f"table {table.name!r}: {found}, so that equal numbers are different rows; {remedy}"
+        )
+    if unknown:
+        more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+        warnings.warn(
+            f"table {unknown[0][0]!r}{more}: {unknown[0][1]} does not record its vocabulary, as "
+            "earlier versions of oper did not, so that nothing tells whether rows are the same",
+            OperWarning,
+            stacklevel=3,
+        )
