@@ -108,7 +108,7 @@ def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool
 
 
 def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 1000)
     lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
     complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
     lines[1001] = "4,5"

@@ -39,8 +39,8 @@ def samples_of(path: Path, options: LogOptions = IDS) -> int:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one chunk, and the same cut into many."""
     if request.param == "small chunks":
-        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._PEEK_BYTES", 200)
-        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 1500)
+        monkeypatch.setattr("oper.logs.formats.text_lines.PEEK_BYTES", 200)
+        monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 1500)
         monkeypatch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", 400)
 
 
@@ -134,7 +134,7 @@ def test_any_text_gives_its_lines_or_an_error(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", block)
-        patch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 20 * block)
+        patch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 20 * block)
         text = "a,b\n1,2\n" + "".join(pieces)
         (tmp_path / "log.csv").write_bytes(text.encode())
         try:
