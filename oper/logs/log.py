@@ -58,13 +58,13 @@ class Log:
 
     @cached_property
     def bags(self) -> frozenset[str]:
-        """The features that may have several ids in a sample."""
-        return frozenset(n for n, c in self._columns.items() if c.bags)
+        """The columns of ids that may have several in a sample."""
+        return frozenset(n for n in self.nameable if self._columns[n].bags)
 
     @cached_property
     def raw(self) -> frozenset[str]:
-        """The features whose integers are raw values, not row ids."""
-        return frozenset(n for n, c in self._columns.items() if c.raw)
+        """The columns of ids whose integers are raw values, not row ids."""
+        return frozenset(n for n in self.nameable if self._columns[n].raw)
 
     @cached_property
     def nameable(self) -> tuple[str, ...]:
