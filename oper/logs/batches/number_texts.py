@@ -11,6 +11,7 @@ meet, and whose beginnings show nothing of the kind, is refused. Rows therefore 
 where in the log a value is.
 """
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -51,6 +52,8 @@ class NumberTexts:
         the value that means "no id", which says nothing of a column."""
         self._as_texts = as_texts
         self._absent = pa.array([*ABSENT, *([] if missing is None else [missing])])
+        # A number may be an id of a table that has another missing value.
+        self._missing = missing if missing and not re.fullmatch("-?[0-9]+", missing) else None
         self._pointed: dict[str, str] = {}  # the place of the first such value, by column
         self._other: dict[str, str] = {}
 
@@ -67,7 +70,7 @@ class NumberTexts:
         texts = pc.if_else(pc.or_(integers, blank), trimmed, texts)
         if name in self._as_texts:
             return texts
-        is_nan = pc.match_substring_regex(trimmed, "^[+-]?(nan|NaN|NAN)$")
+        is_absent = pc.match_substring_regex(trimmed, "^[+-]?(nan|NaN|NAN)$")
         pointed = are_pointed(trimmed)
         known = pc.or_(pc.or_(integers, pointed), pc.is_in(trimmed, self._absent))
         for found, first in ((pointed, self._pointed), (pc.invert(known), self._other)):
@@ -80,7 +83,10 @@ class NumberTexts:
                 "the log, pass --missing if one value means that there is no id, or write the "
                 "column to Parquet as integers or as texts"
             )
-        texts = pc.if_else(is_nan, "", texts)
+        if self._missing is not None:
+            is_absent = pc.or_(is_absent, pc.equal(trimmed, self._missing))
+            pointed = pc.and_(pointed, pc.invert(is_absent))
+        texts = pc.if_else(is_absent, "", texts)
         if not pc.any(pointed).as_py():
             return texts
         values = trimmed.filter(pointed).cast(pa.float64()).to_numpy(zero_copy_only=False)

@@ -23,7 +23,8 @@ from oper.logs.formats.text_lines import Chunk, beginning, chunks, first_line
 
 _BLOCK_BYTES = 1 << 22
 _BOM = b"\xef\xbb\xbf"
-_LONG = re.compile(rb"[0-9]{19}")  # Other integers have 64 bits.
+# Lines without such bytes have integers from 0 to 10^18.
+_EXTREME = re.compile(rb"[0-9]{19}|-")
 _TYPES = {
     frozenset[type](): pa.null(),
     frozenset({bool}): pa.bool_(),
@@ -90,11 +91,11 @@ class JsonLinesSource(KnownSize):
         for number, line in (entry for chunk in chunks(path) for entry in chunk.lines()):
             self._longest = max(self._longest, len(line))
             self.samples += 1
-            exact = _LONG.search(line) is None
+            extreme = _EXTREME.search(line) is not None
             for name, value in _object(path, number, line, self.samples == 1).items():
                 if (values := found.get(name)) is None:
                     values = found[name] = _Values()
-                values.add(value, number, exact)
+                values.add(value, number, extreme)
         self._types: dict[str, Any] = {}
         columns = []
         for name, values in found.items():
@@ -150,8 +151,8 @@ class _Values:
         self._items: dict[type, int] = {}  # of lists
         self._low = self._high = 0
 
-    def add(self, value: Any, line: int, exact: bool) -> None:
-        """Note a value; `exact`: no integer of the line may have more than 64 bits."""
+    def add(self, value: Any, line: int, extreme: bool) -> None:
+        """Note a value; `extreme`: it may be an integer that is negative or large."""
         kind = type(value)
         if kind not in self._scalars and value is not None:
             self._scalars[kind] = line
@@ -159,7 +160,7 @@ class _Values:
             for item in set(map(type, value)):
                 if item is not type(None):
                     self._items.setdefault(item, line)
-        if not exact:
+        if extreme:
             integers = [v for v in (value if kind is list else [value]) if type(v) is int]
             self._low = min([self._low, *integers])
             self._high = max([self._high, *integers])
