@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.logs import LogOptions, open_log
 from oper.logs.batches.columns import Column
-from oper.logs.formats.csv_and_criteo import Form
+from oper.logs.formats.csv_form import Form
 from tests.support.examples import examples
 
 IDS = LogOptions(columns=("a", "b"))

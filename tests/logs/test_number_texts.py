@@ -108,7 +108,7 @@ def test_one_file_with_other_values_makes_texts_of_all(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_many_chunks")
 @pytest.mark.parametrize("several", [False, True])
 def test_a_point_that_comes_late(tmp_path: Path, several: bool) -> None:
-    """6 and 6.0 are one id; a fraction after a point, in a later file too, changes no row unsaid."""
+    """6 and 6.0 are one id; a fraction after them, in a later file too, is refused."""
     numbers = [str(n % 9) for n in range(2000)]
     late = [*numbers, "6.0"]
     found = everything(open_log(written(tmp_path, *late), ITEM).batches())["item"]
@@ -119,7 +119,7 @@ def test_a_point_that_comes_late(tmp_path: Path, several: bool) -> None:
         if several:
             first = written(tmp_path, *values[:1000]).rename(tmp_path / "0.csv")
             paths = [first, written(tmp_path, *numbers[:100], *values[1000:])]
-        with pytest.raises(OperError, match="a column of whole numbers.*must have no other"):
+        with pytest.raises(OperError, match=r"a column of whole numbers.*must have no other"):
             list(open_log(paths, ITEM).batches())
 
 

@@ -47,8 +47,8 @@ class LogOptions:
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
     values, lengths: names of the arrays of a jagged .npz, a pair for each feature.
     no_header: the first line of a CSV file is a sample; its columns are column_1, column_2, …
-    delimiter: separator of a CSV file's columns, such as ";", "::", "tab" or "\\x01"; a space stands
-        for a run of them. None: found in the file's first lines.
+    delimiter: separator of a CSV file's columns, such as ";", "::", "tab" or "\\x01"; a space
+        stands for a run of them. None: found in the file's first lines.
     list_separator: separator of the ids of a bag within a field of a CSV file.
     on_bad_id: stop at an id that its table has no row for, or skip and count it.
     batch_rows: the most samples in a batch of a log.
