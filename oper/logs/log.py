@@ -195,8 +195,8 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     """Open a log; formats are recognised by the files' content.
 
     `paths` is a file, a folder of files, several of either, or an iterable of KeyedJaggedTensor
-    batches. Files may be Criteo's TSV; CSV, JSON lines or Parquet with a column per feature; .npz or
-    .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be
+    batches. Files may be Criteo's TSV; CSV, JSON lines or Parquet with a column per feature; .npz
+    or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be
     gzipped.
     """
     from oper.logs.formats import foreign_formats
