@@ -85,6 +85,19 @@ def test_runs_of_spaces(tmp_path: Path) -> None:
         list(open_log(path, LogOptions(delimiter=" ")).batches())
 
 
+@pytest.mark.parametrize("delimiter", ["::", " ", ";"])
+def test_separators_within_quotes_are_text(tmp_path: Path, delimiter: str) -> None:
+    rows = [
+        ("a", "b", "c"),
+        (f'"x{delimiter}{delimiter}y"', '"1"', f'"{delimiter}"'),
+        ('5"', "2", '"z ""q"" "'),
+    ]
+    path = written(tmp_path, "\n".join(delimiter.join(row) for row in rows))
+    found = everything(open_log(path, LogOptions(delimiter=delimiter)).batches())
+    assert (found["a"], found["b"]) == ([[f"x{delimiter}{delimiter}y"], ['5"']], [[1], [2]])
+    assert found["c"] == [[] if delimiter == " " else [delimiter], ['z "q" ']]
+
+
 @pytest.mark.parametrize("text", ["1;2,5;3\n2;3,5;4\n", "1;2,5;3\n2;3;4\n", "1,3|4\n2,5|6\n"])
 def test_two_separators_are_asked_for(tmp_path: Path, text: str) -> None:
     for no_header in (False, True):

@@ -67,13 +67,25 @@ def single_byte(delimiter: str) -> str:
 
 
 def with_single_bytes(delimiter: str, text: bytes) -> bytes:
-    """Return a file's text with its delimiter as `single_byte` says; a space stands for a run of
-    them, and those around a line are none."""
+    """Return a file's text with its delimiter as `single_byte` says, except within quotes.
+
+    A space stands for a run of them, and those around a line are none.
+    """
+    stand_in = single_byte(delimiter).encode()
+    if stand_in == delimiter.encode():
+        return text
+    mark = re.escape(delimiter).encode()
     if delimiter == " ":
         text = re.sub(rb"(?m)^ +| +(?=\r*$)", b"", text)
-        return re.sub(rb" +", _STAND_IN.encode(), text)
-    single = single_byte(delimiter)
-    return text if single == delimiter else text.replace(delimiter.encode(), single.encode())
+        mark = b" +"
+    if b'"' not in text:
+        return re.sub(mark, stand_in, text)
+    # A quote opens a field at its beginning only.
+    return re.sub(
+        rb'(?m)(^|%b)("(?:[^"\n]|"")*")|%b' % (mark, mark),
+        lambda m: m[2] if m[1] == b"" else stand_in + (m[2] or b""),
+        text,
+    )
 
 
 def _is_single(delimiter: str) -> bool:
