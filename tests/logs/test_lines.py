@@ -73,6 +73,7 @@ def test_a_stray_quote_names_its_line(
         ('a,b,q\n1,2,"x""\n3,4,x\n', 2),
         ('a,b,"q\n1,2,x\n3,4,x\n', 1),
         ('a\tb\tq\n1\t2\t"x, y\n3\t4\tx\n', 2),
+        ('a,b,q\n1,2,x\n3,4","', 3),  # Arrow closes the quote at the end of the file
         ('a,b,q\n1,2,5" x\n3,4,"x\r5,6,x\n7,8,x"\n', 3),  # a return makes up for the swallowed line
     ],
 )

@@ -92,7 +92,7 @@ class TextSource:
                 )
             except pa.ArrowInvalid as error:
                 raise form.complaint(chunk, numbers) or chunk.unparsed(str(error)) from error
-            if not chunk.is_parsed(table.num_rows):
+            if not chunk.is_parsed(table.num_rows) or form.stays_open(chunk):
                 found = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
                 raise form.complaint(chunk, numbers) or chunk.unparsed(found)
             location = Location(self.name, 0, "line", chunk.line_of)

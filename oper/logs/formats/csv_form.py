@@ -70,6 +70,12 @@ class Form:
                 return _stays_open(chunk, number)
         return None
 
+    def stays_open(self, chunk: Chunk) -> bool:
+        """Return whether the last line has an open quote, which Arrow closes at the end."""
+        text = chunk.text.rstrip(b"\r\n")
+        last = text[text.rfind(b"\n") + 1 :]
+        return b'"' in last and self.fields(last.decode("latin-1")) is None
+
     def complaint(self, chunk: Chunk, numbers: Sequence[str]) -> OperError | None:
         """Return the error of the first line that is not a valid sample; None if all are."""
         position = {name: i for i, name in enumerate(self.names)}
