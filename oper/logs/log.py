@@ -11,8 +11,9 @@ from typing import Any
 from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file, special_kind
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.columns import Column, Source, choose, left_out
+from oper.logs.batches.columns import Column, Source, choose, left_out, no_ids
 from oper.logs.batches.log_options import LogOptions, TimeUnit
+from oper.logs.batches.number_texts import NumberTexts
 
 
 class Log:
@@ -38,13 +39,12 @@ class Log:
         self.dense = self._selection.dense
         self.label = self._selection.label
         self.left_out = left_out(sources[0], options, self._selection)
-        columns = {c.name: c for c in sources[0].columns}
-        self._columns: dict[str, Column] = {name: columns[name] for name in self.features}
+        self._columns: dict[str, Column] = {c.name: c for c in sources[0].columns}
         self._check_missing(options.missing)
 
     def _check_missing(self, missing: str | None) -> None:
         """OperError where the value that means "no id" cannot be in any column of ids."""
-        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self._columns)
+        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
                 f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
@@ -58,18 +58,49 @@ class Log:
 
     @cached_property
     def bags(self) -> frozenset[str]:
-        """The features that may have several ids in a sample."""
-        return frozenset(n for n, c in self._columns.items() if c.bags)
+        """The columns of ids that may have several in a sample."""
+        return frozenset(n for n in self.nameable if self._columns[n].bags)
 
     @cached_property
     def raw(self) -> frozenset[str]:
-        """The features whose integers are raw values, not row ids."""
-        return frozenset(n for n, c in self._columns.items() if c.raw)
+        """The columns of ids whose integers are raw values, not row ids."""
+        return frozenset(n for n in self.nameable if self._columns[n].raw)
 
-    @property
-    def doubts(self) -> dict[str, str]:
-        """Why the ids of a feature are perhaps not meant as they are read, where that is so."""
-        return {n: c.doubt for n, c in self._columns.items() if c.doubt}
+    @cached_property
+    def nameable(self) -> tuple[str, ...]:
+        """The columns that tables may name: the features, and unless options choose these, the
+        columns that nobody has given another role."""
+        if self.options.columns:
+            return self.features
+        taken = {self.label, self._selection.time}
+        taken |= set() if self.options.dense is None else set(self.dense)
+        return self.features + tuple(
+            n for n in self._columns if n and n not in taken and n not in self.features
+        )
+
+    def doubts(self, features: Iterable[str]) -> dict[str, str]:
+        """Return why the ids of some of the features are perhaps not meant as they are read."""
+        found = {n: self._columns[n].doubt or self._mixed(n) for n in features}
+        return {n: doubt for n, doubt in found.items() if doubt}
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[str, str]]:
+        """By column, a whole number with a point and a value that is no whole number, if the
+        beginning of any text file has such."""
+        found: dict[str, tuple[str, str]] = {}
+        for column in (c for s in self._sources for c in s.columns if c.pointed or c.other):
+            pointed, other = found.get(column.name, ("", ""))
+            found[column.name] = (pointed or column.pointed, other or column.other)
+        return found
+
+    def _mixed(self, column: str) -> str:
+        pointed, other = self._values.get(column, ("", ""))
+        if not (pointed and other):
+            return ""
+        return (
+            f"its values are read as texts, because some, such as {other!r}, are no whole numbers; "
+            f"those with a point, such as {pointed!r}, are texts too"
+        )
 
     @property
     def samples(self) -> int | None:
@@ -82,6 +113,10 @@ class Log:
         if total is None:
             return None
         return max(0, min(total, total if stop is None else stop) - start)
+
+    def no_ids(self) -> OperError:
+        """The error where no column looks like ids, and nobody named one."""
+        return no_ids(self._sources[0])
 
     def count_samples(self) -> int:
         """The number of samples in all files; reads those that do not store it."""
@@ -118,8 +153,14 @@ class Log:
         `options.rows` selects, is empty.
         """
         selection = self._selection
+        as_texts = {name for name, (_, other) in self._values.items() if other}
+        numbers = NumberTexts(as_texts, self.options.missing)
+        selection = replace(selection, numbers=numbers)
+        if features is None and not self.features:
+            raise self.no_ids()
         if features is not None:
-            selection = replace(selection, features=tuple(features))
+            dense = tuple(name for name in selection.dense if name not in features)
+            selection = replace(selection, features=tuple(features), dense=dense)
         if ids_only:
             selection = replace(selection, dense=(), label=None)
         total = self.count_samples() if self.options.rows_need_total else None
@@ -154,15 +195,19 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     """Open a log; formats are recognised by the files' content.
 
     `paths` is a file, a folder of files, several of either, or an iterable of KeyedJaggedTensor
-    batches. Files may be Criteo's TSV, CSV or Parquet with a column per feature, .npz or .npy in
-    TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be gzipped.
+    batches. Files may be Criteo's TSV; CSV, JSON lines or Parquet with a column per feature; .npz
+    or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be
+    gzipped.
     """
+    from oper.logs.formats import foreign_formats
+
     options = options or LogOptions()
     if isinstance(paths, str | Path):
         paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
+        foreign_formats.refuse_urls(paths)
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
@@ -212,17 +257,25 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where those do not tell."""
-    from oper.logs.formats import csv_and_criteo, fbgemm_requests, numpy_arrays, parquet
+    from oper.logs.formats import (
+        csv_and_criteo,
+        fbgemm_requests,
+        foreign_formats,
+        json_lines,
+        numpy_arrays,
+        parquet,
+    )
 
     try:
         # Files of /proc say that they are empty, and to read some of them does not end.
         with open_file(path, LOG) as file:
-            head = file.read(8) if path.stat().st_size else b""
+            head = file.read(foreign_formats.HEAD_BYTES) if path.stat().st_size else b""
     except OSError as error:
         raise OperError(f"{path}: cannot be read ({error.strerror})") from error
     if not head:
         raise OperError(f"{path}: is empty; is it the right file?")
     name = path.name.removesuffix(".gz")
+    foreign_formats.refuse(path, head)
     if head[:4] == b"PAR1" or name.endswith(".parquet"):
         return parquet.ParquetSource(path)
     if name.endswith((".pt", ".pth")):
@@ -231,9 +284,9 @@ def _open(path: Path, options: LogOptions) -> Source:
         return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return numpy_arrays.open_npz(path, options.values, options.lengths)
-    return csv_and_criteo.open_criteo(path) or csv_and_criteo.open_csv(
-        path, options.list_separator, options.no_header, options.columns
-    )
+    if options.delimiter is None and json_lines.is_json(path):
+        return json_lines.JsonLinesSource(path)
+    return csv_and_criteo.open_criteo(path) or csv_and_criteo.open_csv(path, options)
 
 
 def _difference(one: Any, other: Any) -> str:

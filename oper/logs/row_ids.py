@@ -16,6 +16,7 @@ from oper.logs.vocabulary import Vocabulary
 from oper.tables.table import Table
 
 _DECIMAL = re.compile("-?[0-9]{1,20}")
+_WHOLE = re.compile(r"(-?[0-9]{1,15})\.0*")  # as texts that are whole numbers are read
 
 
 class BadIdError(OperError):
@@ -141,6 +142,9 @@ def without(raw: Jagged, missing: str | None) -> Jagged:
     """The ids without those equal to `missing`, the value that means "no id"."""
     if missing is None:
         return raw
+    whole = _WHOLE.fullmatch(missing)
+    if whole and not isinstance(raw.values, pa.DictionaryArray):
+        missing = whole[1]
     number = int(missing) if _DECIMAL.fullmatch(missing) else None
     if number is not None and not -(2**63) <= number < 2 ** (64 if raw.unsigned else 63):
         number = None

@@ -103,7 +103,7 @@ def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ..
     OperError where the log has no column for a feature.
     """
     result = []
-    features = dict.fromkeys(log.features)  # found at once, however many there are
+    features = dict.fromkeys(log.nameable)  # found at once, however many there are
     for index, table in enumerate(tables):
         for feature in table.columns:
             column = match_feature(feature, features)
@@ -143,6 +143,8 @@ def prepare(
         if not tables:
             raise OperError("the tables of a log: none were given; pass None to infer them")
         check_names(tables, "the tables of a log")
+    if all_columns and not log.features:
+        raise log.no_ids()
     if tables is None:
         tables = [
             Table(
@@ -155,10 +157,9 @@ def prepare(
             )
             for name in log.features
         ]
-    # Doubts are of wrong separators, which choosing columns does not mend.
-    if all_columns:
-        for name, doubt in log.doubts.items():
-            warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
+    # Doubts are of wrong separators and the like, which choosing columns does not mend.
+    for name, doubt in log.doubts(_distinct(matched(log, tables))).items():
+        warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
     looks = first_look(whole, {t.name: t.ids.missing for t in tables}) if unnamed else {}
     found: dict[str, str] = {}  # why a column is hardly a feature, by its name

@@ -166,7 +166,7 @@ def profile(
         deadline: how long such a rank waits for the others, as "1h" or in seconds.
         progress: shows how far each stage is.
         reading: how to read files, by the names of the command's options: columns, dense, label,
-            missing, rows, values, lengths, no_header, list_separator, on_bad_id.
+            missing, rows, values, lengths, no_header, delimiter, list_separator, on_bad_id.
 
     Returns:
         The profile; with `windows` or `by_column` a list of profiles, one for each window.

@@ -312,6 +312,8 @@ def _logs(folder: Path) -> dict[str, Path]:
     )
     pq.write_table(table, folder / "log.parquet", row_group_size=10)
     pq.write_table(table, folder / "plain.parquet", compression="none", use_dictionary=False)
+    samples = [{k: v for k, v in row.items() if v != "v7"} for row in table.to_pylist()]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in samples))
     np.savez(folder / "jagged.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
     np.savez_compressed(folder / "jagged_packed.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
     arrays = {"sparse": ids, "dense": rng.random((30, 2)), "labels": np.zeros((30, 1))}

@@ -1,9 +1,16 @@
 """Damaged files and impossible requests: each error names the file, the place and the remedy."""
 
+import bz2
+import contextlib
 import gzip
+import io
+import lzma
 import os
 import pickle
 import socket
+import sqlite3
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +22,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from pyarrow import feather, orc
+from safetensors.torch import save
 from torchrec import KeyedJaggedTensor
 
 from oper.base.errors import OperError
@@ -108,7 +117,7 @@ def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool
 
 
 def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 1000)
     lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
     complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
     lines[1001] = "4,5"
@@ -386,3 +395,113 @@ def test_batches_with_too_few_lengths() -> None:
 def test_options_that_are_none(arguments: dict[str, Any]) -> None:
     with pytest.raises(OperError):
         LogOptions(**arguments)
+
+
+def arrow_stream() -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema({"a": pa.int64()})) as writer:
+        writer.write_table(pa.table({"a": [1, 2]}))
+    return bytes(sink.getvalue())
+
+
+def made_by(write: Callable[[Any], None]) -> bytes:
+    sink = pa.BufferOutputStream()
+    write(sink)
+    return bytes(sink.getvalue())
+
+
+def archive(*names: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for name in names:
+            file.writestr(name, "a,b\n1,2\n")
+    return made.getvalue()
+
+
+def tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as file:
+        file.addfile(tarfile.TarInfo("log.csv"))
+    return made.getvalue()
+
+
+def database(folder: Path) -> bytes:
+    with contextlib.closing(sqlite3.connect(folder / "database")) as made:
+        made.execute("create table t (a)")
+        made.commit()
+    return (folder / "database").read_bytes()
+
+
+CSV = b"a,b\n" + b"1,2\n" * 50
+# The beginning of TensorBoard's event files: a length of 24, and its masked CRC-32C.
+TFRECORD = bytes.fromhex("1800000000000000a37f4b22") + b"\t" + bytes(27)
+FOREIGN: dict[str, tuple[str, bytes]] = {
+    "zstd": ("unpack", pa.Codec("zstd").compress(CSV, asbytes=True)),
+    "lz4": ("unpack", pa.Codec("lz4").compress(CSV, asbytes=True)),
+    "bzip2": ("unpack", bz2.compress(CSV)),
+    "xz": ("unpack", lzma.compress(CSV)),
+    "lzma": ("unpack", lzma.compress(CSV, lzma.FORMAT_ALONE)),
+    "tar archive": ("unpack", tar()),
+    "a zip archive": ("unpack", archive("log.csv")),
+    "Excel (.xlsx)": ("Parquet", archive("[Content_Types].xml", "xl/workbook.xml")),
+    "ORC": ("pyarrow.orc", made_by(lambda s: orc.write_table(pa.table({"a": [1]}), s))),
+    "Arrow": ("pyarrow.feather", made_by(lambda s: feather.write_feather(pa.table({"a": [1]}), s))),
+    "Arrow stream": ("pyarrow.ipc", arrow_stream()),
+    "Avro": ("Parquet", b"Obj\x01\x04\x14avro.codec"),
+    "HDF5": ("Parquet", b"\x89HDF\r\n\x1a\n" + bytes(8)),
+    "TFRecord": ("Parquet", TFRECORD),
+    "pickle": ("Parquet", pickle.dumps({"a": [1, 2]})),
+    "safetensors": ("Parquet", save({"a": torch.zeros(2)})),
+    "UTF-16": ("UTF-8", "a,b\n1,2\n".encode("utf-16")),
+    "LIBSVM": ("CSV", b"1 3:1 11:0.5\n-1 4:1\n"),
+    "LIBFFM": ("CSV", b"1 0:3:1 1:11:0.5\n0 0:4:1\n"),
+    "Vowpal": ("CSV", b"1 |user u5 |item i7\n"),
+    "SQL": ("CSV", b"-- dump\nINSERT INTO t VALUES (1, 2);\n"),
+    "HTML": ("download", b"<!DOCTYPE html>\n<html>\n"),
+    "LFS": ("git lfs pull", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+    "Excel": ("first line", b"sep=;\na;b\n1;2\n"),
+    "programme": ("no log", b"#!/bin/sh\necho 1,2\n"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_formats_that_are_not_read(tmp_path: Path, name: str, packed: bool) -> None:
+    """Each is named, with a remedy, whatever the file is called; also within gzip."""
+    remedy, content = FOREIGN[name]
+    for file in ("log", "log.csv", "log.parquet"):
+        path = tmp_path / file
+        path.write_bytes(gzip.compress(content) if packed else content)
+        if packed and content[:2] == b"PK":
+            complaint(path, file, "within gzip", "unpack")
+        else:
+            complaint(path, file, name, remedy)
+
+
+def test_formats_that_are_not_read_from_sqlite_and_torch(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(database(tmp_path))
+    complaint(tmp_path / "log", "SQLite", "Parquet")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model.bin")
+    complaint(tmp_path / "model.bin", "torch.save", ".pt")
+
+
+@pytest.mark.parametrize("make", [parquet, matrix, jagged])
+def test_binary_logs_within_gzip(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    (tmp_path / "log.gz").write_bytes(gzip.compress(make(tmp_path).read_bytes()))
+    complaint(tmp_path / "log.gz", "within gzip", "unpack it first")
+
+
+@pytest.mark.parametrize("text", ["1,2", "Object,b\n1,2", "LZ,BZh\n1,2", "1:2,3\n4:5,6"])
+def test_texts_that_only_begin_like_them(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, "log", f"{text}\n")
+    assert len(open_log(path, LogOptions(no_header=True)).features) == 2
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "hdfs", "https", "abfs"])
+def test_urls(tmp_path: Path, scheme: str) -> None:
+    for path in (f"{scheme}://bucket/log.csv", Path(f"{scheme}://bucket/log.csv")):
+        complaint(path, "got a URL", f"{scheme}://", "download")
+    complaint("file:///logs/a%20b.csv", "pass /logs/a b.csv")
+    folder = tmp_path / "s3:"
+    folder.mkdir()
+    assert len(list(read(written(folder, "log.csv", "a,b\n1,2\n")))) == 1

@@ -101,8 +101,11 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a;b\n1;2\n", ["column 'a;b': is the only one", "separated by ';'"]),
-        ("a|b\n1|2\n", ["column 'a|b': is the only one", "separated by '|'"]),
+        ("a;b\n1;2;3\n4\n", ["column 'a;b': is the only one", "--delimiter", "separated by ';'"]),
+        ("a|b\n1\n", ["column 'a|b': is the only one", "separated by '|'"]),
+        ("a,b\n1,3^4\n2,5^6\n", ["'b'", "'3^4'", "--list-separator '^'"]),
+        ("a,b\n1,3\x1d4\n2,5\x1d6\n", ["'b'", "--list-separator '\\x1d'"]),
+        ("a,b\n1,3\x024\n2,5\x026\n", ["'b'", "--list-separator '\\x02'"]),
         ("a,b\n1,3|4|5\n2,7\n3,8|9\n", ["'b'", "'3|4|5'", "--list-separator '|'"]),
         ("a,b\n1,x;y\n", ["'b'", "'x;y'", "--list-separator ';'"]),
         ("a,b\n1,3 4\n2,\n3,[5]\n", ["'b'", "'3 4'", "--list-separator ' '"]),

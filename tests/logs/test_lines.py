@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.logs import LogOptions, open_log
 from oper.logs.batches.columns import Column
-from oper.logs.formats.csv_and_criteo import Form
+from oper.logs.formats.csv_form import Form
 from tests.support.examples import examples
 
 IDS = LogOptions(columns=("a", "b"))
@@ -39,8 +39,8 @@ def samples_of(path: Path, options: LogOptions = IDS) -> int:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one chunk, and the same cut into many."""
     if request.param == "small chunks":
-        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._PEEK_BYTES", 200)
-        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 1500)
+        monkeypatch.setattr("oper.logs.formats.text_lines.PEEK_BYTES", 200)
+        monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 1500)
         monkeypatch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", 400)
 
 
@@ -73,6 +73,7 @@ def test_a_stray_quote_names_its_line(
         ('a,b,q\n1,2,"x""\n3,4,x\n', 2),
         ('a,b,"q\n1,2,x\n3,4,x\n', 1),
         ('a\tb\tq\n1\t2\t"x, y\n3\t4\tx\n', 2),
+        ('a,b,q\n1,2,x\n3,4","', 3),  # Arrow closes the quote at the end of the file
         ('a,b,q\n1,2,5" x\n3,4,"x\r5,6,x\n7,8,x"\n', 3),  # a return makes up for the swallowed line
     ],
 )
@@ -134,7 +135,7 @@ def test_any_text_gives_its_lines_or_an_error(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", block)
-        patch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 20 * block)
+        patch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 20 * block)
         text = "a,b\n1,2\n" + "".join(pieces)
         (tmp_path / "log.csv").write_bytes(text.encode())
         try:
@@ -168,7 +169,8 @@ def test_files_of_one_log_are_named_apart(tmp_path: Path) -> None:
 
 
 def test_csv_and_parquet_give_the_same_ids(tmp_path: Path) -> None:
-    """Texts that need quotes, and mended by the error's advice."""
+    """Texts that need quotes, and mended by the error's advice; in CSV spaces around a number are
+    no part of it."""
     rng = random.Random(0)
     texts = ["".join(rng.choices('ab",5 ', k=4)) for _ in range(300)]
     pq.write_table(pa.table({"q": texts}), tmp_path / "log.parquet")
@@ -178,4 +180,5 @@ def test_csv_and_parquet_give_the_same_ids(tmp_path: Path) -> None:
     for name in ("log.parquet", "log.csv"):
         batches = open_log(tmp_path / name).batches()
         found.append([str(v) for b in batches for v in b.features["q"].values])
-    assert found[0] == found[1] == texts
+    assert found[0] == texts
+    assert found[1] == [t.strip() if t.strip().isdigit() else t for t in texts if t.strip()]

@@ -97,6 +97,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             rich_help_panel=READING,
         ),
     ),
+    "delimiter": (
+        str | None,
+        typer.Option(
+            None,
+            "--delimiter",
+            help=r"Separator of a CSV's columns: ';', '::', tab, space, '\x01'.",
+            metavar="TEXT",
+            rich_help_panel=READING,
+        ),
+    ),
     "list_separator": (
         str | None,
         typer.Option(

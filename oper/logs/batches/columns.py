@@ -4,12 +4,13 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import LogOptions, TimeUnit
+from oper.logs.batches.number_texts import NumberTexts
 
 _PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 
@@ -21,7 +22,8 @@ class Column:
     kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
     bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
     tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
-    doubt: why its ids are perhaps not meant so.
+    doubt: why its ids are perhaps not meant so. pointed, other: values of a text file's column, if
+    its beginning shows such: a whole number with a point, and a value that is no whole number.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Column:
     texts: bool = False
     reason: str = ""
     doubt: str = ""
+    pointed: str = ""
+    other: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Selection:
     time: str | None
     batch_rows: int
     time_unit: TimeUnit | None = None
+    numbers: NumberTexts | None = field(default=None, compare=False)  # of one pass over text files
 
 
 class Source(Protocol):
@@ -87,7 +92,10 @@ class KnownSize:
 
 
 def choose(source: Source, options: LogOptions) -> Selection:
-    """The columns that `options` select; OperError where a name or pattern matches none."""
+    """Return the columns that `options` select, by default those that look like ids.
+
+    OperError where a name or pattern matches none.
+    """
     columns = source.columns
     names = [c.name for c in columns]
 
@@ -124,11 +132,15 @@ def choose(source: Source, options: LogOptions) -> Selection:
             f"--columns and --dense: both name {', '.join(both)} of {source.name}, and a column "
             "is read as one of them; remove it from the other"
         )
-    if not features:
-        raise OperError(
-            f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
-        )
     return Selection(features, dense_names, label, time, options.batch_rows, options.time_unit)
+
+
+def no_ids(source: Source) -> OperError:
+    """Return the error of a file without columns that look like ids."""
+    names = [c.name for c in source.columns]
+    return OperError(
+        f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
+    )
 
 
 def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[str, str]:
@@ -168,6 +180,8 @@ def _match(
     chosen: dict[str, None] = {}
     known = set(names)
     for pattern in patterns:
+        # `--columns "user, item"` has a space after its comma.
+        pattern = pattern if pattern in known else pattern.strip()
         found = [pattern] if pattern in known else []
         if not _PLAIN.fullmatch(pattern):
             found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]

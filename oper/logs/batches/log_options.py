@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from oper.base.errors import OperError
 from oper.base.units import whole_number
+from oper.logs.batches.separators import separator
 
 OnBadId = Literal["error", "skip"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -29,6 +30,7 @@ class LogKeywords(TypedDict, total=False):
     values: str | Sequence[str]
     lengths: str | Sequence[str]
     no_header: bool
+    delimiter: str | None
     list_separator: str | None
     on_bad_id: OnBadId
 
@@ -45,7 +47,9 @@ class LogOptions:
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
     values, lengths: names of the arrays of a jagged .npz, a pair for each feature.
     no_header: the first line of a CSV file is a sample; its columns are column_1, column_2, …
-    list_separator: what separates the ids of a bag within a field of a CSV file.
+    delimiter: separator of a CSV file's columns, such as ";", "::", "tab" or "\\x01"; a space
+        stands for a run of them. None: found in the file's first lines.
+    list_separator: separator of the ids of a bag within a field of a CSV file.
     on_bad_id: stop at an id that its table has no row for, or skip and count it.
     batch_rows: the most samples in a batch of a log.
     """
@@ -60,6 +64,7 @@ class LogOptions:
     values: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
     no_header: bool = False
+    delimiter: str | None = None
     list_separator: str | None = None
     on_bad_id: OnBadId = "error"
     batch_rows: int = 1 << 16
@@ -78,6 +83,14 @@ class LogOptions:
             )
         if self.rows is not None:
             _bounds(self.rows)
+        for name in ("delimiter", "list_separator"):
+            if (given := getattr(self, name)) is not None:
+                separator(given, f"--{name.replace('_', '-')}")
+        if self.delimiter is not None and self.delimiter == self.list_separator:
+            raise OperError(
+                f"--delimiter and --list-separator are both {self.delimiter!r}: expected different "
+                "separators of columns and of the ids within one"
+            )
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> "LogOptions":

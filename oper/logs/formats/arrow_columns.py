@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
+from oper.logs.batches.number_texts import NumberTexts
 from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
 from oper.logs.batches.timestamps import is_text, times_of
 
@@ -34,9 +35,13 @@ def column_of(field: Any, bags: bool = False) -> Column:
 
 
 def batch_of(
-    part: Any, selection: Selection, location: Location, hexadecimal: frozenset[str] = frozenset()
+    part: Any,
+    selection: Selection,
+    location: Location,
+    hexadecimal: frozenset[str] = frozenset(),
+    numbers: NumberTexts | None = None,
 ) -> Batch:
-    """A `pa.RecordBatch` as a batch of the log."""
+    """Return a `pa.RecordBatch` as a batch of the log; `numbers` reads those of a text file."""
     time, plain = None, False
     if selection.time is not None:
         given = part.column(selection.time)
@@ -44,7 +49,7 @@ def batch_of(
     return Batch(
         samples=part.num_rows,
         features={
-            name: ids_of(part.column(name), name, location, name in hexadecimal)
+            name: ids_of(part.column(name), name, location, name in hexadecimal, numbers)
             for name in selection.features
         },
         location=location,
@@ -63,8 +68,15 @@ def batch_of(
     )
 
 
-def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:
-    """The ids of an Arrow array of integers, texts, whole floats, or lists of them.
+def ids_of(
+    column: Any,
+    name: str,
+    location: Location,
+    hexadecimal: bool = False,
+    numbers: NumberTexts | None = None,
+) -> Jagged:
+    """Return the ids of an Arrow array of integers, texts, whole floats or decimals, or lists of
+    them.
 
     Nulls and empty texts are left out. Unsigned values from 2^63 on become their two's complement,
     and are marked as `unsigned`.
@@ -77,9 +89,9 @@ def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy().astype(np.int32)
         # A bad value is reported at its bag.
-        inner = _scalars(column.flatten(), name, location, hexadecimal, lengths)
+        inner = _scalars(column.flatten(), name, location, hexadecimal, lengths, numbers)
         return inner if inner.lengths is not None else replace(inner, lengths=lengths)
-    return _scalars(column, name, location, hexadecimal, None)
+    return _scalars(column, name, location, hexadecimal, None, numbers)
 
 
 def _scalars(
@@ -88,6 +100,7 @@ def _scalars(
     location: Location,
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
+    numbers: NumberTexts | None,
 ) -> Jagged:
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -95,7 +108,9 @@ def _scalars(
             return _coded(column, lengths, name, location)
         column, kind = column.dictionary_decode(), kind.value_type
     if is_text(kind):
-        return _texts(column, name, location, hexadecimal, lengths)
+        return _texts(column, name, location, hexadecimal, lengths, numbers)
+    if pa.types.is_decimal(kind):
+        column, kind = _integers_of_decimals(column, name, location, lengths), pa.int64()
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
@@ -119,12 +134,29 @@ def _scalars(
     return Jagged(values.astype(np.int64, copy=False), jagged.lengths)
 
 
+def _integers_of_decimals(
+    column: Any, name: str, location: Location, lengths: NDArray[np.int32] | None
+) -> Any:
+    """Return decimals as int64; OperError where one is no whole number of 64 bits."""
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        jagged = _without_nulls(column, lengths)
+        values = jagged.values.to_pylist()
+        bad = next(i for i, v in enumerate(values) if v != int(v) or not -(2**63) <= v < 2**63)
+        raise OperError(
+            f"{location.of(jagged.sample_of(bad))}: column {name!r} is {values[bad]}, and an id "
+            "must be a whole number of 64 bits; leave the column out with --columns"
+        ) from error
+
+
 def _texts(
     column: Any,
     name: str,
     location: Location,
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
+    numbers: NumberTexts | None,
 ) -> Jagged:
     """Ids of texts: integers where all texts are, else a dictionary."""
     if not hexadecimal:  # Hexadecimal digits are from text files, whose empty fields are null.
@@ -134,7 +166,7 @@ def _texts(
     jagged = _without_nulls(column, lengths)
     texts = jagged.values
     if hexadecimal:
-        valid, numbers = hexadecimals(texts)
+        valid, decoded = hexadecimals(texts)
         if not valid.all():
             bad = int(np.argmin(valid))
             raise OperError(
@@ -142,11 +174,20 @@ def _texts(
                 f"{str(texts[bad])!r}, and a Criteo category of at most 8 hexadecimal digits was "
                 "needed; is this a Criteo log?"
             )
-        return Jagged(numbers, jagged.lengths, hexadecimal=True)
+        return Jagged(decoded, jagged.lengths, hexadecimal=True)
     plain = all_decimals(texts)
     if plain is not None:
         return Jagged(plain, jagged.lengths)
-    return _coded(texts.dictionary_encode(), jagged.lengths, name, location)
+    coded = texts.dictionary_encode()
+    if numbers is not None:
+
+        def place(number: int) -> str:
+            first = int(np.argmax(coded.indices.to_numpy() == number))
+            return location.of(jagged.sample_of(first))
+
+        distinct = numbers.read(coded.dictionary, name, place)
+        coded = pa.DictionaryArray.from_arrays(coded.indices, distinct)
+    return _coded(coded, jagged.lengths, name, location)
 
 
 def _coded(column: Any, lengths: NDArray[np.int32] | None, name: str, location: Location) -> Jagged:

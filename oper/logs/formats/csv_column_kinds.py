@@ -8,6 +8,7 @@ texts. A column that is not of ids has a reason that names the first value which
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,22 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.logs.batches.columns import Column
+from oper.logs.batches.log_options import LogOptions
+from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
 from oper.logs.batches.timestamps import is_text
 from oper.logs.formats.arrow_columns import column_of
+from oper.logs.formats.delimiters import ANY
 
 _LEAST, _LIMIT = -(2**63), 2**64
 _ONE_COLUMN = (
-    "is the only one; columns are separated by commas or tabs, so convert the file if it has more, "
-    "separated by"
+    "is the only one, because no character separates columns in every line; pass --delimiter if "
+    "columns are separated by"
 )
 _PERHAPS_A_SAMPLE = (
     "is named by the first line, which is like those below it; if it is a sample, not the names of "
     "columns, pass --no-header"
 )
+_LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LETTER = re.compile(r"[^\W\d]")
@@ -35,68 +40,114 @@ _LETTER = re.compile(r"[^\W\d]")
 
 def csv_columns(
     head: bytes,
+    names: Sequence[str],
     parse_options: Any,
     line_of: Callable[[int], int],
-    bags: bool,
-    names: Sequence[str] = (),
+    options: LogOptions,
 ) -> tuple[Column, ...]:
-    """The columns of a file that begins with `head`, UTF-8 with a line of names if none are given.
+    """Return the columns of a file that begins with `head`, UTF-8, whose first line has the names
+    unless `options` say that it is a sample.
 
     `line_of` turns a sample's number into its line. pa.ArrowInvalid where Arrow cannot parse it.
     """
 
-    def parse(names: Sequence[str], **convert: Any) -> Any:
+    def parse(names: Sequence[str], text: bytes, **convert: Any) -> Any:
         # Arrow parses in this thread: a command that ends at once would abort while others parse.
         return pacsv.read_csv(
-            pa.BufferReader(head),
+            pa.BufferReader(text),
             read_options=pacsv.ReadOptions(
-                use_threads=False, block_size=max(len(head), 1), column_names=names
+                use_threads=False, block_size=max(len(text), 1), column_names=names
             ),
             parse_options=parse_options,
-            convert_options=pacsv.ConvertOptions(**convert),
+            convert_options=pacsv.ConvertOptions(null_values=absent, **convert),
         )
 
-    schema = parse(names).schema
-    columns = _columns(schema, parse, names, line_of, bags)
+    absent = [*ABSENT, *([] if options.missing is None else [options.missing])]
+    samples = head if options.no_header else _without_first_line(head)
+    if not samples.strip():
+        return tuple(replace(column_of(pa.field(n, pa.null())), texts=True) for n in names)
+    schema = parse(names, samples).schema
+    columns = _columns(schema, partial(parse, names, samples), line_of, options)
     at = next((i for i, c in enumerate(columns) if c.kind == "ids"), None)
-    if names or at is None or columns[at].doubt:
+    if options.no_header or at is None or columns[at].doubt:
         return tuple(columns)
     # Here the line of names is read as values, under names by which nobody asks for them.
-    if _names_are_alike(schema, parse([str(i) for i in range(len(schema))]).schema):
+    if _names_are_alike(schema, parse([str(i) for i in range(len(schema))], head).schema):
         columns[at] = replace(columns[at], doubt=_PERHAPS_A_SAMPLE)
     return tuple(columns)
 
 
+def _without_first_line(head: bytes) -> bytes:
+    """Return the lines below the first one that is not empty."""
+    lines = re.match(rb"[\r\n]*[^\n]*\n?", head)
+    return head[lines.end() :] if lines else head
+
+
 def _columns(
-    schema: Any,
-    parse: Callable[..., Any],
-    names: Sequence[str],
-    line_of: Callable[[int], int],
-    bags: bool,
+    schema: Any, parse: Callable[..., Any], line_of: Callable[[int], int], options: LogOptions
 ) -> list[Column]:
-    """The columns of `schema`, for which `parse` reads the beginning again where it must."""
+    """Return the columns of `schema`; `parse` reads the beginning again where it must."""
+    bags = options.list_separator is not None
     # Only the beginning is looked at: later fields of any column may be texts.
     columns = [replace(column_of(field, bags), texts=True) for field in schema]
-    if len(columns) == 1 and (found := re.search(r"[;|\t]", columns[0].name)):
-        columns[0] = replace(columns[0], doubt=f"{_ONE_COLUMN} {found[0]!r}")
+    unread = ANY.search(columns[0].name) if len(columns) == 1 else None
+    if unread and options.delimiter is None:
+        columns[0] = replace(columns[0], doubt=f"{_ONE_COLUMN} {unread[0]!r}")
     numbers = [c.name for c in columns if c.kind == "dense"]
     texts = [] if bags else [f.name for f in schema if is_text(f.type)]
     if not (numbers or texts) or len({c.name for c in columns}) < len(columns):
         return columns
     table = parse(
-        names,
         column_types=dict.fromkeys([*numbers, *texts], pa.string()),
         include_columns=[*numbers, *texts],
         strings_can_be_null=True,
     )
-    odd = {name: _first_that_is_no_id(table[name].combine_chunks()) for name in numbers}
-    doubts = {name: _looks_like_bags(table[name].combine_chunks()) for name in texts}
-    return [
-        _judged(c, odd[c.name], line_of)
-        if c.name in odd
-        else replace(c, doubt=c.doubt or doubts.get(c.name, ""))
-        for c in columns
-    ]
+    result = []
+    for column in columns:
+        if column.name in numbers or column.name in texts:
+            values = table[column.name].combine_chunks()
+            column = _with_other_values(column, values.drop_null())
+            if column.name in numbers:
+                column = _judged(column, _first_that_is_no_id(values), line_of)
+            else:
+                doubt = column.doubt or _looks_like_bags(values) or _has_spaces(values.drop_null())
+                column = replace(column, doubt=doubt)
+        result.append(column)
+    return result
+
+
+def _with_other_values(column: Column, given: Any) -> Column:
+    """Return the column with a whole number with a point, if it has many, and with a value that is
+    no whole number."""
+    distinct = pc.utf8_trim(given.unique(), SPACES)
+    distinct = distinct.filter(pc.not_equal(distinct, ""))
+    pointed = are_pointed(distinct)
+    other = pc.invert(pc.or_(are_integers(distinct), pointed))
+    # Of texts, a few may look like numbers.
+    many = column.kind == "dense" or 2 * (pc.sum(pointed).as_py() or 0) > len(distinct)
+    return replace(
+        column,
+        pointed=_first_text(distinct, pointed) if many else "",
+        other=_first_text(distinct, other),
+    )
+
+
+def _has_spaces(given: Any) -> str:
+    """Return why texts are perhaps not meant as they are, if some begin or end with a space."""
+    trimmed = pc.utf8_trim(given, SPACES)
+    spaced = pc.and_(pc.not_equal(given, trimmed), pc.not_equal(trimmed, ""))
+    shown = _first_text(given, pc.and_(spaced, pc.invert(are_integers(trimmed))))
+    return (
+        f"values such as {shown!r} begin or end with a space, which is part of the id; remove it "
+        "from the log unless the model's input has it too"
+        if shown
+        else ""
+    )
+
+
+def _first_text(texts: Any, mask: Any) -> str:
+    found = texts.filter(mask)
+    return str(found[0].as_py()[:_MOST_SHOWN]) if len(found) else ""
 
 
 def are_values(names: Sequence[str]) -> bool:
@@ -121,12 +172,12 @@ def _names_are_alike(without: Any, with_names: Any) -> bool:
 
 
 def _looks_like_bags(texts: Any) -> str:
-    """Why the texts are rather several ids each; nothing where they are hardly so.
+    """Return why the texts are rather several ids each; nothing if they hardly are.
 
-    Most of them have a bar or a semicolon, or all are whole numbers with spaces or commas between.
+    Most of them have a bar or the like, or all are whole numbers with spaces or commas between.
     """
     given = texts.drop_null()
-    for mark in "|; ,":
+    for mark in _LIST_SEPARATORS:
         has = pc.match_substring(given, mark)
         number = pc.sum(has).as_py() or 0
         if mark in " ,":
