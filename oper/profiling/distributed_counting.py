@@ -58,7 +58,7 @@ def count_under_torchrun(
         )
     if log_options.rows is not None:
         raise OperError("--rows: works in one process only; under torchrun pass the files to count")
-    mine = open_log(list(log.names[rank::ranks]), log_options)
+    mine = log.part(rank, ranks)
     with _group(rank, deadline_seconds) as group:
         prepared = tables.prepare(mine)
         group.barrier()
