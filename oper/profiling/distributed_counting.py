@@ -72,7 +72,7 @@ def count_under_torchrun(
             with atomic_folder(output, FORMAT, overwrite) as target:
                 whole = _sum(part, target, Memory(options.limit_bytes))
                 assert whole is not None, "rank 0 has the sum"
-                whole.source |= provenance(log, tables.left_out(log))
+                whole.source |= provenance(log, prepared.left_out)
                 prepared.save_vocabularies(target)
                 whole.write(target)
     return whole

@@ -118,6 +118,8 @@ def _scalars(
         if is_text(kind.value_type):
             return _coded(column, lengths, name, location)
         column, kind = column.dictionary_decode(), kind.value_type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):  # as text files have them
+        column, kind = column.cast(pa.string()), pa.string()
     if is_text(kind):
         if not hexadecimal:
             column = _decoded(column, name, location)
