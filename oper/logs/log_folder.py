@@ -28,6 +28,7 @@ _TABLE_FORMATS = {
     ".hoodie": "Apache Hudi",
     "_spark_metadata": "Spark's structured streaming",
 }
+_MOST_LEVELS = 64
 _WHOLE = re.compile("-?[0-9]{1,18}")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})(?:-([0-9]{1,2}))?")
@@ -166,6 +167,11 @@ def _walk(
         raise OperError(f"{folder}: cannot be read ({error.strerror}); check its mode") from error
     if real in above:
         raise OperError(f"{folder}: is a link to a folder above it; remove the link")
+    if len(keys) > _MOST_LEVELS:
+        raise OperError(
+            f"{root}: expected at most {_MOST_LEVELS} partition keys, got more below it; pass the "
+            "log's files"
+        )
     if folder != root:
         _refuse_table_format(folder, root)
     for path in inside:
@@ -175,6 +181,8 @@ def _walk(
             yield _Found(path, keys)
         elif match := _PARTITION.fullmatch(path.name):
             name, value = (unquote(part) for part in match.groups())
+            if any("\ud800" <= letter <= "\udfff" for letter in name + value):
+                raise OperError(f"{str(path)!a}: expected a name in UTF-8; rename the folder")
             key = (name, None if value in ("", _NULL) else value)
             yield from _walk(path, root, (*keys, key), (*above, real))
         elif (file := _first_file(path)) is not None:
@@ -186,14 +194,18 @@ def _walk(
 
 
 def _first_file(folder: Path) -> Path | None:
-    """Return a file at any depth of a folder that is not ignored; None if there is none."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_ignored(name))
-        # os.walk does not follow links to folders.
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        for name in [*sorted(files), *links]:
-            if not _is_ignored(name) and Path(name).suffix not in _DESCRIPTIONS:
-                return Path(place, name)
+    """Return a file or link at any depth of a folder that is not ignored; None if there is none."""
+    left = [folder]
+    while left:
+        try:
+            inside = sorted(left.pop().iterdir())
+        except OSError:
+            return folder  # It may hold files.
+        for path in (p for p in inside if not _is_ignored(p.name)):
+            if os.path.isdir(path) and not path.is_symlink():
+                left.append(path)
+            elif path.suffix not in _DESCRIPTIONS:
+                return path
     return None
 
 

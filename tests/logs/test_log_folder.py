@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.dataset as ds
@@ -123,15 +124,16 @@ def test_keys_are_features_times_labels_and_numbers_if_they_are_named(tmp_path: 
         "label": "the label",
     }
     (first, *_, last) = log.batches()
-    assert (first.label.tolist(), last.label.tolist()) == ([0, 0], [1, 1])
+    np.testing.assert_array_equal(first.label, [0, 0])
+    np.testing.assert_array_equal(last.label, [1, 1])
     options = LogOptions(columns=("shop", "dt"), dense=("shop*", "b"), time="dt")
     with pytest.raises(OperError, match="both name shop"):
         open_log(tmp_path, options)
     options = LogOptions(columns=("dt", "a"), dense=("shop", "b"), time="dt")
     (first, *_, last) = open_log(tmp_path, options).batches()
     assert first.features["dt"].values.to_pylist() == ["2026-1-9"] * 2
-    assert first.dense.tolist() == [[0.5, 9], [0, 9]]
-    assert last.time.tolist() == [datetime(2026, 1, 10, tzinfo=UTC).timestamp()] * 2
+    np.testing.assert_array_equal(first.dense, [[0.5, 9], [0, 9]])
+    np.testing.assert_array_equal(last.time, [datetime(2026, 1, 10, tzinfo=UTC).timestamp()] * 2)
     assert not last.plain_time
     assert read_all(tmp_path, "shop", columns=("shop",)) == [9] * 4 + [10] * 4
 
@@ -248,6 +250,26 @@ def test_links(tmp_path: Path) -> None:
     refused(tmp_path / "log", "more", "one by one")
 
 
+def test_folders_far_below(tmp_path: Path) -> None:
+    write(tmp_path / "log" / Path(*(f"k{n}=1" for n in range(65))) / "f.csv", [1])
+    refused(tmp_path / "log", "at most 64 partition keys")
+
+
+def test_a_key_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "k=\udcff").mkdir()
+    (tmp_path / "k=\udcff" / "f.csv").write_text("a\n1\n")
+    refused(tmp_path, "udcff", "UTF-8")
+
+
+def test_a_part_of_the_files_keeps_their_keys(tmp_path: Path) -> None:
+    """Ranks that torchrun started count a part of the files each."""
+    for day in range(8, 12):
+        write(tmp_path / f"day={day}" / "f.csv", [1])
+    log = open_log(tmp_path, LogOptions(columns=("day",)))
+    found = [b.features["day"].values.tolist() for b in log.part(1, 2).batches()]
+    assert found == [[9], [11]]
+
+
 def test_numbers_of_other_scripts_in_names(tmp_path: Path) -> None:
     for name in ("²", "²2", "x²10.csv", "１"):
         write(tmp_path / f"{name}.csv", [1])
@@ -260,8 +282,8 @@ def test_columns_are_read_by_name(tmp_path: Path, suffix: str) -> None:
     table = pa.table({"y": [9.5], "b": [70], "x": [8.5], "a": [10]})
     (pacsv.write_csv if suffix == ".csv" else pq.write_table)(table, tmp_path / f"f2{suffix}")
     assert (read_all(tmp_path), read_all(tmp_path, "b")) == ([1, 2, 10], [7, 8, 70])
-    dense = [row for batch in open_log(tmp_path).batches() for row in batch.dense.tolist()]
-    assert dense == [[0.5, 2.5], [1.5, 3.5], [8.5, 9.5]]
+    dense = np.concatenate([np.asarray(batch.dense) for batch in open_log(tmp_path).batches()])
+    np.testing.assert_array_equal(dense, [[0.5, 2.5], [1.5, 3.5], [8.5, 9.5]])
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_tables_and_arrays_name_their_times(tmp_path: Path) -> None:
     """A file of tables names its columns, as --columns does, and --values names arrays."""
     (tmp_path / "t.yaml").write_text("[{name: ts, rows: 100, dim: 4, ids: hash}]")
     said = profiled(
-        tmp_path, {"user": PLAIN["ids"], "ts": seconds}, ("--tables", tmp_path / "t.yaml")
+        tmp_path, {"user": PLAIN["ids"], "ts": seconds}, ("--tables", str(tmp_path / "t.yaml"))
     )
     assert (said.status, said.errors) == (0, "")
     np.savez(tmp_path / "log.npz", ts=seconds, lengths=np.ones(SAMPLES, np.int64))
