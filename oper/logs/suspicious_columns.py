@@ -49,8 +49,8 @@ _UNKNOWN_TIMES = (0, -1)
 class Look:
     """What the first values of a column are.
 
-    time: why the column is a time; empty if it is none. finding: why it is hardly a feature; empty
-    if it may be one. different: the number of values, if nearly all differ (else 0).
+    time: why the column is a time; empty if it is not. finding: why it is hardly a feature; empty
+    if it may be a feature. different: the number of values, if nearly all differ (else 0).
     """
 
     time: str = ""

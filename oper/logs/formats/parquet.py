@@ -48,9 +48,9 @@ class ParquetSource(KnownSize):
                 first += part.num_rows
 
     def _column(self, field: Any, file: Any) -> Column:
-        """The column of a field; one of bytes is no column of ids if its first are no texts.
+        """Return the column of a field; bytes are ids only if the first values are texts in UTF-8.
 
-        Some writers store texts as bytes, so only the values tell them from other bytes.
+        Some writers store texts as bytes, so only the values tell texts from other bytes.
         """
         column = column_of(field)
         if column.kind != "ids" or not holds_bytes(field.type):
@@ -60,7 +60,7 @@ class ParquetSource(KnownSize):
                 ids_of(part.column(0), field.name, Location(self.name))
                 break
         except OperError:
-            return Column(field.name, "other", reason=f"bytes that are no UTF-8, {field.type}")
+            return Column(field.name, "other", reason=f"bytes that are not texts, {field.type}")
         except _DAMAGE as error:
             raise self._damaged(0, error) from error
         return column
