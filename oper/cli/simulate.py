@@ -120,6 +120,7 @@ def simulate(
     The defaults are Herald's settings, but for --dim, which is 512 there.
     """
     from oper.logs import LogOptions, RowReader, open_log
+    from oper.logs.table_discovery import tell_left_out
     from oper.profiling.table_options import TableOptions
     from oper.scheduler.simulator import Methods, SimulationSettings, replay
     from oper.scheduler.trace import Trace
@@ -132,6 +133,7 @@ def simulate(
     opened = open_log(log, LogOptions.of(reading))
     with progress("reading", opened.estimated_samples(), "samples") as meter:
         prepared = stated.prepare(opened, meter.advance)
+    tell_left_out(prepared.left_out)
     trace = Trace(RowReader(opened, prepared), settings.batch_size)
     with progress("replaying", opened.estimated_samples(), "samples") as meter:
         found = replay(trace, settings, methods, meter.advance)

@@ -1,5 +1,6 @@
 """A log: its files, one after another, as one stream of batches."""
 
+import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +12,11 @@ from typing import Any
 from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file, special_kind
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.columns import Column, Source, choose, left_out, no_ids
+from oper.logs.batches.columns import Column, Selection, Source, choose, left_out, no_ids
 from oper.logs.batches.log_options import LogOptions, TimeUnit
 from oper.logs.batches.number_texts import NumberTexts
+from oper.logs.log_folder import LogFile, files_in
+from oper.logs.partitioned_source import PartitionedSource
 
 
 class Log:
@@ -28,23 +31,38 @@ class Log:
         self._sources = tuple(sources)
         self._selection = choose(sources[0], options)
         for source in sources[1:]:
-            other = choose(source, options)
-            if replace(other, batch_rows=0) != replace(self._selection, batch_rows=0):
+            if difference := _difference(choose(source, options), self._selection):
+                difference += _kinds(source, sources[0])
                 raise OperError(
-                    f"{source.name}: has other columns than {sources[0].name}: "
-                    f"{_difference(other, self._selection)}; read them separately, or choose "
-                    "common columns with --columns, --dense and --label"
+                    f"{source.name}: has other columns than {sources[0].name}: {difference}; "
+                    "read them separately, or choose common columns with --columns, --dense and "
+                    "--label"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
         self.label = self._selection.label
         self.left_out = left_out(sources[0], options, self._selection)
-        self._columns: dict[str, Column] = {c.name: c for c in sources[0].columns}
+        self._columns = self._merged_columns()
         self._check_missing(options.missing)
+
+    def _merged_columns(self) -> dict[str, Column]:
+        """Return the first file's columns, each with what any file has of it."""
+        merged = {column.name: column for column in self._sources[0].columns}
+        for column in (c for s in self._sources[1:] for c in s.columns if c.name in merged):
+            known = merged[column.name]
+            if column != known:
+                merged[column.name] = replace(
+                    known,
+                    bags=known.bags or column.bags,
+                    raw=known.raw or column.raw,
+                    texts=known.texts or column.texts,
+                    doubt=known.doubt or column.doubt,
+                )
+        return merged
 
     def _check_missing(self, missing: str | None) -> None:
         """OperError where the value that means "no id" cannot be in any column of ids."""
-        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self.features)
+        texts = any(self._columns[name].texts for name in self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
                 f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
@@ -139,6 +157,10 @@ class Log:
             return self
         return Log(self._sources, replace(self.options, rows=None))
 
+    def part(self, number: int, parts: int) -> "Log":
+        """This log's files `number`, `number` + `parts`, …; there must be more than `number`."""
+        return Log(self._sources[number::parts], self.options)
+
     def in_unit(self, unit: TimeUnit | None) -> "Log":
         """This log, with the numbers of its time column read in another unit."""
         return Log(self._sources, replace(self.options, time_unit=unit))
@@ -194,10 +216,10 @@ class Log:
 def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     """Open a log; formats are recognised by the files' content.
 
-    `paths` is a file, a folder of files, several of either, or an iterable of KeyedJaggedTensor
-    batches. Files may be Criteo's TSV; CSV, JSON lines or Parquet with a column per feature; .npz
-    or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be
-    gzipped.
+    `paths` is a file, a folder of files or of partition folders, several of these, or an iterable
+    of KeyedJaggedTensor batches. Files may be Criteo's TSV; CSV, JSON lines or Parquet with a
+    column per feature; .npz or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files;
+    texts and requests may be gzipped.
     """
     from oper.logs.formats import foreign_formats
 
@@ -208,7 +230,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
         if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
         foreign_formats.refuse_urls(paths)
-        return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
+        return Log(list(_sources(_files([Path(p) for p in paths]), options)), options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
     from oper.logs.formats.keyed_jagged import KjtSource
@@ -216,25 +238,34 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     return Log([KjtSource(paths)], options)
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
+def _files(paths: Sequence[Path]) -> list[LogFile]:
     """All files of the paths and folders, without companions of a sparse .npy."""
-    files: list[Path] = []
+    files: list[LogFile] = []
     for path in paths:
-        if path.is_dir():
-            inside = [p for p in path.iterdir() if not p.is_dir() and not p.name.startswith(".")]
-            inside = [p for p in inside if p.suffix not in (".json", ".md", ".yaml")]
-            if not inside:
-                raise OperError(f"{path}: is a folder without files; pass the log's files")
-            files += sorted(inside, key=_natural)
-        else:
-            files.append(path)
-    for path in files:
-        _check_regular(path)
-    sparse = {p for p in files if p.suffix == ".npy" and "sparse" in p.name}
+        files += files_in(path) if os.path.isdir(path) else [LogFile(path)]
+    for file in files:
+        _check_regular(file.path)
+    sparse = {f.path for f in files if f.path.suffix == ".npy" and "sparse" in f.path.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")
     }
-    return [p for p in files if p not in beside]
+    return [f for f in files if f.path not in beside]
+
+
+def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
+    """The readers of files; OperError if those of one folder are of different formats."""
+    first: dict[Path, Source] = {}
+    for file in files:
+        source = _open(file.path, options)
+        if file.folder is not None:
+            other = first.setdefault(file.folder, source)
+            if type(source) is not type(other):
+                raise OperError(
+                    f"{file.folder}: expected files of one format, got {other.name} and "
+                    f"{source.name}; move the files that are not part of the log away, or pass "
+                    "those of each format by themselves"
+                )
+        yield PartitionedSource(source, file.keys) if file.keys else source
 
 
 def _check_regular(path: Path) -> None:
@@ -248,11 +279,6 @@ def _check_regular(path: Path) -> None:
             f"{path}: is {special_kind(mode)}, and a file was needed, as logs are read more than "
             "once; write its content to a file, or leave it out"
         )
-
-
-def _natural(path: Path) -> list[Any]:
-    """day_2 before day_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", path.name)]
 
 
 def _open(path: Path, options: LogOptions) -> Source:
@@ -289,12 +315,29 @@ def _open(path: Path, options: LogOptions) -> Source:
     return csv_and_criteo.open_criteo(path) or csv_and_criteo.open_csv(path, options)
 
 
-def _difference(one: Any, other: Any) -> str:
-    for what in ("features", "dense", "label", "time"):
-        a, b = getattr(one, what), getattr(other, what)
+def _difference(one: Selection, other: Selection) -> str:
+    """Say which columns only one of the selections has, in any order; empty if there are none."""
+    for role in ("features", "dense"):
+        more, fewer = set(getattr(one, role)), set(getattr(other, role))
+        more, fewer = more - fewer, fewer - more
+        if more or fewer:
+            return (
+                f"{role} {', '.join(sorted(more)) or 'none'} more, "
+                f"{', '.join(sorted(fewer)) or 'none'} fewer"
+            )
+    for role in ("label", "time"):
+        a, b = getattr(one, role), getattr(other, role)
         if a != b:
-            if isinstance(a, tuple):
-                a, b = sorted(set(a) - set(b)), sorted(set(b) - set(a))
-                return f"{what} {', '.join(a) or 'none'} more, {', '.join(b) or 'none'} fewer"
-            return f"{what} {a!r} and {b!r}"
+            return f"{role} {a!r} and {b!r}"
+    return ""
+
+
+def _kinds(one: Source, other: Source) -> str:
+    """Say how the first column that is read as another kind differs; empty if there is none."""
+    columns = {c.name: c for c in other.columns}
+    for here in one.columns:
+        there = columns.get(here.name, here)
+        if here.kind != there.kind:
+            kinds = f"{here.reason or 'ids'} here, {there.reason or 'ids'} there"
+            return f" (column {here.name!r}: {kinds})"
     return ""

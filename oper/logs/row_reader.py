@@ -10,7 +10,7 @@ from oper.logs.batches.batch import Batch, Jagged, concatenate
 from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_ids import IdMapper
-from oper.logs.table_discovery import Prepared, matched, prepare
+from oper.logs.table_discovery import Prepared, matched, prepare, tell_left_out
 from oper.logs.vocabulary import vocabulary_of
 from oper.tables.table import Table, with_missing
 
@@ -129,4 +129,5 @@ def read(
     prepared = (
         prepare(log, tables) if tables is None or folder is None else Prepared.load(tables, folder)
     )
+    tell_left_out(prepared.left_out)
     return RowReader(log, prepared).batches(batch_size)

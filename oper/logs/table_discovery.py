@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oper.base.defaults import DIM, DTYPE, OPTIMIZER
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError, OperNotice, OperWarning
 from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
@@ -43,14 +43,20 @@ _MANY_ROWS, _SPARSE = 10_000_000, 100
 # named its column, and warned of if somebody did.
 _REFUSED_ROWS = 1 << 24
 _COUNTER_BYTES = 4
+_MOST_NAMES = 20  # A notice names so many columns that are left out.
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tables whose numbers of rows are all known, and vocabularies by table name."""
+    """Tables whose numbers of rows are all known, and vocabularies by table name.
+
+    left_out: the reason of each column of the log that is in no table, if nobody named tables or
+    columns.
+    """
 
     tables: tuple[Table, ...]
     vocabularies: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def save_vocabularies(self, folder: Path | str) -> None:
         """Write them to `vocab/TABLE.parquet` below `folder`."""
@@ -132,7 +138,7 @@ def prepare(
     The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
     are for inferred tables. `all_columns`: nobody chose the columns of `tables` either, so that
     OperWarning names those that are hardly features, unless the log's options named its columns:
-    with any rule of ids.
+    with any rule of ids. Columns of times are then left out.
     `advance` is called with the number of samples read.
     """
     whole = log.whole()
@@ -160,8 +166,16 @@ def prepare(
     # Doubts are of wrong separators and the like, which choosing columns does not mend.
     for name, doubt in log.doubts(_distinct(matched(log, tables))).items():
         warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
-    tables = with_missing(tables, log.options.missing)
-    looks = first_look(whole, {t.name: t.ids.missing for t in tables}) if unnamed else {}
+    given = with_missing(tables, log.options.missing)
+    looks = first_look(whole, {t.name: t.ids.missing for t in given}) if unnamed else {}
+    # --values names the columns too.
+    times = {n: look.time for n, look in looks.items() if look.time and not log.options.values}
+    tables = tuple(table for table in given if table.name not in times)
+    if not tables:
+        raise OperError(
+            f"{log.names[0]}: expected a column of ids, got only times: {', '.join(times)}; name "
+            "the columns of ids with --columns"
+        )
     found: dict[str, str] = {}  # why a column is hardly a feature, by its name
     tables = _sized(whole, tables, inferred, looks, found, advance)
     contents = _vocabularies(whole, tables, advance)
@@ -188,7 +202,7 @@ def prepare(
     known = tuple(
         _with_vocabulary(t, contents[t.name]) if t.name in contents else t for t in tables
     )
-    return Prepared(known, contents)
+    return Prepared(known, contents, log.left_out | times if all_columns else {})
 
 
 def _with_vocabulary(table: Table, content: Any) -> Table:
@@ -203,6 +217,25 @@ def _with_vocabulary(table: Table, content: Any) -> Table:
         )
     rows = table.rows or 1 + found.values
     return replace(table, rows=rows, ids=replace(table.ids, vocabulary=found))
+
+
+def tell_left_out(left_out: Mapping[str, str], stacklevel: int = 3) -> None:
+    """Name the columns that are in no table, the first of them with each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for column, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(column or "''")
+    if by_reason:
+        parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
+        warnings.warn(
+            f"left out: {_some(parts)}; name the columns of ids with --columns",
+            OperNotice,
+            stacklevel=stacklevel,
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", … {more:,} more" if more > 0 else "")
 
 
 def _different(look: Look) -> str:

@@ -58,7 +58,7 @@ def count_under_torchrun(
         )
     if log_options.rows is not None:
         raise OperError("--rows: works in one process only; under torchrun pass the files to count")
-    mine = open_log(list(log.names[rank::ranks]), log_options)
+    mine = log.part(rank, ranks)
     with _group(rank, deadline_seconds) as group:
         prepared = tables.prepare(mine)
         group.barrier()
@@ -72,7 +72,7 @@ def count_under_torchrun(
             with atomic_folder(output, FORMAT, overwrite) as target:
                 whole = _sum(part, target, Memory(options.limit_bytes))
                 assert whole is not None, "rank 0 has the sum"
-                whole.source |= provenance(log, tables.left_out(log))
+                whole.source |= provenance(log, prepared.left_out)
                 prepared.save_vocabularies(target)
                 whole.write(target)
     return whole

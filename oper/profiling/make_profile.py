@@ -1,6 +1,5 @@
 """`oper.profile`: from a log to its profile or those of its windows, in memory or in a folder."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -8,12 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from oper.base.defaults import DEADLINE, DIM, DTYPE, EVERY, MAX_WINDOWS, OPTIMIZER, RANKS
-from oper.base.errors import OperError, OperNotice
+from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
 from oper.files.storage import atomic_folder
 from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
+from oper.logs.table_discovery import tell_left_out
 from oper.profiling.counting import Advance, CountOptions, count, provenance
 from oper.profiling.profile import (
     FORMAT,
@@ -37,8 +37,6 @@ from oper.profiling.windows import (
 # Called with the name of a stage and the samples that it reads (None: unknown), and entered while
 # the stage runs; what it yields is called with the number of samples that were read since.
 Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
-
-_MOST_NAMES = 20  # A notice names so many columns that are left out.
 
 
 @contextmanager
@@ -200,7 +198,7 @@ def profile(
 
         summed = count_under_torchrun(log, read, stated, asked, Path(output), seconds, overwrite)
         if summed is not None:
-            _tell_left_out(summed)
+            tell_left_out(summed.left_out)
         return summed
     opened = open_log(log, read)
     with atomic_folder(output, FORMAT, overwrite) if output else nullcontext() as folder:
@@ -216,7 +214,7 @@ def profile(
             found = HeldOutWindows(held_out, _samples(opened))
         with progress("finding the tables", opened.estimated_samples()) as advance:
             prepared = stated.prepare(opened, advance)
-        asked = replace(asked, windows=found, source=provenance(opened, stated.left_out(opened)))
+        asked = replace(asked, windows=found, source=provenance(opened, prepared.left_out))
         with progress("counting", opened.estimated_samples()) as advance:
             counted = count(
                 RowReader(opened, prepared),
@@ -232,7 +230,7 @@ def profile(
         if folder is not None:
             prepared.save_vocabularies(folder)
             _write(folder, counted, in_windows)
-    _tell_left_out(counted[0])
+    tell_left_out(counted[0].left_out)
     return counted if in_windows else counted[0]
 
 
@@ -295,22 +293,3 @@ def _write(folder: Path, counted: list[Profile], in_windows: bool) -> None:
         (folder / window_name(number)).mkdir(exist_ok=True)
         window.write(folder / window_name(number), sparse=True)
     write_windows(folder, counted)
-
-
-def _tell_left_out(counted: Profile) -> None:
-    """Name the columns that are in no table, the first of them with each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for column, reason in counted.left_out.items():
-        by_reason.setdefault(reason, []).append(column or "''")
-    if by_reason:
-        parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
-        warnings.warn(
-            f"left out: {_some(parts)}; name the columns of ids with --columns",
-            OperNotice,
-            stacklevel=3,
-        )
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f", … {more:,} more" if more > 0 else "")

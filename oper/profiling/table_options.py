@@ -62,10 +62,6 @@ class TableOptions:
             advance=advance,
         )
 
-    def left_out(self, log: Log) -> dict[str, str]:
-        """Why each column of the log is in no table, where neither tables nor columns are named."""
-        return log.left_out if self.tables is None else {}
-
     def _stated(self, log: Log) -> tuple[Table, ...] | None:
         """The tables as far as the options give them; None to infer them from the log."""
         kind, rows = self._rule()

@@ -22,6 +22,7 @@ from oper.base.units import finite_number, whole_number
 from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import open_log
 from oper.logs.row_reader import RowReader
+from oper.logs.table_discovery import tell_left_out
 from oper.profiling.table_options import TableOptions
 from oper.scheduler.cache import (
     MOST_WORKERS,
@@ -332,6 +333,7 @@ def simulate(
     methods = Methods.parse(policy, sync, evict)
     opened = open_log(log, LogOptions.of(reading))
     prepared = TableOptions(tables, dim, optimizer=optimizer).prepare(opened)
+    tell_left_out(prepared.left_out)
     return replay(Trace(RowReader(opened, prepared), settings.batch_size), settings, methods)
 
 

@@ -184,7 +184,7 @@ def test_a_late_fraction_is_named_by_its_line(tmp_path: Path) -> None:
 def test_huge_tables_of_columns_that_nobody_named(
     tmp_path: Path, samples: int, largest: int, fits: bool, rule: tuple[str, ...]
 ) -> None:
-    columns = {"a": [1] * samples, "at": np.full(samples, largest)}
+    columns = {"a": [1] * samples, "row": np.full(samples, largest)}
     pq.write_table(pa.table(columns), tmp_path / "log")
     kind = rule[-1] if rule else None
     stated = TableOptions(None, 4, "fp32", "none", kind, 1)
@@ -193,12 +193,12 @@ def test_huge_tables_of_columns_that_nobody_named(
     else:
         said = oper("profile", tmp_path / "log", "-o", tmp_path / "p", *rule)
         assert said.status == 2
-        assert f"log: column 'at' would be a table of {largest + 1:,} rows" in said.errors
+        assert f"log: column 'row' would be a table of {largest + 1:,} rows" in said.errors
         assert "--columns" in said.errors
         assert not (tmp_path / "p").exists()
     # Bags are columns of ids, and nothing else.
-    pq.write_table(pa.table({"at": [[largest]] * samples}), tmp_path / "bags")
-    named = open_log(tmp_path / "log", LogOptions(columns=("at",)))
+    pq.write_table(pa.table({"row": [[largest]] * samples}), tmp_path / "bags")
+    named = open_log(tmp_path / "log", LogOptions(columns=("row",)))
     for log in (named, open_log(tmp_path / "bags")):
         with warnings.catch_warnings(record=True) as said_of:
             warnings.simplefilter("always")

@@ -108,4 +108,6 @@ def is_text(kind: Any) -> bool:
         or pa.types.is_large_string(kind)
         or pa.types.is_string_view(kind)
         or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
     )

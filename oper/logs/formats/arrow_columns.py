@@ -17,21 +17,46 @@ from oper.logs.batches.timestamps import is_text, times_of
 
 # An id may be as long as a field in Python's CSV reader: hashing a longer one would take seconds.
 _MOST_TEXT_BYTES = 131_072
+_WHOLE = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 def column_of(field: Any, bags: bool = False) -> Column:
-    """What an Arrow field is read as by default."""
+    """Return the column as which an Arrow field is read by default."""
     kind = field.type
-    is_list = bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    inner = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
+    bags_of_list = is_list(kind)
+    inner = kind.value_type if bags_of_list else kind
+    if pa.types.is_dictionary(inner):
+        inner = inner.value_type
     if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
-        return Column(field.name, "other" if is_list else "dense", reason=f"numbers, {kind}")
-    if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
-        what = "times" if pa.types.is_temporal(inner) else "structures"
-        return Column(field.name, "other", reason=f"{what}, {kind}")
-    return Column(field.name, "ids", bags=bags or is_list, texts=bags or is_text(inner))
+        role: Any = "other" if bags_of_list else "dense"
+        return Column(field.name, role, reason=f"numbers, {kind}")
+    if pa.types.is_temporal(inner):
+        return Column(field.name, "other", reason=f"times, {kind}")
+    if pa.types.is_nested(inner):
+        return Column(field.name, "other", reason=f"structures, {kind}")
+    if not (is_text(inner) or any(is_kind(inner) for is_kind in _WHOLE)):
+        return Column(field.name, "other", reason=f"neither whole numbers nor texts, {kind}")
+    return Column(field.name, "ids", bags=bags or bags_of_list, texts=bags or is_text(inner))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type holds lists of any kind."""
+    return any(is_kind(kind) for is_kind in _LISTS)
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Whether an Arrow type, or that of its values, is bytes that may be texts."""
+    while is_list(kind) or pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) and not any(is_kind(kind) for is_kind in _STRINGS)
 
 
 def batch_of(
@@ -83,10 +108,9 @@ def ids_of(
     OperError where the type or a value cannot be an id.
     """
     kind = column.type
-    if pa.types.is_fixed_size_list(kind):
-        column = column.cast(pa.list_(kind.value_type))
-        kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            column = column.cast(pa.large_list(kind.value_type))
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy().astype(np.int32)
         # A bad value is reported at its bag.
         inner = _scalars(column.flatten(), name, location, hexadecimal, lengths, numbers)
@@ -107,16 +131,20 @@ def _scalars(
         if is_text(kind.value_type):
             return _coded(column, lengths, name, location)
         column, kind = column.dictionary_decode(), kind.value_type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):  # as text files have them
+        column, kind = column.cast(pa.string()), pa.string()
     if is_text(kind):
+        if not hexadecimal:
+            column = _decoded(column, name, location)
         return _texts(column, name, location, hexadecimal, lengths, numbers)
     if pa.types.is_decimal(kind):
         column, kind = _integers_of_decimals(column, name, location, lengths), pa.int64()
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
-    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+    elif not any(is_kind(kind) for is_kind in _WHOLE):
         raise OperError(
-            f"{location.file}: column {name!r} is of type {kind}, which cannot be ids; integers, "
-            "texts or lists of them were needed: leave it out with --columns"
+            f"{location.file}: expected integers, texts or lists of them in column {name!r}, got "
+            f"{kind}; leave it out with --columns, or write it as one of these"
         )
     jagged = _without_nulls(column, lengths)
     values = jagged.values.to_numpy(zero_copy_only=False)
@@ -190,9 +218,25 @@ def _texts(
     return _coded(coded, jagged.lengths, name, location)
 
 
+def _decoded(texts: Any, name: str, location: Location) -> Any:
+    """Texts of any Arrow type as strings; OperError if they are not UTF-8."""
+    kind = texts.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return texts
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise OperError(
+            f"{location.file}: expected texts in UTF-8 in column {name!r}, got {kind} that is not; "
+            "leave it out with --columns, or write it as texts or whole numbers"
+        ) from error
+
+
 def _coded(column: Any, lengths: NDArray[np.int32] | None, name: str, location: Location) -> Jagged:
     """Ids of a dictionary of texts: integers where all texts are, else the dictionary."""
-    texts = column.dictionary
+    texts = _decoded(column.dictionary, name, location)
+    if texts is not column.dictionary:
+        column = pa.DictionaryArray.from_arrays(column.indices, texts)
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > _MOST_TEXT_BYTES:
         raise OperError(

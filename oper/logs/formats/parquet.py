@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 
 from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Batch, Location
-from oper.logs.batches.columns import KnownSize, Selection
-from oper.logs.formats.arrow_columns import batch_of, column_of
+from oper.logs.batches.columns import Column, KnownSize, Selection
+from oper.logs.formats.arrow_columns import batch_of, column_of, holds_bytes, ids_of
 
+_PEEK_ROWS = 1000  # The first bytes of a column tell whether they are texts.
 # Arrow raises its own errors, and these where a schema or the size of a page is damaged.
 _DAMAGE = (OSError, ValueError, KeyError, MemoryError, OverflowError, pa.ArrowException)
 
@@ -24,7 +25,7 @@ class ParquetSource(KnownSize):
         self._path = path
         with self._open() as file:
             self.samples = file.metadata.num_rows
-            self.columns = tuple(column_of(f) for f in file.schema_arrow)
+            self.columns = tuple(self._column(f, file) for f in file.schema_arrow)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
@@ -45,6 +46,24 @@ class ParquetSource(KnownSize):
                     raise self._damaged(first, error) from error
                 yield batch
                 first += part.num_rows
+
+    def _column(self, field: Any, file: Any) -> Column:
+        """Return the column of a field; bytes are ids only if the first values are texts in UTF-8.
+
+        Some writers store texts as bytes, so only the values tell texts from other bytes.
+        """
+        column = column_of(field)
+        if column.kind != "ids" or not holds_bytes(field.type):
+            return column
+        try:
+            for part in file.iter_batches(batch_size=_PEEK_ROWS, columns=[field.name]):
+                ids_of(part.column(0), field.name, Location(self.name))
+                break
+        except OperError:
+            return Column(field.name, "other", reason=f"bytes that are not texts, {field.type}")
+        except _DAMAGE as error:
+            raise self._damaged(0, error) from error
+        return column
 
     def _damaged(self, first: int, error: Exception) -> OperError:
         return OperError(
