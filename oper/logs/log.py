@@ -10,6 +10,7 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file, special_kind
+from oper.files.what_is import written_kind
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Source, choose, left_out
 from oper.logs.batches.log_options import LogOptions, TimeUnit
@@ -185,6 +186,11 @@ def _files(paths: Sequence[Path]) -> list[Path]:
             files.append(path)
     for path in files:
         _check_regular(path)
+    for folder in dict.fromkeys(path.parent for path in files):
+        if kind := written_kind(folder):
+            raise OperError(
+                f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
+            )
     sparse = {p for p in files if p.suffix == ".npy" and "sparse" in p.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 from oper.base.defaults import DEADLINE, DIM, DTYPE, EVERY, MAX_WINDOWS, OPTIMIZER, RANKS
 from oper.base.errors import OperError, OperNotice
+from oper.base.spoken import option
 from oper.base.units import parse_bytes, parse_seconds, parse_share
 from oper.files.storage import atomic_folder
 from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
@@ -305,7 +306,7 @@ def _tell_left_out(counted: Profile) -> None:
     if by_reason:
         parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
         warnings.warn(
-            f"left out: {_some(parts)}; name the columns of ids with --columns",
+            f"left out: {_some(parts)}; name the columns of ids with {option('--columns')}",
             OperNotice,
             stacklevel=3,
         )
