@@ -96,10 +96,10 @@ def memory_limit(plan: Plan) -> str:
         return "what a rank may hold"
     capacity = sorted(plan.cost.capacity_bytes.tolist())
     held = " to ".join(dict.fromkeys(format_bytes(each) for each in (capacity[0], capacity[-1])))
-    if plan.topology.capacity is not None:
-        return f"the capacity of {held} a rank"
     if plan.limits.by_devices:
         return f"the memory that devices leave for rows, {held} a rank"
+    if plan.topology.capacity is not None:
+        return f"the capacity of {held} a rank"
     return f"the limit of {format_percent(plan.limits.extra_memory)} extra memory, {held} a rank"
 
 

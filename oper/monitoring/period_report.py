@@ -52,6 +52,7 @@ class PeriodReport:
     """
 
     DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
+    WHERE_ANY: ClassVar = ("moving",)  # in JSON where there is one
 
     period: int
     ended: float

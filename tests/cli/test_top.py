@@ -60,18 +60,20 @@ def test_a_plan_that_is_moved_to_is_not_kept_or_judged(run: Path) -> None:
         file.writelines(report.line() for report in more)
     said = fine("top", "run.jsonl")
     assert "Migrating to plans/period-3, step 12 of 40" in said
-    verdicts = [" ".join(line.split()[6:]) for line in said.splitlines()[-3:]]
-    assert verdicts == ["new plan period-3", "migrating period-4", "migrating period-3, 12/40"]
-    assert "keep" not in "".join(verdicts)
+    shown = [" ".join(line.split()) for line in said.splitlines()[-3:]]
+    ends = ["new plan period-3", "migrating period-4", "migrating period-3, 12/40"]
+    assert all(line.endswith(end) for line, end in zip(shown, ends, strict=True)), shown
+    assert "keep" not in "".join(shown)
     assert max(map(len, said.splitlines())) <= 100
-    shown = json.loads(fine("top", "run.jsonl", "--json"))
-    assert shown["moving"] == {"plan": "plans/period-3", "steps_made": 12, "steps": 40}
+    assert json.loads(fine("top", "run.jsonl", "--json"))["moving"] == {
+        "plan": "plans/period-3",
+        "steps_made": 12,
+        "steps": 40,
+    }
 
 
 def test_reports_of_earlier_versions_are_read(run: Path) -> None:
-    content = json.loads(run.read_text().splitlines()[-1])
-    del content["moving"]
-    run.write_text(json.dumps(content) + "\n")
+    assert "moving" not in run.read_text()
     assert "Replan: an iteration" in fine("top", "run.jsonl")
 
 

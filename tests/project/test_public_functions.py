@@ -167,12 +167,10 @@ def test_print_shows_the_commands_tables(folders: Folders, tmp_path: Path) -> No
         assert "--" not in re.sub("`[^`]*`", "", text), text
         assert max(map(len, text.splitlines())) <= 100
         tables = [line for line in shown.splitlines() if re.search(r"  +[0-9]", line)]
-        assert tables
+        assert tables or command[1] == "check"
         if command[0] != "compare":  # whose last column is of a clock
             for line in tables:
                 assert line.rstrip() in text.replace("oper.", ""), (command, line)
-        header = next(line for line in shown.splitlines() if len(re.findall(r"\w  +\w", line)) > 1)
-        assert header.rstrip() in text
         assert f"{made}" == text
 
 
