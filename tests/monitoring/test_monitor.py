@@ -216,7 +216,11 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
         assert written == set(made)
         last = Plan.load(made[-1])
         assert policy == "propose" or last.profile == found[policy][0][3]
-        assert f"; {made[0]}: moves of " in reports[int(made[0][-1])].sentence()
+        sentence = reports[int(made[0][-1])].sentence()
+        assert "moves of " in sentence
+        state = f"migrating to {made[0]}, not begun: " if policy == "migrate" else "new plan: "
+        assert state in sentence
+        assert made[0] in sentence
     proposed = found["propose"][0][0]
     assert sum(bool(report.new_plan) for report in proposed[2:]) == 3  # as nobody follows
     # Rows that are read now are where they are read.
@@ -321,4 +325,4 @@ def test_a_job_that_ends_with_a_period_reports_it(
 def test_a_rank_that_does_not_close_is_waited_for_until_the_deadline(ranks: Worlds) -> None:
     said = ranks.run(2, cases.one_does_not_close)
     assert "no further periods" in said[0]
-    assert "rank 0 waited for rank 1 to merge what a monitor counted" in said[0]
+    assert "rank 1 did not come within 1 s, while rank 0 waited for it to merge" in said[0]
