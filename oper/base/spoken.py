@@ -30,7 +30,7 @@ def option(flag: str, value: object = None) -> str:
     """Return the name of a setting, with a value or without: `--ids vocab`, or `ids='vocab'`."""
     name = flag.removeprefix("--").replace("-", "_")
     if value is None:
-        return spoken(flag, name)
+        return spoken(flag, f"`{name}`")
     return spoken(f"{flag} {value}", f"{name}={value!r}")
 
 

@@ -10,7 +10,7 @@ from tests.support.commands import fine
 
 
 def test_settings_have_the_names_of_whoever_is_spoken_to() -> None:
-    assert option("--hold-out") == "hold_out"
+    assert option("--hold-out") == "`hold_out`"
     assert option("--ids", "vocab") == "ids='vocab'"
     with by_command_line():
         assert option("--hold-out") == "--hold-out"
@@ -22,7 +22,7 @@ def test_settings_have_the_names_of_whoever_is_spoken_to() -> None:
 
 def test_a_command_in_a_script_leaves_the_script_its_names() -> None:
     fine("--version")
-    assert option("--columns") == "columns"
+    assert option("--columns") == "`columns`"
 
 
 def test_warnings_of_a_script_name_no_flag(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_warnings_of_a_script_name_no_flag(tmp_path: Path) -> None:
         profile = oper.profile(log)
         oper.make_plan(profile, "cpu:1", oper.Workload("training", "distinct", 64))
     said = [str(each.message) for each in found if issubclass(each.category, OperWarning)]
-    assert any("columns" in each for each in said)
+    assert any("`columns`" in each for each in said)
     assert any("extra_memory" in each for each in said)
     assert not any("--" in each for each in said), said
     done = fine("profile", log, "-o", tmp_path / "p", "-q")

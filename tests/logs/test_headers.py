@@ -65,7 +65,7 @@ def test_a_header_like_the_lines_below_is_doubted(
 ) -> None:
     (tmp_path / "log.csv").write_text(text)
     doubts = open_log(tmp_path / "log.csv").doubts
-    assert any("--no-header" in doubt for doubt in doubts.values()) == doubtful
+    assert any("no_header=True" in doubt for doubt in doubts.values()) == doubtful
     assert not open_log(tmp_path / "log.csv", LogOptions(no_header=True)).doubts
 
 
