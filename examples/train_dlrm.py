@@ -62,20 +62,60 @@ def make_dlrm(plan: oper.Plan) -> nn.Module:
 def batches(
     log: str, folder: str, plan: oper.Plan
 ) -> Iterator[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
-    """This rank's part of every batch: dense values, ids, labels."""
-    ranks, size = dist.get_world_size(), plan.workload.batch_size // dist.get_world_size()
-    for number, batch in enumerate(oper.read(log, plan.tables, folder=folder, batch_size=size)):
-        if number % ranks == dist.get_rank() and batch.samples == size:
-            yield torch.tensor(batch.dense), batch.to_kjt(), torch.tensor(batch.label)
+    """Yield this rank's part of every batch: dense values, ids, labels.
+
+    All ranks take equally many steps: what is left at the log's end, less than a batch, is dropped.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    size, mine = samples_of_a_rank(plan, ranks), None
+    for number, part in enumerate(oper.read(log, plan.tables, folder=folder, batch_size=size)):
+        if part.samples < size:
+            return
+        if number % ranks == rank:
+            mine = part
+        if number % ranks == ranks - 1:
+            assert mine is not None, "this rank's part came before the last one's"
+            yield torch.tensor(mine.dense), mine.to_kjt(), torch.tensor(mine.label)
+
+
+def samples_of_a_rank(plan: oper.Plan, ranks: int) -> int:
+    """Return the samples that a rank trains of each of the plan's batches."""
+    return max(plan.workload.batch_size // ranks, 1)
+
+
+def check_log(log: str, folder: str, plan: oper.Plan, ranks: int) -> None:
+    """End the script if the log has no whole batch, so that no rank has a step to take."""
+    samples = samples_of_a_rank(plan, ranks) * ranks
+    first = next(iter(oper.read(log, plan.tables, folder=folder, batch_size=samples)), None)
+    found = 0 if first is None else first.samples
+    if found < samples:
+        sys.exit(
+            f"{log}: expected at least {samples:,} samples, a batch of {folder}, got {found:,}; "
+            "give a longer log, or plan with a smaller --batch-size"
+        )
+
+
+def optimizer_of(model: nn.Module) -> CombinedOptimizer:
+    """Return the optimizer of tables and layers.
+
+    TorchRec leaves the tables that its plan has data-parallel, on all ranks, to the script: they
+    get the row-wise Adagrad of the others, so that the same model is trained by both plans.
+    """
+    left = dict(in_backward_optimizer_filter(model.named_parameters()))
+    copies = {name: left.pop(name) for name in [*left] if ".embedding_bags." in name}
+    parts = [
+        model.fused_optimizer,
+        KeyedOptimizerWrapper(left, lambda layers: torch.optim.Adagrad(layers, lr=0.02)),
+    ]
+    if copies:
+        parts.append(KeyedOptimizerWrapper(copies, lambda rows: RowWiseAdagrad(rows, lr=0.02)))
+    return CombinedOptimizer(parts)
 
 
 def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[float, float]:
-    """One pass over the log: median milliseconds of a step, mean loss of the last ten."""
-    layers = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
-    )
-    optimizer = CombinedOptimizer([model.fused_optimizer, layers])
+    """Train one pass over the log; return the median milliseconds of a step, and the mean loss of
+    the last ten."""
+    optimizer = optimizer_of(model)
     milliseconds, losses = [], []
     for dense, ids, labels in batches(log, folder, plan):
         start = time.perf_counter()
@@ -133,6 +173,7 @@ def main() -> None:
     options.add_argument("--counters", help="a file for what the ranks counted, of OPER's plan")
     given = options.parse_args()
     plan = oper.Plan.load(given.plan)
+    check_log(given.log, given.plan, plan, int(os.environ.get("WORLD_SIZE", plan.ranks)))
     if "RANK" not in os.environ:  # not under torchrun: start it, for the plan's ranks on this host
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         started = ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, *sys.argv[1:]]
@@ -149,6 +190,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{name:<16}{milliseconds:8.2f} ms a step, log loss {loss:.4f}")
     if dist.get_rank() == 0:
+        print("The losses differ in late digits: each plan draws its own first values of tables")
         print_traffic(by_oper, plan)
     if given.counters is not None:
         save_counters(by_oper, given.counters)

@@ -13,7 +13,7 @@ Names are loaded when they are first used: torch alone takes a second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oper.base.display import summarised_by
+from oper.base.display import printed_by, summarised_by
 
 if TYPE_CHECKING:
     from oper.analysis.plan_differences import diff as diff
@@ -155,7 +155,8 @@ __all__ = [
     "write_report",
 ]
 
-summarised_by("oper.report.notebook_summaries")  # how objects show themselves in notebooks
+summarised_by("oper.report.notebook_summaries")  # in notebooks
+printed_by("oper.cli.printed_objects")
 
 
 def __getattr__(name: str) -> Any:
@@ -165,5 +166,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names too that nobody has used yet, for completion in an interpreter."""
-    return sorted({*globals(), *__all__})
+    """Return the public names, used already or not, for completion in an interpreter."""
+    return sorted([*__all__, "__version__"])

@@ -118,8 +118,9 @@ def check_profile(plan: Plan, profile: Profile) -> None:
     """OperError where the plan was made from another profile."""
     if profile.digest != plan.profile:
         raise OperError(
-            f"the profile has the digest {profile.digest[:12]}…, and the plan was made from "
-            f"{plan.profile[:12]}…; give the profile that it was made from, or none"
+            f"expected the profile that the plan was made from (digest {plan.profile[:12]}…), got "
+            f"another one ({profile.digest[:12]}…); give that profile, or none, or make a plan "
+            "from this one"
         )
 
 

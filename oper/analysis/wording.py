@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from oper.analysis.plan_facts import Threshold
 from oper.base.formatting import (
     at_most,
+    format_bytes,
     format_digits,
     format_duration,
     format_factor,
@@ -89,11 +90,30 @@ def _longer(gap: float) -> str:
     return f"{at_most(gap)} longer than with"
 
 
+def memory_limit(plan: Plan) -> str:
+    """Return the limit on a rank's memory that a plan keeps, and what sets it."""
+    if plan.limits is None or plan.host is not None:
+        return "what a rank may hold"
+    capacity = sorted(plan.cost.capacity_bytes.tolist())
+    held = " to ".join(dict.fromkeys(format_bytes(each) for each in (capacity[0], capacity[-1])))
+    if plan.limits.by_devices:
+        return f"the memory that devices leave for rows, {held} a rank"
+    if plan.topology.capacity is not None:
+        return f"the capacity of {held} a rank"
+    return f"the limit of {format_percent(plan.limits.extra_memory)} extra memory, {held} a rank"
+
+
+def simple_plans_of(plan: Plan) -> str | None:
+    """Return `simple_plans_sentence` of a plan."""
+    seconds = plan.cost.objective_seconds
+    return simple_plans_sentence(seconds, plan.held_out, plan.simple_plans, memory_limit(plan))
+
+
 def simple_plans_sentence(
-    seconds: float, held_out: HeldOut | None, simple: Sequence[SimplePlan]
+    seconds: float, held_out: HeldOut | None, simple: Sequence[SimplePlan], limit: str
 ) -> str | None:
-    """How many times faster a plan is than placing tables without counts; None where that was not
-    priced."""
+    """Say how many times faster a plan is than placing tables without counts, or which `limit`
+    these exceed; None if that was not priced."""
     fitting = [each for each in simple if each.fits]
     parts = []
     if fitting:
@@ -102,8 +122,8 @@ def simple_plans_sentence(
         if held_out is not None and later:
             parts[0] += f" (held out: {_faster(later, held_out.objective_seconds)})"
     parts += [
-        f"{METHOD_NAMES[each.method]} does not fit: {format_factor(each.memory_factor)} times its "
-        "memory"
+        f"{METHOD_NAMES[each.method]} does not fit: it takes {format_factor(each.memory_factor)} "
+        f"times {limit}"
         for each in simple
         if not each.fits
     ]

@@ -1,4 +1,4 @@
-"""What an object says of itself in a notebook, as HTML, and to rich, as text: facts and a table."""
+"""Summaries of objects in notebooks, as HTML, and for rich, as text; and their text for `print`."""
 
 import html
 import importlib
@@ -72,11 +72,15 @@ class Summary:
 
 
 class Summarised:
-    """An object that notebooks and rich show by its summary.
+    """An object that notebooks and rich show by its summary, and `print` as the command line does.
 
-    Summaries are made in a module that stands above all that they speak of, and is imported when
-    the first is shown: `summarised_by` names it.
+    Summaries and texts are made in modules that stand above all that they speak of, and are
+    imported when the first is shown: `summarised_by` and `printed_by` name them.
     """
+
+    def __str__(self) -> str:
+        text: str = importlib.import_module(*_printers).text_of(self)
+        return text
 
     def _repr_html_(self) -> str:
         return _summary_of(self).to_html()
@@ -86,11 +90,17 @@ class Summarised:
 
 
 _makers: list[str] = []
+_printers: list[str] = []
 
 
 def summarised_by(module: str) -> None:
     """Let `summary_of` of a module, by its name, make the summaries."""
     _makers[:] = [module]
+
+
+def printed_by(module: str) -> None:
+    """Let `text_of` of a module, by its name, make the texts."""
+    _printers[:] = [module]
 
 
 def _summary_of(given: Summarised) -> Summary:

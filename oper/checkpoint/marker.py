@@ -5,6 +5,7 @@ takes its name at once; so a folder with a marker was whole when it was written.
 torch.distributed.checkpoint does not look at it. A checkpoint that torch alone wrote has none.
 """
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from oper.checkpoint.delta_rows import is_of_delta
 from oper.checkpoint.saved_index import INDEX, read_index
 from oper.files import manifest
 from oper.files.overwrite_rules import Format
+from oper.files.what_is import what_is
 
 FORMAT = Format("checkpoint.json", "oper-checkpoint", 1, "save it again by oper.save")
 
@@ -126,7 +128,8 @@ def newest(folder: Path | str) -> Path:
     if is_there(folder / FORMAT.marker):
         return folder
     if not folder.is_dir():
-        raise OperError(f"{folder}: no such folder; a checkpoint of oper.save was needed")
+        what = "no such folder" if not os.path.lexists(folder) else f"is {what_is(folder)}"
+        raise OperError(f"{folder}: {what}; expected a checkpoint: a folder that oper.save wrote")
     found = []
     for path in filter(is_there, [folder / INDEX, *sorted(folder.glob(f"*/{INDEX}"))]):
         unmarked = path.parent
@@ -143,8 +146,13 @@ def newest(folder: Path | str) -> Path:
         found.append((-1 if step is None else step, written, path))
     if not found:
         what = "torch.distributed.checkpoint wrote it: load it by that, into the state dict of the "
-        what = what + "model" if (folder / INDEX).exists() else "is it the right folder?"
-        raise OperError(f"{folder}: holds no {FORMAT.marker}, and no folder that does; {what}")
+        what += "model"
+        if not (folder / INDEX).exists():
+            what = "give the folder that was given to oper.save, or one of such folders"
+        raise OperError(
+            f"{folder}: expected a checkpoint, got {what_is(folder)}, which holds no "
+            f"{FORMAT.marker} and no folder that does; {what}"
+        )
     return max(found)[2]
 
 

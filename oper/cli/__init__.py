@@ -18,6 +18,7 @@ import typer
 from oper import __version__
 from oper.base import open_files, process_signals
 from oper.base.errors import OperError, OperNotice, OperWarning
+from oper.base.spoken import by_command_line
 from oper.cli.shared.command import CommandGroup
 from oper.cli.shared.console import complain, say, warn
 from oper.cli.shared.usage_errors import UsageError, usage_error
@@ -121,7 +122,7 @@ def _warnings_as_lines() -> Iterator[None]:
 def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
-        with process_signals.raised(), _warnings_as_lines():
+        with process_signals.raised(), by_command_line(), _warnings_as_lines():
             status = app(prog_name="oper", standalone_mode=False)
         sys.exit(status or 0)  # of typer.Exit, or of Ctrl-C
     except UsageError as error:
@@ -138,6 +139,10 @@ def main() -> None:
             complain(f"{error.strerror}; {open_files.REMEDY}")
         elif error.errno == errno.ENAMETOOLONG:
             complain(f"{str(error.filename)[:80]}…: {error.strerror}")
+        elif isinstance(error, PermissionError) and error.filename is not None:
+            complain(
+                f"{error.filename}: {error.strerror}; allow it (chmod), or choose another path"
+            )
         else:
             raise
         sys.exit(2)

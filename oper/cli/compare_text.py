@@ -14,6 +14,7 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
+from oper.base.spoken import spoken
 from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
         for line in verdict(run):
             out.print(line)
     out.print()
+    detailed = spoken("-v prints", "to_json() has")
     out.print(
         "Iterations are predicted, of moving embedding rows alone: without latency, sorts and "
-        "dense layers." + ("" if verbose else " -v prints memory, lookups and traffic of the ranks")
+        "dense layers."
+        + ("" if verbose else f" {detailed} memory, lookups and traffic of the ranks")
     )
 
 
@@ -72,7 +75,11 @@ def _limits(run: "Comparison", with_threshold: bool) -> str:
         held = dict.fromkeys(format_bytes(c) for c in sorted(run.capacity_bytes.tolist()))
         limits = f"{' to '.join([*held][:: max(len(held) - 1, 1)])} of memory a rank"
     else:
-        limits = f"{format_percent(run.limits.extra_memory)} of extra memory for copies"
+        most = format_bytes(int(run.capacity_bytes.max()))
+        limits = (
+            f"{format_percent(run.limits.extra_memory)} of extra memory for copies, at most {most} "
+            "a rank"
+        )
     if with_threshold:
         limits += f", partitions of at most {format_percent(run.asked.threshold)}"
     return limits

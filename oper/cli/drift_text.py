@@ -9,6 +9,7 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
+from oper.base.spoken import all_figures, option, spoken
 from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
         out.print(_tables(tables))
         left_out = len(drift.tables) - min(len(tables), _MOST_TABLES)
         if left_out:
-            out.print(f"and {plural(left_out, 'table')} that lost less; --json has them all")
+            out.print(f"and {plural(left_out, 'table')} that lost less; {all_figures()} them all")
         out.print("times are the table's part of a rank's iteration, the mean over ranks")
         out.print()
     _print_ranks(out, drift.rank_seconds)
@@ -52,16 +53,17 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     data, fresh = _judged_on(drift, profile)
     under = f"{data} {what}"
     if drift.verdict == "replan":
+        again = spoken(f"oper replan {plan} {profile} -o NEW", "oper.replan(plan, profile)")
         first = (
             f"Replan: {under} {longer} longer than with {fresh}, more than the "
-            f"{tolerated} that --worse tolerates. Run: oper replan {plan} {profile} -o NEW"
+            f"{tolerated} that {option('--worse')} tolerates. Run: {again}"
         )
     elif drift.judged_worse < _NO_LOSS:
         first = f"Keep {plan}: {under} no longer than with {fresh}"
     else:
         first = (
             f"Keep {plan}: {under} {longer} longer than with {fresh}, "
-            f"and --worse tolerates {tolerated}"
+            f"and {option('--worse')} tolerates {tolerated}"
         )
     sentences = [first]
     losing = _losing(drift)
@@ -155,7 +157,7 @@ def _print_ranks(out: Any, ranks: "RankSeconds") -> None:
     if len(shown) < len(of_ranks):
         out.print(
             f"the {len(shown)} slowest; the fastest of {len(of_ranks):,} takes "
-            f"{format_duration(float(ranks.now.min()))}. --json has them all"
+            f"{format_duration(float(ranks.now.min()))}. {all_figures()} them all"
         )
 
 
@@ -231,13 +233,13 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (
             f"Replan: with {plan} an iteration takes up to {worst} longer than with a plan made "
-            f"from scratch, and more than the {tolerated} that --worse tolerates in "
+            f"from scratch, and more than the {tolerated} that {option('--worse')} tolerates in "
             f"{len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
         )
     return (
         f"Keep {plan}: in no window of {profile} does an iteration take more than "
-        f"{worst} longer than with a plan made from scratch, and --worse tolerates {tolerated}. "
-        f"{cost}"
+        f"{worst} longer than with a plan made from scratch, and {option('--worse')} tolerates "
+        f"{tolerated}. {cost}"
     )
 
 

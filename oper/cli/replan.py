@@ -1,25 +1,16 @@
 """`oper replan`: a new plan from an older one, moving only rows for which that pays."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
 from oper.base.defaults import HORIZON
-from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.base.units import parse_share
+from oper.cli.replan_text import print_replan
 from oper.cli.shared.command import ConfigurableCommand
-from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
-
-if TYPE_CHECKING:
-    from oper.planner.replan.replan_one_memory import CarriedOver, Replanned
-
-_MOST_RANKS = 8
-_MOST_NAMES = 4  # of tables
-_SHOWN = 5e-5  # shares below this are 0.00 %
-
 
 _EXAMPLES = """
 oper replan plan windows@3 -o plan-new --horizon 100000
@@ -98,235 +89,9 @@ def replan(
         made.plan.save(output, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
 
-    def show() -> None:
-        _print(made, str(plan), str(output), profile)
-        if curve:
-            _print_curve(new_console(), made)
-
-    emit(as_json, content, show, written=True)
-
-
-def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
-    out = new_console()
-    carried = made.carried_over
-    if carried is not None:
-        out.print(carried_sentence(carried, made.plan.ranks, old))
-    out.print(replan_sentence(made, old, new, profile))
-    out.print()
-    unseen = made.held_out
-    later = [] if unseen is None else ["held out"]
-    links_first = made.plan.asked.balance == "link"
-    aimed = [[format_duration(seconds)] if links_first else [] for seconds in made.aimed]
-    links = ["slowest link"] if links_first else []
-    table = new_table(
-        "plan", "iteration", *links, *later, "rows moved", "bytes moved", "time to move"
+    emit(
+        as_json,
+        content,
+        lambda: print_replan(made, str(plan), str(output), profile, curve),
+        written=True,
     )
-    of_later = (
-        [[]] * 3
-        if unseen is None
-        else [[s] for s in (unseen.old_seconds, unseen.new_seconds, unseen.fresh_seconds)]
-    )
-    held_out = [[format_duration(seconds) for seconds in each] for each in of_later]
-    if carried is None:
-        table.add_row(
-            "as it was", format_duration(made.old_seconds), *aimed[0], *held_out[0], "0", "0 B", "-"
-        )
-    as_carried = (
-        []
-        if carried is None
-        else [
-            (
-                "carried over",
-                made.old_seconds,
-                aimed[0] + held_out[0],
-                carried.migration,
-                carried.migration.seconds(made.plan.topology),
-            )
-        ]
-    )
-    for label, seconds, on_later, moved, moving_seconds in (
-        *as_carried,
-        (
-            "replanned",
-            made.new_seconds,
-            aimed[1] + held_out[1],
-            made.migration,
-            made.migration_seconds,
-        ),
-        (
-            "from scratch",
-            made.fresh_seconds,
-            aimed[2] + held_out[2],
-            made.fresh_migration,
-            made.fresh_migration_seconds,
-        ),
-    ):
-        table.add_row(
-            label,
-            format_duration(seconds),
-            *on_later,
-            f"{moved.rows:,}",
-            format_bytes(moved.link_bytes),
-            format_duration(moving_seconds),
-        )
-    out.print(table)
-    changed = made.moves.changed_rows
-    if carried is not None:
-        out.print(placed_text(made))
-    elif changed and made.gain_share is not None and made.bytes_share is not None:
-        out.print(
-            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch"
-            f"{' on the slowest link' if links_first else ''}, for "
-            f"{format_share(made.bytes_share)} of its bytes, on the data that both were made from"
-        )
-    out.print(held_out_text(made))
-    if not changed:
-        return
-    out.print(
-        f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
-        f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
-    )
-    _print_links(out, made.migration.bytes_by_link.tolist())
-
-
-def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
-    """What is not as in the plan `old`."""
-    tables = carried.tables
-    said = [
-        f"{plural(len(names), 'table')} {what} ({_first_names(names)})"
-        for what, names in (
-            ("grew", tables.grown),
-            ("new", tables.new),
-            ("gone", tables.dropped),
-        )
-        if names
-    ]
-    if ranks != carried.old_ranks:
-        said.append(f"{plural(ranks, 'rank')} instead of {carried.old_ranks}")
-    return f"Since {old}: {'; '.join(said)}" if said else f"Since {old}: other links or limits"
-
-
-def _first_names(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
-
-
-def placed_text(made: "Replanned") -> str:
-    """What rows are new, and how far the new plan is from one made from scratch."""
-    rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
-    longer = made.new_seconds / made.fresh_seconds - 1
-    gap = (
-        f"takes {format_share(longer, 2)} longer than a plan made from scratch"
-        if longer > _SHOWN
-        else "takes no longer than a plan made from scratch"
-    )
-    if rows:
-        return (
-            f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved; an "
-            f"iteration {gap}"
-        )
-    return f"An iteration {gap}"
-
-
-def held_out_text(made: "Replanned") -> str:
-    """How much of the gain is left on data that the plans were not made from."""
-    from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
-
-    found = made.held_out
-    if found is None:
-        return f"{NOT_MEASURED}, where a plan gains less"
-    said = f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')})"
-    gain, promised = found.old_seconds - found.new_seconds, made.old_seconds - made.new_seconds
-    if gain <= 0:
-        return f"{said} the new plan gains nothing over the old one"
-    if promised <= 0:
-        return f"{said} it gains {format_duration(gain)} an iteration"
-    return (
-        f"{said} the new plan gains {format_duration(gain)} an iteration, "
-        f"{format_share(gain / promised, 0)} of what it gains on those it was made from"
-    )
-
-
-def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
-    """What was gained with the plan `new`, and by how much moving; or that nothing moves."""
-    before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
-    within = f"pays off within {made.horizon:,} iterations (--horizon)"
-    most = made.max_move_bytes
-    limited = "" if most is None else f", and at most {format_bytes(most)} move (--max-move)"
-    fits = "" if most is None else f" and takes at most {format_bytes(most)} (--max-move)"
-    if made.carried_over is not None:
-        return (
-            f"{new}: under {profile} an iteration takes {after}, and {before} if rows of {old} "
-            f"moved only where they must; each further move {within}{limited}"
-        )
-    if not made.moves.changed_rows:
-        return (
-            f"{new}: nothing moves, as no move {within}{fits}; under {profile} an "
-            f"iteration of {old} takes {before}"
-        )
-    return (
-        f"{new}: under {profile} an iteration takes {after} instead of "
-        f"{before} with {old}, for moving {format_bytes(made.migration.link_bytes)} once; "
-        f"each move {within}{limited}"
-    )
-
-
-def _print_curve(out: Any, made: "Replanned") -> None:
-    """What limits on the bytes leave, beside the plan from scratch as far as it can be reached."""
-    out.print()
-    if not made.curve:
-        out.print("No curve: nothing pays within the horizon")
-        return
-    links_first = made.plan.asked.balance == "link"
-    table = new_table(
-        "--max-move",
-        "bytes moved",
-        "slowest link" if links_first else "iteration",
-        "of the gain",
-        "new plan, cut",
-        "of the gain",
-    )
-    before, after = made.aimed.old, made.aimed.fresh
-
-    def of_gain(seconds: float) -> str:
-        return format_share((before - seconds) / (before - after), 1) if before > after else "-"
-
-    for point in made.curve:
-        cut = point.cut_aimed_seconds
-        table.add_row(
-            format_bytes(point.most_bytes),
-            format_bytes(point.moved_bytes),
-            format_duration(point.aimed_seconds),
-            of_gain(point.aimed_seconds),
-            "-" if cut is None else format_duration(cut),
-            "-" if cut is None else of_gain(cut),
-        )
-    out.print(table)
-    out.print(
-        "new plan, cut: as many bytes of the moves to the plan from scratch, of whose gain these "
-        "are shares"
-    )
-
-
-def _print_links(out: Any, matrix: list[list[float]]) -> None:
-    """Bytes by link, from ranks that are gone too; with many ranks only the links with most."""
-    ranks, sources = len(matrix), len(matrix[0])
-    if sources <= _MOST_RANKS:
-        out.print("bytes sent to a rank (line) by another (column):")
-        table = new_table("to \\ from", *(str(rank) for rank in range(sources)))
-        for reader, row in enumerate(matrix):
-            cells = ["-" if r == reader else format_bytes(b) for r, b in enumerate(row)]
-            table.add_row(str(reader), *cells)
-        out.print(table)
-        return
-    links = [
-        (matrix[to][source], source, to)
-        for to in range(ranks)
-        for source in range(sources)
-        if to != source and matrix[to][source]
-    ]
-    table = new_table("from", "to", "bytes", left=2)
-    for amount, source, to in sorted(links, reverse=True)[:_MOST_RANKS]:
-        table.add_row(str(source), str(to), format_bytes(amount))
-    out.print(table)
-    if len(links) > _MOST_RANKS:
-        out.print(f"and {len(links) - _MOST_RANKS:,} more pairs of ranks; --json has them all")

@@ -171,10 +171,11 @@ def _print(found: "Simulation") -> None:
         out.print()
         out.print("Not exact: reads may lack updates of earlier iterations")
         out.print(_table(found, others, "reads that\nlack updates", _risk))
+    tier = " and the tier" if not _to_peers(found) else ", the tier and workers among themselves"
     out.print(
-        "sent: rows and gradients between caches and the tier, the sum of pulls and pushes; saved: "
-        f"against {_shown(_reference(found))}; hits: reads that a cache served; ms a batch: to "
-        "dispatch and replay it here"
+        f"sent: rows and gradients that caches{tier} send and get, the sum of pulls and pushes; "
+        f"saved: against {_shown(_reference(found))}; hits: reads that a cache served; ms a batch: "
+        "to dispatch and replay it here"
     )
 
 
@@ -185,7 +186,9 @@ def _table(
     risk: "Callable[[SimulatedRun], str]",
 ) -> "Table":
     """A line for each of some runs, which ends with what its reads lack and with the time."""
-    columns = ("sent", "saved", "miss\npull", "update\npush", "evict\npush", "hits", "link\ntime")
+    peers = _to_peers(found)
+    pushes = ["update\npush", "evict\npush", *(["peer\npush"] if peers else [])]
+    columns = ("sent", "saved", "miss\npull", *pushes, "hits", "link\ntime")
     table = new_table("dispatch, sync", *columns, last, "ms a\nbatch")
     first = found.runs[_reference(found)].total
     for name, run in runs.items():
@@ -196,12 +199,18 @@ def _table(
             f"{run.miss_pull:,}",
             f"{run.update_push:,}",
             f"{run.evict_push:,}",
+            *([f"{run.peer_push:,}"] if peers else []),
             format_share(run.hit_ratio or 0.0, 1),
             format_duration(run.cost_seconds),
             risk(run),
             f"{run.dispatch.total:.2f}",
         )
     return table
+
+
+def _to_peers(found: "Simulation") -> bool:
+    """Whether a run sends rows straight to other workers, by `peer` or FAE's AllReduce."""
+    return any(run.peer_push for run in found.runs.values())
 
 
 def _wrong_reads(run: "SimulatedRun") -> str:

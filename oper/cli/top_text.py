@@ -119,7 +119,7 @@ def _periods(reports: "list[PeriodReport]") -> Any:
     first = max(
         (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
     )
-    made_plans = any(report.new_plan for report in reports[first:])
+    made_plans = any(_plan_of(report) for report in reports[first:])
     more = ["new plan"] if made_plans else []
     table = new_table(
         "period", "iterations", "running plan", "from scratch", "longer", "gain", "verdict", *more
@@ -134,8 +134,17 @@ def _periods(reports: "list[PeriodReport]") -> Any:
                 format_share(found.worse),
                 format_duration(found.gain_seconds),
             ]
-        plan = [printable(PurePath(report.new_plan).name)] if made_plans else []
+        plan = [printable(_plan_of(report))] if made_plans else []
         table.add_row(
             f"{report.period:,}", f"{report.iterations:,}", *figures, report.verdict, *plan
         )
     return table
+
+
+def _plan_of(report: "PeriodReport") -> str:
+    """Return the new plan that a period made or whose rows move, with its steps; "" if none."""
+    moving = report.moving
+    name = PurePath(moving.plan if moving else report.new_plan).name
+    if moving is None or not moving.steps:
+        return name
+    return f"{name}, {moving.steps_made:,}/{moving.steps:,}"

@@ -84,6 +84,8 @@ def _opened(path: Path | str, kind: Kind) -> BufferedReader:
         return open(path, "rb", opener=_open_at_once)
     except FileNotFoundError as error:
         raise OperError(f"{path}: no such file; {kind.name} was needed") from error
+    except IsADirectoryError as error:
+        raise OperError(f"{path}: expected {kind.name}, got a folder; give a file") from error
     except (OSError, ValueError) as error:  # A path with a null character is a ValueError.
         reason = getattr(error, "strerror", None) or error
         raise OperError(f"{path}: cannot be opened ({reason}); {kind.name} was needed") from error

@@ -16,6 +16,7 @@ from oper.base.errors import OperError
 from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import canonical_json, read_json, with_matrix_texts, write_json
 from oper.files.overwrite_rules import Format
+from oper.files.what_is import what_is, written_kind
 
 _HASH_BLOCK_BYTES = 1 << 22
 _OWN_DIGEST = "sha256"
@@ -60,11 +61,13 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     """
     path = Path(path)
     marker, schema = kind.marker, kind.schema
-    if not path.is_dir():
-        raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
-    if not (path / marker).is_file():
-        found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
-        raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
+    if not os.path.lexists(path):
+        raise OperError(f"{path}: no such folder; expected {kind.name}{_remedy(path, kind)}")
+    if not _is_file(path / marker):
+        raise OperError(
+            f"{path}: expected {kind.name} (a folder with a {marker}), got {what_is(path)}"
+            f"{_remedy(path, kind)}"
+        )
     content = read_json(path / marker, MARKER)
     if not kind.has_schema(content):
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
@@ -82,6 +85,26 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
             "damaged: copy or write the folder again"
         )
     return content
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there, and the folder that it is in can be read."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
+
+
+def _remedy(path: Path, kind: Format) -> str:
+    """Return the command that makes a folder of a kind, of what is at the path if it can be."""
+    if kind.command is None:
+        return "; give another folder"
+    command, which = kind.command, "make one"
+    if "LOG" in command and path.is_file():
+        command, which = command.replace("LOG", str(path)), "if it is a log, profile it first"
+    elif "PROFILE" in command.split(" -o ")[0] and written_kind(path) == "a profile":
+        command, which = command.replace("PROFILE", str(path)), "plan for it first"
+    return f"; {which}: `{command}`"
 
 
 def verify_files(folder: Path | str, described: Any, digests: bool) -> None:

@@ -23,7 +23,7 @@ class Format(NamedTuple):
     """A kind of folder: the name of its marker, and the schema and version in it.
 
     Only this version is read. Folders of earlier ones may have stated `old_schema` instead.
-    `again` says how to make such a folder anew.
+    `again` says how to make such a folder anew, and `command` which command makes one.
     """
 
     marker: str
@@ -31,6 +31,12 @@ class Format(NamedTuple):
     version: int
     again: str
     old_schema: str | None = None
+    command: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What such a folder is: `a plan`."""
+        return f"a {Path(self.marker).stem}"
 
     def has_schema(self, content: Any) -> bool:
         """Whether the content of a marker is of this kind, of whatever version."""

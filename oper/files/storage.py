@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+import tempfile
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ _HEADERS = {
 # each level of a folder, and one to list it.
 _TO_REMOVE = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+_NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EOPNOTSUPP)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -88,12 +90,27 @@ def check_output(path: Path | str, kind: Format | None = None, overwrite: bool =
             raise OperError(
                 f"{path}: {above} is a file, and a folder was needed; choose another path"
             )
+        _check_writable(path, above)
         temporaries.sweep(target, lambda old: kind is not None and is_wholly(old, kind))
         refusal = _refusal(target, kind, overwrite)
     except OSError as error:
         raise _write_error(path, error) from error
     if refusal:
         raise OperError(f"{path}: {refusal}")
+
+
+def _check_writable(path: Path, folder: Path) -> None:
+    """OperError if no file can be made in the folder in which `path` is to be written."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        reason = error.strerror if error.errno != errno.ENOENT else "its file system makes none"
+        raise OperError(
+            f"{path}: no file can be made in {folder} ({reason}); choose a path in a folder that "
+            "you may write to"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file, special_kind
+from oper.files.what_is import written_kind
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Selection, Source, choose, left_out, no_ids
 from oper.logs.batches.log_options import LogOptions, TimeUnit
@@ -245,6 +246,11 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
         files += files_in(path) if os.path.isdir(path) else [LogFile(path)]
     for file in files:
         _check_regular(file.path)
+    for folder in dict.fromkeys(file.path.parent for file in files):
+        if kind := written_kind(folder):
+            raise OperError(
+                f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
+            )
     sparse = {f.path for f in files if f.path.suffix == ".npy" and "sparse" in f.path.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from oper.base.spoken import option
 from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.text_numbers import decimals
@@ -169,7 +170,7 @@ class StrayValue:
         return (
             f"{self._first}, is no row id from 0 to {self._rows - 1:,}, so all values of the "
             "column get a vocabulary and its row numbers; if the value is wrong, correct the log, "
-            "or pass --missing where it means that there is no id"
+            f"or pass {option('--missing')} where it means that there is no id"
         )
 
     def _are_rows(self, ids: Jagged) -> NDArray[np.bool_]:

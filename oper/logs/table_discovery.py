@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError, OperNotice, OperWarning
 from oper.base.formatting import format_bytes
+from oper.base.spoken import option
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
@@ -195,7 +196,7 @@ def prepare(
     for name, finding in found.items():
         warnings.warn(
             f"column {name!r}: {finding}; if it is a time or the number of a sample, leave it out: "
-            "name the columns of ids with --columns (from Python: columns=…)",
+            f"name the columns of ids with {option('--columns')}",
             OperWarning,
             stacklevel=2,
         )
@@ -227,7 +228,7 @@ def tell_left_out(left_out: Mapping[str, str], stacklevel: int = 3) -> None:
     if by_reason:
         parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
         warnings.warn(
-            f"left out: {_some(parts)}; name the columns of ids with --columns",
+            f"left out: {_some(parts)}; name the columns of ids with {option('--columns')}",
             OperNotice,
             stacklevel=stacklevel,
         )
@@ -313,7 +314,7 @@ def _sized(
                     f"table {table.name!r}: gets {rows:,} rows, as its largest id is {rows - 1:,}, "
                     f"and {format_bytes(_COUNTER_BYTES * rows)} of counters, and the log has "
                     f"{samples:,} samples; if so many are not meant, correct that id, or pass "
-                    "--ids vocab, which counts only the values that occur",
+                    f"{option('--ids', 'vocab')}, which counts only the values that occur",
                     OperWarning,
                     stacklevel=3,
                 )

@@ -20,6 +20,7 @@ from oper.base.defaults import HORIZON
 from oper.base.errors import OperError
 from oper.base.formatting import plural
 from oper.monitoring.gather_counts import MonitoredRanks
+from oper.monitoring.period_report import Moving
 from oper.plan.plan import Plan
 from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_one_memory import Replanned
@@ -52,15 +53,16 @@ class FollowedPlans:
         self.migration: Migration | None = None
         self._calls = 0
         self._proposed = _NONE  # on rank 0: the period of a plan that the ranks do not know yet
+        self._period = _NONE  # of the plan that rows move to
 
-    def on_the_way(self) -> str:
-        """How far rows are on their way, if they are or will be soon: the running plan is not to be
-        judged then. "" where they are not."""
+    def moving(self) -> Moving | None:
+        """Return how far rows are on their way, if they are or will be soon: the running plan is
+        not to be judged then. None if they are not."""
         if (migration := self.migration) is not None:
-            made, steps = migration.steps_made, plural(migration.steps, "step")
-            return f"rows move to a new plan, {made:,} of {steps} made"
-        soon = self.policy == "migrate" and self._proposed != _NONE
-        return "rows are about to move to a new plan" if soon else ""
+            return Moving(str(self._folder_of(self._period)), migration.steps_made, migration.steps)
+        if self.policy == "migrate" and self._proposed != _NONE:
+            return Moving(str(self._folder_of(self._proposed)))
+        return None
 
     def made(
         self, plan: Plan, counts: Profile, verdict: str, period: int
@@ -100,6 +102,7 @@ class FollowedPlans:
         period = int(np.frombuffer(ranks.gather(mine, "tell of a new plan")[0], np.int64)[0])
         if period == _NONE:
             return None
+        self._period = period
         try:
             self.migration = migrate(model, self._folder_of(period))
         except OperError as error:

@@ -161,8 +161,11 @@ class Monitor:
         self.plan = found
 
     def close(self) -> None:
-        """Stop counting, and wait until what is being told is told. The running period is left
-        as it is; `report` ends it."""
+        """Stop counting, and wait until what is being told is told. A period that is complete is
+        reported; an incomplete one is left as it is, and `report` ends it. Only for a complete
+        period the ranks wait for each other."""
+        if not self._closed and self._iterations - self._began == self._period:
+            self._end_period_in_passing()
         self._closed = True
         self._watching.close()
         if self._teller is not None:
@@ -205,10 +208,10 @@ class Monitor:
         return self._ranks.gather_on_first(mine, "merge what a monitor counted")
 
     def _end_period_in_passing(self) -> None:
-        """End a period in a step, which is not to fail because of that."""
+        """End a period in a step, or at the job's end, which is not to fail because of that."""
         try:
             self._end_period(wait=False)
-        except OperError as error:
+        except Exception as error:  # of gloo too, where the job has ended its process group
             self._period = None
             LOG.error("no further periods: %s", error)
 
@@ -260,7 +263,7 @@ class Monitor:
         not to end a job."""
         try:
             self._add(messages)
-            found = replace(found, period=self._counts.periods)
+            found = replace(found, period=self._counts.periods, moving=self._followed.moving())
             window = self._counts.end_period()
             if window is not None:
                 accesses = int(window.accesses_of_tables.sum())
@@ -285,8 +288,8 @@ class Monitor:
         why_not = why_not_judged(window, self.plan.ranks)
         if not judges:
             why_not = "the period before was still being judged"
-        elif moving := self._followed.on_the_way():
-            why_not = moving
+        elif found.moving is not None:
+            why_not = "rows are on their way"
         total = self._counts.before
         if why_not or total is None:
             return replace(found, why_not_judged=why_not)
@@ -298,6 +301,7 @@ class Monitor:
             judgement=replace(judgement, move=None if made is None else Move.of(made)),
             why_not_judged="",
             new_plan=folder,
+            moving=self._followed.moving(),
         )
 
     def _named(self, total: Profile) -> Profile:

@@ -25,6 +25,21 @@ _LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
 
 
 @dataclass(frozen=True)
+class Moving:
+    """The plan's folder that a model's rows move to, and the steps of the migration: how many were
+    made, and of how many; 0 of 0 before the ranks have begun."""
+
+    plan: str
+    steps_made: int = 0
+    steps: int = 0
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"migrating to {self.plan}, not begun"
+        return f"migrating to {self.plan}, step {self.steps_made:,} of {self.steps:,}"
+
+
+@dataclass(frozen=True)
 class PeriodReport:
     """A period of a run.
 
@@ -32,10 +47,12 @@ class PeriodReport:
     far, how many iterations the ranks have begun. iterations: of this period, and how many of them
     were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
     samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
-    where there is one. new_plan: the folder of the plan that was made; "" where none was.
+    where there is one. new_plan: the folder of the plan that was made; "" where none was. moving:
+    the migration that goes on as the period ends, or begins with the new plan; None: there is none.
     """
 
     DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
+    WHERE_ANY: ClassVar = ("moving",)  # in JSON where there is one
 
     period: int
     ended: float
@@ -50,6 +67,7 @@ class PeriodReport:
     judgement: Judgement | None
     why_not_judged: str
     new_plan: str = ""
+    moving: Moving | None = None
 
     @property
     def batch_size(self) -> float:
@@ -58,7 +76,14 @@ class PeriodReport:
 
     @property
     def verdict(self) -> str:
-        """keep, replan, or not judged."""
+        """The state of the plan: keep, replan, not judged, new plan, or migrating.
+
+        Moves may pay though the plan is good enough to keep: the state then is the new plan.
+        """
+        if self.moving is not None:
+            return "migrating"
+        if self.new_plan:
+            return "new plan"
         return "not judged" if self.judgement is None else self.judgement.verdict
 
     def to_json(self) -> dict[str, Any]:
@@ -104,10 +129,11 @@ class PeriodReport:
     def judged(self) -> str:
         """The verdict and its reason."""
         found = self.judgement
+        state = self.verdict if self.moving is None else str(self.moving)
         if found is None:
-            return f"not judged: {self.why_not_judged}"
+            return f"{state}: {self.why_not_judged}" if self.moving is None else state
         said = (
-            f"{found.verdict}: an iteration is priced {format_duration(found.now_seconds)}, with a "
+            f"{state}: an iteration is priced {format_duration(found.now_seconds)}, with a "
             f"plan from scratch {format_duration(found.fresh_seconds)} "
             f"({format_share(found.worse)} longer, {format_percent(found.threshold)} tolerated)"
         )
@@ -116,7 +142,8 @@ class PeriodReport:
         after = found.move.pays_after_iterations
         pays = "never pay" if after is None else f"pay after {plural(after, 'iteration')}"
         moves = f"moves of {format_bytes(found.move.bytes)} {pays}"
-        return f"{said}; {self.new_plan}: {moves}" if self.new_plan else f"{said}; {moves}"
+        named = self.new_plan and self.moving is None
+        return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
         """Figures for a dashboard, by name."""

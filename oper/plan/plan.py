@@ -48,7 +48,14 @@ if TYPE_CHECKING:
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
 VERSION = 4
-FORMAT = Format(MARKER, SCHEMA, VERSION, "plan again with this oper", "oper-plan")
+FORMAT = Format(
+    MARKER,
+    SCHEMA,
+    VERSION,
+    "plan again with this oper",
+    "oper-plan",
+    "oper plan PROFILE --topology NAME -o PLAN",
+)
 
 # Bytes of a sum for a byte of its rows: float32 of rows in 8 bits or more, one row at the least.
 _MOST_RATIO = 5.0

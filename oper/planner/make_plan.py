@@ -14,6 +14,7 @@ from oper.base import native
 from oper.base.errors import OperWarning, check_type
 from oper.base.formatting import plural
 from oper.base.portable_math import dot
+from oper.base.spoken import option, spoken
 from oper.cost.workload import Fetch, Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -120,8 +121,9 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     found = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
     if topology.ranks == 1:
         found.append(
-            "there is one rank, which holds every row: --mode and --fetch change the figures but "
-            "not the plan; --extra-memory, --threshold, --dob and --balance have no effect"
+            f"there is one rank, which holds every row: {option('--mode')} and {option('--fetch')} "
+            f"change the figures but not the plan; {option('--extra-memory')}, "
+            f"{option('--threshold')}, {option('--dob')} and {option('--balance')} have no effect"
         )
     samples = workload.batch_size / topology.ranks
     if workload.fetch == "distinct" and not isinstance(problem.topology, RelayedTopology):
@@ -130,8 +132,8 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
         raw = float(dot(weight, classes.expected)) / max(profile.samples, 1) * samples
         if raw - float(dot(weight, classes.D)) <= _NO_SAVING * raw:
             found.append(
-                f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "
-                "almost never read a row twice"
+                f"{option('--fetch', 'distinct')}: has no effect here, as the {samples:g} samples "
+                "of a rank almost never read a row twice"
             )
     measured = profile.distinct
     uses_distinct = workload.training or workload.fetch == "distinct"
@@ -140,7 +142,8 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
         found.append(
             f"distinct rows were measured for batches of {measured.batch_size:,} on "
             f"{plural(measured.ranks, 'rank')}, and this plan is for "
-            f"{workload.batch_size:,} on {topology.ranks:,}: profile with --batch-size "
-            f"{workload.batch_size} --ranks {topology.ranks} for closer figures"
+            f"{workload.batch_size:,} on {topology.ranks:,}: profile with "
+            f"{option('--batch-size', workload.batch_size)}{spoken(' ', ', ')}"
+            f"{option('--ranks', topology.ranks)} for closer figures"
         )
     return [sentence for sentence in found if sentence]

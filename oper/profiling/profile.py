@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from oper.base.errors import OperError, OperNotice, check_type
+from oper.base.spoken import option
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder, load_array, save_array
@@ -60,7 +61,13 @@ MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
 BAG_LENGTHS = "bag_lengths.npy"
 _WINDOW = re.compile("[0-9]{1,9}")
-FORMAT = Format(MARKER, "oper.profile", 4, "profile the log again with this oper")
+FORMAT = Format(
+    MARKER,
+    "oper.profile",
+    4,
+    "profile the log again with this oper",
+    command="oper profile LOG -o PROFILE",
+)
 
 
 @dataclass(eq=False)
@@ -354,8 +361,8 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     first = profiles[0]
     if any(profile.holds_out for profile in profiles):
         warnings.warn(
-            "merging profiles: the parts that were held out (--hold-out) are not in the sum, nor "
-            "beside it",
+            f"merging profiles: the parts that were held out ({option('--hold-out')}) are not in "
+            "the sum, nor beside it",
             OperNotice,
             stacklevel=2,
         )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.base.defaults import MAX_WINDOWS
 from oper.base.errors import OperError, OperNotice
+from oper.base.spoken import option
 from oper.base.units import parse_seconds
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import TimeUnit
@@ -181,7 +182,10 @@ def find_time_windows(
             if numbers and stated is None:
                 unit = _guessed(batch, times, column, every)
             elif not numbers and stated is not None:
-                _tell(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
+                _tell(
+                    f"{option('--time-unit', stated)}: has no effect, as column {column!r} holds "
+                    "times"
+                )
                 unit = "s"
             windows = TimeWindows(column, span, unit or "s", plain=unit is None)
         if batch.plain_time != numbers:
@@ -227,7 +231,7 @@ def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | 
         _tell(
             f"{column}: numbers around {_short(first)} are read as {UNIT_NAMES[unit]} since 1970, "
             f"the first one as {date_text(first / PER_SECOND[unit])}; choose another unit with "
-            "--time-unit"
+            f"{option('--time-unit')}"
         )
         return unit
     if _is_number(every):

@@ -11,7 +11,7 @@ from oper.analysis.wording import (
     fetching,
     held_out_sentence,
     hot_row,
-    simple_plans_sentence,
+    simple_plans_of,
 )
 from oper.base.arrays import Floats
 from oper.base.formatting import (
@@ -43,7 +43,7 @@ _PLACED_BY = {
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
     """What was placed where, what it costs beside the next best method of a comparison and beside
     simple plans, how far it can be from optimal, and what it costs on data that it has not seen."""
-    simple = simple_plans_sentence(plan.cost.objective_seconds, plan.held_out, plan.simple_plans)
+    simple = simple_plans_of(plan)
     return [
         _placed(plan),
         _predicted(plan, run),

@@ -41,11 +41,10 @@ class LookedUp(NamedTuple):
     positions: torch.Tensor  # int64, of the rows among the addresses that were looked up
 
     def only(self, rows: NDArray[np.bool_]) -> "LookedUp":
-        """The batch with some of its rows alone, to be scored."""
-        counted = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(rows, out=counted[1:])
-        chosen = torch.from_numpy(rows)
-        offsets = torch.from_numpy(counted[self.offsets.numpy()])
+        """Return the batch with some of its rows alone, to be scored."""
+        positions = np.flatnonzero(rows)
+        offsets = torch.from_numpy(np.searchsorted(positions, self.offsets.numpy()))
+        chosen = torch.from_numpy(positions)
         return LookedUp(self.rows[chosen], offsets, self.positions[chosen])
 
     def first(self, samples: int) -> "LookedUp":

@@ -156,7 +156,7 @@ class Dispatcher:
         """The rows of a batch that laia looks at."""
         if self.policy.tables is None or self.infrequency is None:
             return batch
-        rows = addresses[batch.positions.numpy()]
+        rows = self.infrequency.rows_of(addresses[batch.positions.numpy()])
         if number % REFRESH == 1 or self._ranked is None:  # before batch 0 nothing is cached
             self._ranked = np.argsort(-self.infrequency.of_tables(caches), kind="stable")
         looked_at = np.zeros(len(self._ranked), dtype=bool)

@@ -73,7 +73,7 @@ def most_frequent(trace: Trace, share: float) -> Ints:
     """The addresses of the share of all rows that are read most often; the first in ties."""
     counts = np.zeros(int(trace.rows_of_width.sum()), dtype=np.uint32)
     for batch in trace:
-        np.add.at(counts, batch.addresses & ROW_MASK, 1)
+        np.add.at(counts, batch.addresses & ROW_MASK, counts.dtype.type(1))
     # Only the most frequent are put in order, and stably: of millions of rows most are read
     # once.
     wanted = round(share * len(counts))

@@ -466,7 +466,7 @@ def _run(
         )
     infrequency = None
     if policy.tables is not None:
-        infrequency = Infrequency(offsets(trace.tables), settings.workers)
+        infrequency = Infrequency.of_numbered_rows(offsets(trace.tables), settings.workers)
     dispatcher = Dispatcher(policy, settings.seconds_per_byte, settings.seed, infrequency)
     return _Run(sync, eviction, caches, dispatcher)
 

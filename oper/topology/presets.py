@@ -86,6 +86,8 @@ B200 = H100._replace(  # PCIe 5.0 x16 and hosts of 2 TB as with the H100
 )
 SERVERS = {"dgx-a100": A100, "dgx-h100": H100, "dgx-h200": H200, "hgx-b200": B200}
 
+DEVICES_A_SERVER = 8  # of each of the servers
+
 A100_PAIR = 80 * GB  # without a switch: four links of 25 between each pair, less protocol
 A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
 A100_ADAPTERS = 4  # a node's, as of the paper's cluster, or one a device if those are fewer
@@ -102,7 +104,7 @@ def preset(spec: str) -> Description | None:
     """The preset of that name; None where there is none."""
     if device := SERVERS.get(spec):
         bandwidth = {"local": device.local, "same_node": device.switch}
-        return _devices(spec, device, [0] * 8, bandwidth, device.switch_allreduce)
+        return _devices(spec, device, [0] * DEVICES_A_SERVER, bandwidth, device.switch_allreduce)
     if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-(a100|h100)(?::([0-9]{1,9}))?", spec):
         nodes, per_node = int(match[1]), int(match[2])
         _check_ranks(spec, nodes * per_node)
@@ -129,18 +131,44 @@ def preset(spec: str) -> Description | None:
 
 
 def nearest_preset(spec: str) -> str | None:
-    """The preset that was probably meant by a name that is none; None where none is near."""
+    """Return the preset that was probably meant by an unknown name; None if none is near.
+
+    A device with one number is that many devices (`h100x8`, `8xh100`), and with two that many nodes
+    of so many devices (`2x8h100`); beside the name of a server the number is of servers.
+    """
     name = spec.lower()
-    if device := re.search("[ahb][0-9]00", name):
-        if (
-            size := re.search(r"([1-9][0-9]*)x([1-9][0-9]*)", name)
-        ) and f"NxG-{device[0]}" in PRESETS:
-            return f"{size[1]}x{size[2]}-{device[0]}"
-        for server in SERVERS:
-            if server.endswith(device[0]):
-                return server
-    near = difflib.get_close_matches(name, PRESETS, n=1)
-    return near[0] if near else None
+    device = re.search(r"[ahb][0-9]00(?![0-9])", name)
+    if device is None:
+        if cpu := re.fullmatch(r"\D*?([0-9]{0,4})\W*x?\W*cpus?\W*x?\W*([0-9]{0,4})", name):
+            return f"cpu:{int(cpu[1] or cpu[2] or 0) or 'N'}"
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        return near[0] if near else None
+    server = next((server for server in SERVERS if server.endswith(device[0])), None)
+    if f"NxG-{device[0]}" not in PRESETS:
+        return server
+    rest = name[: device.start()] + " " + name[device.end() :]
+    rest = re.sub(r"[0-9]+ *gb?(?![a-z])", " ", rest)  # of memory: h100-80gb
+    numbers = [int(number) for number in re.findall(r"[0-9]{1,4}", rest)]
+    if re.search("[dh]gx", rest) and len(numbers) == 1:
+        numbers.append(DEVICES_A_SERVER)
+    meant = _cluster_of(numbers, device[0])
+    return server if meant is None else meant
+
+
+def _cluster_of(numbers: Sequence[int], device: str) -> str | None:
+    """Return the cluster of so many devices, or of nodes of so many; None if there is none."""
+    nodes = 1
+    if len(numbers) == 1:
+        (per_node,) = numbers
+        if per_node > DEVICES_A_SERVER and per_node % DEVICES_A_SERVER == 0:
+            nodes, per_node = per_node // DEVICES_A_SERVER, DEVICES_A_SERVER
+    elif len(numbers) == 2:
+        nodes, per_node = numbers
+    else:
+        return None
+    in_a_server = nodes == 1 and per_node == DEVICES_A_SERVER
+    fits = 1 <= per_node <= DEVICES_A_SERVER and 1 <= nodes * per_node <= MAX_RANKS
+    return f"{nodes}x{per_node}-{device}" if fits and not in_a_server else None
 
 
 def _a100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Description:

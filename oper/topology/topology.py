@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError, check_type
+from oper.files.what_is import what_is
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
     Capacity,
@@ -198,11 +199,12 @@ class Topology:
         path = Path(spec)
         is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
         if is_other or path.is_dir():  # of which "" is one
-            near = nearest_preset(spec)
+            near = None if path.is_dir() else nearest_preset(spec)
             hint = f"did you mean {near}?" if near else "`oper topology measure -o FILE` writes one"
+            got = f" ({what_is(path)})" if spec and path.is_dir() else ""
             raise OperError(
-                f"topology {spec!r}: neither a preset ({', '.join(PRESETS)}; N nodes of G devices) "
-                f"nor a file; {hint}"
+                f"topology {spec!r}{got}: neither a preset ({', '.join(PRESETS)}; N nodes of G "
+                f"devices) nor a file; {hint}"
             )
         return cls(**parse_topology(Document.read(spec), path.stem))
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_exported_is_refused(made: Path, tmp_path: Path) -> None:
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperError, match="no such folder"):
         describe(tmp_path / "none")
-    with pytest.raises(OperError, match=r"holds no checkpoint\.json, and no folder that does"):
+    with pytest.raises(OperError, match=r"holds no checkpoint\.json and no folder that does"):
         describe(tmp_path)
 
 

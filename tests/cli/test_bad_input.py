@@ -105,9 +105,9 @@ TOPOLOGIES = {
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("absent", ["absent", "profile.json"]),
+        ("absent", ["absent: no such folder", "oper profile LOG -o PROFILE"]),
         ("q", ["q", "profile.json"]),
-        ("log.parquet", ["log.parquet", "no such folder"]),
+        ("log.parquet", ["log.parquet: expected a profile", "got a file", "profile it first"]),
         ("p@99", ["p@99", "no windows"]),
         ("w@99", ["w@99", "@0 to @1"]),
         ("p --extra-memory much", ["--extra-memory 'much'", "5%"]),

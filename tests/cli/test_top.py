@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from oper.monitoring.period_report import Moving
 from tests.support.commands import fine, refused
 from tests.support.monitoring.reports import a_report
 
@@ -47,6 +48,35 @@ def test_the_newest_run_of_a_file_and_its_new_plans(run: Path) -> None:
     assert max(map(len, last)) <= 100
 
 
+def test_a_plan_that_is_moved_to_is_not_kept_or_judged(run: Path) -> None:
+    decided = replace(a_report(3, 12, 0.01), new_plan="plans/period-3")
+    begun = Moving("plans/period-3", 12, 40)
+    more = [
+        decided,  # with the policy to propose
+        replace(decided, period=4, moving=Moving("plans/period-4"), new_plan="plans/period-4"),
+        replace(a_report(5, 12, None), why_not_judged="rows are on their way", moving=begun),
+    ]
+    with run.open("a", encoding="utf-8") as file:
+        file.writelines(report.line() for report in more)
+    said = fine("top", "run.jsonl")
+    assert "Migrating to plans/period-3, step 12 of 40" in said
+    shown = [" ".join(line.split()) for line in said.splitlines()[-3:]]
+    ends = ["new plan period-3", "migrating period-4", "migrating period-3, 12/40"]
+    assert all(line.endswith(end) for line, end in zip(shown, ends, strict=True)), shown
+    assert "keep" not in "".join(shown)
+    assert max(map(len, said.splitlines())) <= 100
+    assert json.loads(fine("top", "run.jsonl", "--json"))["moving"] == {
+        "plan": "plans/period-3",
+        "steps_made": 12,
+        "steps": 40,
+    }
+
+
+def test_reports_of_earlier_versions_are_read(run: Path) -> None:
+    assert "moving" not in run.read_text()
+    assert "Replan: an iteration" in fine("top", "run.jsonl")
+
+
 def test_json_is_the_newest_line(run: Path) -> None:
     assert json.loads(fine("top", "run.jsonl", "--json")) == json.loads(
         run.read_text().splitlines()[-1]
@@ -62,7 +92,7 @@ def test_what_is_none_of_a_monitors_is_refused(tmp_path: Path) -> None:
     refused("top other.jsonl", "other.jsonl, line 1: is not what a monitor writes")
     (tmp_path / "broken.jsonl").write_text(a_report().line() + "{\n")
     refused("top broken.jsonl", "broken.jsonl, line 2: is not what a monitor writes")
-    refused("top .", "cannot be opened")
+    refused("top .", "expected a file of a monitor's JSON lines, got a folder")
 
 
 def test_on_a_terminal_it_follows_the_file_until_ctrl_c(run: Path) -> None:

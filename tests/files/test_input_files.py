@@ -30,12 +30,12 @@ def test_what_is_no_file(tmp_path: Path, read: Callable[[Path], object]) -> None
         "pipe": "is a pipe",
         "/dev/zero": "is a device",
         "socket": "cannot be opened",
-        ".": "cannot be opened",
+        ".": "expected a .*, got a folder; give a file",
         "a\0b": "cannot be opened",
         "absent": "no such file",
     }
     for name, said in words.items():
-        with pytest.raises(OperError, match=f"{said}.* was needed"):
+        with pytest.raises(OperError, match=said if "got" in said else f"{said}.* was needed"):
             read(tmp_path / name)
 
 

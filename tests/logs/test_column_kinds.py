@@ -205,7 +205,7 @@ def test_huge_tables_of_columns_that_nobody_named(
             assert stated.prepare(log).tables[0].rows == largest + 1
         huge = [str(w.message) for w in said_of if "of counters" in str(w.message)]
         assert len(huge) == (not fits)
-        assert all("--ids vocab" in m and f"{largest + 1:,} rows" in m for m in huge)
+        assert all("ids='vocab'" in m and f"{largest + 1:,} rows" in m for m in huge)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -66,7 +66,7 @@ def test_a_header_like_the_lines_below_is_doubted(
     (tmp_path / "log.csv").write_text(text)
     log = open_log(tmp_path / "log.csv")
     doubts = log.doubts(log.features)
-    assert any("--no-header" in doubt for doubt in doubts.values()) == doubtful
+    assert any("no_header=True" in doubt for doubt in doubts.values()) == doubtful
     log = open_log(tmp_path / "log.csv", LogOptions(no_header=True))
     assert not log.doubts(log.features)
 

@@ -191,7 +191,7 @@ def test_a_column_of_times_is_warned_of(tmp_path: Path) -> None:
     assert len(found) == 2
     assert any("'n'" in text and "15,020,000 rows" in text for text in found)
     assert any("'t'" in text and "20,001 rows" in text for text in found)
-    assert all("--columns" in text for text in found)
+    assert all("`columns`" in text for text in found)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepare(open_log(tmp_path / "x.parquet", LogOptions(columns=("a",))))
@@ -201,7 +201,7 @@ def test_times_of_a_long_log_are_warned_of(tmp_path: Path) -> None:
     """So many ids that the table's rows are few beside them; but none is below its middle."""
     columns = {"a": np.arange(200_000), "n": 15_000_000 + np.arange(200_000)}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    with pytest.warns(OperWarning, match=r"'n': its 200,000 ids go from 15,000,000 .*--columns"):
+    with pytest.warns(OperWarning, match=r"'n': its 200,000 ids go from 15,000,000 .*`columns`"):
         prepare(open_log(tmp_path / "x.parquet"))
 
 
@@ -213,7 +213,7 @@ def test_times_are_warned_of_where_a_rule_was_given(tmp_path: Path, rule: str, k
         file.writelines(f"{n % 9},{16_000_000 + n}\n" for n in range(20_000))
     log = open_log(tmp_path / "log.csv")
     stated = TableOptions(None, 4, "fp32", "none", rule, 1)
-    with pytest.warns(OperWarning, match=f"'at'.* a table of {kind} rows.*--columns"):
+    with pytest.warns(OperWarning, match=f"'at'.* a table of {kind} rows.*`columns`"):
         stated.prepare(log)
     named = open_log(tmp_path / "log.csv", LogOptions(columns=("user",)))
     with warnings.catch_warnings():

@@ -216,7 +216,11 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
         assert written == set(made)
         last = Plan.load(made[-1])
         assert policy == "propose" or last.profile == found[policy][0][3]
-        assert f"; {made[0]}: moves of " in reports[int(made[0][-1])].sentence()
+        sentence = reports[int(made[0][-1])].sentence()
+        assert "moves of " in sentence
+        state = f"migrating to {made[0]}, not begun: " if policy == "migrate" else "new plan: "
+        assert state in sentence
+        assert made[0] in sentence
     proposed = found["propose"][0][0]
     assert sum(bool(report.new_plan) for report in proposed[2:]) == 3  # as nobody follows
     # Rows that are read now are where they are read.
@@ -295,8 +299,30 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
 
 def test_a_period_says_how_far_rows_are_on_their_way(tmp_path: Path) -> None:
     followed = FollowedPlans("migrate", tmp_path)
-    assert followed.on_the_way() == ""
+    assert followed.moving() is None
     followed._proposed = 3
-    assert followed.on_the_way() == "rows are about to move to a new plan"
+    assert str(followed.moving()) == f"migrating to {tmp_path}/period-3, not begun"
     followed.migration = cast(Any, SimpleNamespace(steps_made=1034, steps=2000))
-    assert followed.on_the_way() == "rows move to a new plan, 1,034 of 2,000 steps made"
+    followed._period = 3
+    assert str(followed.moving()) == f"migrating to {tmp_path}/period-3, step 1,034 of 2,000"
+    only_proposes = FollowedPlans("propose", tmp_path)
+    only_proposes._proposed = 3
+    assert only_proposes.moving() is None
+
+
+@pytest.mark.parametrize("ranks_count", [1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("steps", "periods"), [(0, 0), (4, 0), (5, 1), (6, 1), (10, 2)])
+def test_a_job_that_ends_with_a_period_reports_it(
+    ranks: Worlds, tmp_path: Path, ranks_count: int, fails: bool, steps: int, periods: int
+) -> None:
+    ranks.run(ranks_count, cases.in_passing, tmp_path / "run.jsonl", steps, fails)
+    reports = GrowingReports(tmp_path / "run.jsonl").new(9)
+    assert [report.last_iteration for report in reports] == [5, 10][:periods]
+    assert all(report.iterations == 5 for report in reports)
+
+
+def test_a_rank_that_does_not_close_is_waited_for_until_the_deadline(ranks: Worlds) -> None:
+    said = ranks.run(2, cases.one_does_not_close)
+    assert "no further periods" in said[0]
+    assert "rank 1 did not come within 1 s, while rank 0 waited for it to merge" in said[0]

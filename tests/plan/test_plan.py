@@ -159,7 +159,7 @@ def test_cut_off_record(copied):
 def test_not_a_plan(tmp_path):
     with pytest.raises(OperError, match="no such folder"):
         Plan.load(tmp_path / "none")
-    with pytest.raises(OperError, match=r"holds no plan\.json"):
+    with pytest.raises(OperError, match=r"expected a plan .*plan\.json.* got an empty folder"):
         Plan.load(tmp_path)
 
 

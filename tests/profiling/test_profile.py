@@ -209,7 +209,9 @@ def test_windows_open_alone_and_as_their_sum(tmp_path: Path) -> None:
 def test_not_a_profile(tmp_path: Path) -> None:
     with pytest.raises(OperError, match="no such folder"):
         Profile.load(tmp_path / "absent")
-    with pytest.raises(OperError, match=r"holds no profile\.json"):
+    with pytest.raises(
+        OperError, match=r"expected a profile .*profile\.json.* got an empty folder"
+    ):
         Profile.load(tmp_path)
     (tmp_path / "profile.json").write_text('{"schema": "oper.plan", "version": 1}')
     with pytest.raises(OperError, match="schema"):

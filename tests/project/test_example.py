@@ -1,12 +1,16 @@
 """The examples as a user starts them: from the shell, by themselves and by torchrun."""
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.support.commands import fine
@@ -37,6 +41,53 @@ def run(start: str, *command: object) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location("train_dlrm", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 16])
+@pytest.mark.parametrize("samples", [1, 2, 7, 16, 33, 47, 48])
+def test_all_ranks_take_equally_many_steps(
+    example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    batch_size: int,
+    samples: int,
+) -> None:
+    def read(*_: object, batch_size: int, **__: object) -> Iterator[SimpleNamespace]:
+        for start in range(0, samples, batch_size):
+            numbers = np.arange(start, min(start + batch_size, samples))
+            yield SimpleNamespace(
+                samples=len(numbers), dense=numbers, label=numbers, to_kjt=numbers.copy
+            )
+
+    monkeypatch.setattr(example.oper, "read", read)
+    monkeypatch.setattr(example.dist, "get_world_size", lambda: ranks)
+    plan = SimpleNamespace(workload=SimpleNamespace(batch_size=batch_size), tables=())
+    size = max(batch_size // ranks, 1)
+    parts = []
+    for rank in range(ranks):
+        monkeypatch.setattr(example.dist, "get_rank", lambda rank=rank: rank)
+        parts.append([ids.tolist() for _, ids, _ in example.batches("log", "plan", plan)])
+    steps = samples // (size * ranks)
+    assert [len(part) for part in parts] == [steps] * ranks
+    trained = [n for step in range(steps) for part in parts for n in part[step]]
+    assert trained == list(range(steps * size * ranks))
+    if steps:
+        example.check_log("log", "plan", plan, ranks)
+        return
+    with pytest.raises(SystemExit, match=f"log: expected at least {size * ranks} samples, .* got"):
+        example.check_log("log", "plan", plan, ranks)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_dlrm_is_trained_by_both_plans_and_counted(tmp_path: Path, start: str) -> None:
@@ -48,6 +99,8 @@ def test_a_dlrm_is_trained_by_both_plans_and_counted(tmp_path: Path, start: str)
     said = run(start, EXAMPLE, log, plan)
     losses = re.findall(r"(OPER|TorchRec's plan) +[0-9.]+ ms a step, log loss ([0-9.]+)", said)
     assert [name for name, _ in losses] == ["OPER", "TorchRec's plan"]
+    # The plans draw other first values of tables, and train the same model.
+    assert float(losses[0][1]) == pytest.approx(float(losses[1][1]), abs=2e-4)
     # Guessing the share of clicks alone costs 0.53.
     assert all(float(loss) < 0.6 for _, loss in losses), losses
     traffic = re.findall(r"(fetch|gradient) +([0-9.]+) +([0-9.]+)", said)

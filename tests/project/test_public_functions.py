@@ -2,9 +2,11 @@
 commands of these names print, from objects or from folders, and shown in notebooks."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,6 +133,62 @@ def test_a_report_is_written(folders: Folders, tmp_path: Path) -> None:
     missing = oper.write_report(folders.plan, page, folders.profile, compared)
     assert "OPER beside other methods" in page.read_text()
     assert [option.split()[0] for option in missing] == ["--drift", "--counters"]
+
+
+def test_print_shows_the_commands_tables(folders: Folders, tmp_path: Path) -> None:
+    plan, newer = oper.Plan.load(folders.plan), oper.Profile.load(folders.newer)
+    workload = oper.Workload("inference", "raw", 512)
+    methods = ["oper", "row_wise"]
+    compared = oper.compare(folders.profile, "2x2-a100", workload, methods=methods)
+    pairs = [
+        (plan, ("plan", "show", folders.plan)),
+        (oper.drift(plan, newer), ("drift", folders.plan, folders.newer)),
+        (
+            oper.drift_by_window(plan, [newer]),
+            ("drift", folders.plan, folders.newer, "--all-windows"),
+        ),
+        (
+            oper.replan(plan, newer),
+            ("replan", folders.plan, folders.newer, "-o", tmp_path / "again"),
+        ),
+        (oper.check(folders.plan), ("plan", "check", folders.plan)),
+        (oper.diff(plan, folders.again), ("plan", "diff", folders.plan, folders.again)),
+        (
+            compared,
+            (
+                *("compare", folders.profile, "--topology", "2x2-a100", "--mode", "inference"),
+                *("--fetch", "raw", "--batch-size", 512, "--methods", ",".join(methods)),
+            ),
+        ),
+    ]
+    for made, command in pairs:
+        text, shown = str(made), fine(*command)
+        # Commands that would do what is advised are named with their flags.
+        assert "--" not in re.sub("`[^`]*`", "", text), text
+        assert max(map(len, text.splitlines())) <= 100
+        tables = [line for line in shown.splitlines() if re.search(r"  +[0-9]", line)]
+        assert tables or command[1] == "check"
+        if command[0] != "compare":  # whose last column is of a clock
+            for line in tables:
+                assert line.rstrip() in text.replace("oper.", ""), (command, line)
+        assert f"{made}" == text
+
+
+def test_print_is_the_same_in_a_terminal_and_in_threads(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = oper.Plan.load(folders.plan)
+    plain = str(plan)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(str, [plan] * 16)) == {plain}
+    assert repr(plan).startswith("<Plan of")
+
+
+def test_dir_lists_public_names_alone() -> None:
+    assert dir(oper) == sorted([*oper.__all__, "__version__"])
+    assert all(hasattr(oper, name) for name in dir(oper))
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

@@ -155,6 +155,45 @@ def test_the_least_sent_is_of_an_exact_run(tmp_path: Path) -> None:
     assert stale.least_sent is None
 
 
+ALL_SYNCS = "bsp,on-demand,peer,het,het:3,het-exact:0,het-exact:3"
+ALL_POLICIES = "random,in-order,laia,laia:1,esd,esd:0.5,grouped,grouped:1,laia@0.5"
+
+
+@pytest.mark.parametrize(
+    ("policies", "syncs", "has_peers"),
+    [
+        (ALL_POLICIES, ALL_SYNCS, True),
+        ("random,in-order", "fae:20%", True),
+        ("random,in-order", "bsp,on-demand,het:3", False),
+    ],
+)
+def test_printed_columns_add_up_to_what_was_sent(
+    tmp_path: Path, policies: str, syncs: str, has_peers: bool
+) -> None:
+    random = np.random.default_rng(3)
+    columns = {f"T{n}": (random.zipf(1.2, 400) - 1) % 60 for n in range(3)}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    options = "--columns T* --workers 4 --batch-size 32 --cache 70% --warm-up 1"
+    said = fine(
+        "simulate",
+        tmp_path / "log.parquet",
+        *options.split(),
+        "--policy",
+        policies,
+        "--sync",
+        syncs,
+    )
+    assert max(map(len, said.splitlines())) <= 100
+    assert ("peer" in said.partition("dispatch, sync")[0]) or has_peers is False
+    pushes = 3 if has_peers else 2
+    lines = [line.split() for line in said.splitlines()]
+    named = [w for w in lines if w and w[0] in policies.split(",") and len(w) > 6]
+    assert len(named) == len(policies.split(",")) * len(syncs.split(","))
+    for policy, sync, sent, _saved, *moved in named:
+        numbers = [int(text.replace(",", "")) for text in moved[: 1 + pushes]]
+        assert sum(numbers) == int(sent.replace(",", "")), (policy, sync)
+
+
 def test_the_function_has_the_commands_defaults() -> None:
     command = signature(simulate_command).parameters
     settings = oper.SimulationSettings()

@@ -1,10 +1,15 @@
 """Topologies by name: what the presets say, and the nearest name of one that is none."""
 
+import re
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.topology.latency import CPU_RANKS, DEVICES
+from oper.topology.presets import PRESETS, nearest_preset
 from oper.topology.topology import Topology
 
 
@@ -120,11 +125,49 @@ def test_a_switch_joins_eight(spec: str) -> None:
         ("4x8h100", "4x8-h100"),
         ("2x4-b200", "hgx-b200"),
         ("cpu", "cpu:N"),
+        ("h100x8", "dgx-h100"),
+        ("8xh100", "dgx-h100"),
+        ("8xH100", "dgx-h100"),
+        ("h100:8", "dgx-h100"),
+        ("1x8h100", "dgx-h100"),
+        ("a100x4", "1x4-a100"),
+        ("h100x16", "2x8-h100"),
+        ("64xa100", "8x8-a100"),
+        ("2x8xh100", "2x8-h100"),
+        ("h100-2x4", "2x4-h100"),
+        ("dgx-h100x2", "2x8-h100"),
+        ("h100-80gb", "dgx-h100"),
+        ("4xh100-80GB", "1x4-h100"),
+        ("13xh100", "dgx-h100"),
+        ("99999xh100", "dgx-h100"),
+        ("h200x8", "dgx-h200"),
+        ("0xa100", "dgx-a100"),
+        ("cpu4", "cpu:4"),
+        ("4cpus", "cpu:4"),
+        ("cpu:0", "cpu:N"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(typed: str, meant: str) -> None:
-    with pytest.raises(OperError, match=f"did you mean {meant}"):
-        Topology.load(typed)
+    assert nearest_preset(typed) == meant
+    if typed != "cpu:0":  # which is a preset of no ranks
+        with pytest.raises(OperError, match=f"did you mean {meant}"):
+            Topology.load(typed)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["h100", "a100", "b200", "h200", "x", "-", "cpu", "dgx", "gb", " "])
+        | st.integers(0, 2000).map(str),
+        max_size=6,
+    ).map("".join)
+)
+def test_what_is_suggested_exists_and_is_no_larger_than_what_was_typed(typed: str) -> None:
+    meant = nearest_preset(typed)
+    if meant is None or meant in PRESETS:
+        return
+    ranks = Topology.load(meant).ranks
+    numbers = [int(number) for number in re.findall("[0-9]+", typed)]
+    assert ranks <= max(8, *numbers) * max(8, *numbers)
 
 
 def test_a_name_near_none_is_answered_with_all() -> None:

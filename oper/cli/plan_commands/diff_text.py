@@ -9,6 +9,7 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
+from oper.base.spoken import all_figures, option
 from oper.cli.plan_commands.plan_text import facts_table
 from oper.cli.shared.console import new_console, new_table
 
@@ -44,8 +45,8 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
     if not found.same_work:
         out.print(
             f"They are for different work ({work(old.workload)}; {work(new.workload)}), so their "
-            "times and traffic do not compare: plan both with the same --mode, --fetch and "
-            "--batch-size"
+            f"times and traffic do not compare: plan both with the same {option('--mode')}, "
+            f"{option('--fetch')} and {option('--batch-size')}"
         )
     tiers = [
         (f"tier of the {which} plan", ", ".join(plan.tier))
@@ -65,7 +66,7 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
         made.add_row(t.table, *(f"{count:,}" for count in counts))
     out.print(made)
     if len(changed) > _MOST_TABLES:
-        out.print(f"and {len(changed) - _MOST_TABLES:,} more tables; --json has them all")
+        out.print(f"and {len(changed) - _MOST_TABLES:,} more tables; {all_figures()} them all")
 
 
 def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from oper.base.formatting import format_digits
+from oper.cli.plan_commands.check_text import print_check
 from oper.cli.shared.command import Command
-from oper.cli.shared.console import emit, new_console
+from oper.cli.shared.console import emit
 from oper.cli.shared.log_arguments import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
@@ -48,20 +48,6 @@ def check(
     with steps("checking", total=2) as report:
         found = check_plan(plan, log or (), LogOptions.of(reading), report)
 
-    def text() -> None:
-        out = new_console()
-        failed = f"{len(found.wrong)} of {len(found)} invariants do not hold"
-        out.print(f"{plan}: {f'all {len(found)} invariants hold' if found.ok else failed}")
-        for finding in [*found.wrong, *(finding for finding in found if finding.ok)]:
-            out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
-            if finding.wrong:
-                out.print(f"      {finding.wrong}")
-        for counted in found.vectors:
-            out.print(
-                f"table {counted.table}: a bag needs {format_digits(counted.a_bag, 4)} vectors of "
-                f"other nodes ({counted.bags:,} bags)"
-            )
-
-    emit(as_json, {"plan": str(plan), **found.to_json()}, text)
+    emit(as_json, {"plan": str(plan), **found.to_json()}, lambda: print_check(found, str(plan)))
     if not found.ok:
         raise typer.Exit(1)

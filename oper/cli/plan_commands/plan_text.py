@@ -17,6 +17,7 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
+from oper.base.spoken import all_figures, option, spoken
 from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
 def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
     from oper.analysis.plan_facts import fit
-    from oper.analysis.wording import MADE_FOR, fetching, held_out_sentence, simple_plans_sentence
+    from oper.analysis.wording import MADE_FOR, fetching, held_out_sentence, simple_plans_of
 
     workload = plan.workload
     sentences = [
@@ -70,7 +71,7 @@ def headline(plan: "Plan", name: str) -> list[str]:
     if plan.step_time is not None:
         sentences.append(f"Predicted step: {step_text(plan.step_time)}")
     sentences.append(held_out_sentence(plan.held_out))
-    faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
+    faster = simple_plans_of(plan)
     sentences += [] if faster is None else [faster]
     found = fit(plan)
     if not found.fits:
@@ -111,7 +112,7 @@ def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
     if len(shown) < len(totals):
         out.print(
             f"the {len(shown)} slowest; the fastest of {len(totals):,} takes "
-            f"{format_duration(min(totals))}. -v prints all"
+            f"{format_duration(min(totals))}. {spoken('-v prints', 'to_json() has')} all"
         )
     updating = "; updating: gradients to the rows' owners, and AllReduce" if training else ""
     out.print(f"serving: reads of a rank's own rows; fetching: rows of other ranks{updating}")
@@ -165,12 +166,18 @@ def tables_text(figures: "PlanFigures", left_out: int) -> list[str]:
         )
         if number.any()
     ]
-    more = f"and {left_out:,} more, smaller; --json and -v have them all"
+    more = f"and {left_out:,} more, smaller; {all_figures(verbose=True)} them all"
     uncounted = figures.accesses is None and kinds.striped.any()
-    return [*([more] if left_out else []), "; ".join(parts), *([_UNCOUNTED] if uncounted else [])]
-
-
-_UNCOUNTED = "accesses: share of all; ≥: without those of striped rows, for which give --profile"
+    if uncounted:
+        more_counts = spoken("for which give --profile", "which the profile has")
+        parts_of_accesses = (
+            f"accesses: share of all; ≥: without those of striped rows, {more_counts}"
+        )
+    return [
+        *([more] if left_out else []),
+        "; ".join(parts),
+        *([parts_of_accesses] if uncounted else []),
+    ]
 
 
 def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
@@ -251,7 +258,7 @@ def fetching_text(plan: "Plan") -> str:
     fetch = plan.workload.fetch
     text = (
         f"{fetch}: compare it with plans of {fetch} fetches alone, as those with others move other "
-        "bytes. Without --fetch they are raw on one node and distinct on several"
+        f"bytes. Without {option('--fetch')} they are raw on one node and distinct on several"
     )
     if plan.pooled_tables and fetch != "pooled":
         text = (

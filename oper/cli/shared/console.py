@@ -5,6 +5,7 @@ of a table is measured; JSON escapes by itself.
 """
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from oper.base.formatting import printable
 WIDTH = 100
 
 _QUIET = ContextVar("quiet", default=False)
+_INTO: ContextVar[io.StringIO | None] = ContextVar("into", default=None)
 
 
 @contextlib.contextmanager
@@ -53,11 +55,27 @@ class _PlainTable(RichTable):
 
 
 def new_console() -> Console:
-    """A console for standard output, at most 100 columns wide."""
+    """A console for standard output, at most 100 columns wide, or for `printed`."""
+    if (into := _INTO.get()) is not None:
+        plain: Any = {"color_system": None, "force_terminal": False, "force_jupyter": False}
+        return _PlainConsole(
+            file=into, width=WIDTH, highlight=False, markup=False, emoji=False, **plain
+        )
     real = Console()
     width = min(real.width, WIDTH) if real.is_terminal else WIDTH
     # No markup: a name from a log may look like a[b].
     return _PlainConsole(width=width, highlight=False, markup=False, emoji=False)
+
+
+def printed(show: Callable[[], None]) -> str:
+    """Return what a function prints on the console, as in a pipe, without the last line end."""
+    into = io.StringIO()
+    token = _INTO.set(into)
+    try:
+        show()
+    finally:
+        _INTO.reset(token)
+    return into.getvalue().removesuffix("\n")
 
 
 def warn(sentence: str) -> None:

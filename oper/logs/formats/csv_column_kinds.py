@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from oper.base.spoken import spoken
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
@@ -27,10 +28,6 @@ _LEAST, _LIMIT = -(2**63), 2**64
 _ONE_COLUMN = (
     "is the only one, because no character separates columns in every line; pass --delimiter if "
     "columns are separated by"
-)
-_PERHAPS_A_SAMPLE = (
-    "is named by the first line, which is like those below it; if it is a sample, not the names of "
-    "columns, pass --no-header"
 )
 _LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
@@ -73,7 +70,7 @@ def csv_columns(
         return tuple(columns)
     # Here the line of names is read as values, under names by which nobody asks for them.
     if _names_are_alike(schema, parse([str(i) for i in range(len(schema))], head).schema):
-        columns[at] = replace(columns[at], doubt=_PERHAPS_A_SAMPLE)
+        columns[at] = replace(columns[at], doubt=_perhaps_a_sample())
     return tuple(columns)
 
 
@@ -189,7 +186,7 @@ def _looks_like_bags(texts: Any) -> str:
             shown = given.filter(has)[0].as_py()[:_MOST_SHOWN]
             return (
                 f"values such as {shown!r} are one id each; if they are several ids, pass "
-                f"--list-separator {mark!r}"
+                f"{spoken(f'--list-separator {mark!r}', f'list_separator={mark!r}')}"
             )
     return ""
 
@@ -212,3 +209,11 @@ def _first_that_is_no_id(texts: Any) -> tuple[int, str] | None:
         if not re.fullmatch("-?[0-9]{19,20}", value) or not _LEAST <= int(value) < _LIMIT:
             return int(sample), value
     return None
+
+
+def _perhaps_a_sample() -> str:
+    """Return the doubt about a column whose name is like its values."""
+    return (
+        "is named by the first line, which is like those below it; if it is a sample, not the "
+        f"names of columns, pass {spoken('--no-header', 'no_header=True')}"
+    )

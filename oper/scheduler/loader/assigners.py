@@ -193,21 +193,17 @@ class _PlanInfrequency(Infrequency):
         plan: Plan = rows.plan
         slots = plan.layout.slots
         self._arena = (np.cumsum(slots) - slots.reshape(-1)).reshape(slots.shape)  # [W, M]
-        self._table_of = np.zeros(int(slots.sum()), dtype=np.int32)
-        super().__init__(np.array([0] * len(plan.tables) + [int(slots.sum())]), plan.ranks)
+        table_of = np.zeros(int(slots.sum()), dtype=np.int32)
         for t in tables:
             for start in range(0, plan.tables[t].rows, _CHUNK):
                 ids = torch.arange(start, min(start + _CHUNK, plan.tables[t].rows))
                 addresses = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
-                self._table_of[self.rows_of(addresses)] = t
+                table_of[self.rows_of(addresses)] = t
+        super().__init__(table_of, len(plan.tables), plan.ranks)
 
     def rows_of(self, addresses: Ints) -> Ints:
-        """The number of each row's slot."""
+        """Return the number of each row's slot."""
         return self._arena[width_of(addresses), owner_of(addresses)] + slot_of(addresses)
-
-    def tables_of(self, addresses: Ints) -> Ints:
-        """The table of each row."""
-        return self._table_of[self.rows_of(addresses)].astype(np.int64)
 
 
 class Pace:

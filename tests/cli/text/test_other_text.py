@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from oper.analysis.plan_differences import ComparedPlan, PlanDifferences, TableDifference
 from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
 from oper.cli.profile_commands.profile_text import print_profile
-from oper.cli.replan import replan_sentence
+from oper.cli.replan_text import replan_sentence
 from oper.cli.simulate import least_sent
 from oper.cost.objective import Balance
 from oper.cost.workload import Workload

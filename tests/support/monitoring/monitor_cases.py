@@ -1,5 +1,6 @@
 """Models that are monitored while they train: what their ranks return."""
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Sequence
@@ -195,13 +196,42 @@ def _ids(random: np.random.Generator, plan: Plan, moved: bool) -> KeyedJaggedTen
     return KeyedJaggedTensor(names, values, lengths=torch.ones(len(values), dtype=torch.int32))
 
 
-def in_passing(rank: int, group: dist.ProcessGroup, jsonl: Path) -> None:
-    """Sixteen steps, in periods of five that end in steps."""
+def in_passing(
+    rank: int, group: dist.ProcessGroup, jsonl: Path, steps: int = 16, fails: bool = False
+) -> None:
+    """Take steps, in periods of five that end in steps or with the job, which may fail."""
     model = planned(group)
     optimizer = all_optimizers(model)
-    with oper.monitor(model, sample_every=2, period=5, jsonl=jsonl):
-        for seed in seeds(rank, 16):
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        oper.monitor(model, sample_every=2, period=5, jsonl=jsonl) as monitor,
+    ):
+        for seed in seeds(rank, steps):
             train_step(model, optimizer, batch(seed))
+        if fails:
+            raise ZeroDivisionError
+    monitor.close()  # again, which does nothing
+
+
+def one_does_not_close(rank: int, group: dist.ProcessGroup) -> str:
+    """Return what is logged where one rank alone closes its monitor at the end of a period."""
+    model = planned(group)
+    optimizer = all_optimizers(model)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("oper.monitor").addHandler(handler)
+    monitor = oper.monitor(model, period=2, sample_every=2, deadline_seconds=1.0)
+    for seed in seeds(rank, 2):
+        train_step(model, optimizer, batch(seed))
+    if rank == 0:
+        monitor.close()
+    dist.barrier(group)
+    if rank == 1:
+        monitor._period = None  # which its script would have to end
+        monitor.close()
+    logging.getLogger("oper.monitor").removeHandler(handler)
+    return "\n".join(said)
 
 
 def one_does_not_come(rank: int, group: dist.ProcessGroup) -> str:

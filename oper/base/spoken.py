@@ -1,0 +1,39 @@
+"""Names of settings in sentences that both Python and the command line show.
+
+A sentence of a warning, or of a printed plan, names flags (`--hold-out 20%`) if the `oper` command
+prints it, and arguments (`hold_out='20%'`) if a script does.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+_to_terminal = False  # of the process: threads that a command starts warn in its words too
+
+
+@contextlib.contextmanager
+def by_command_line() -> Iterator[None]:
+    """Within the block the `oper` command speaks: sentences name flags."""
+    global _to_terminal
+    before, _to_terminal = _to_terminal, True
+    try:
+        yield
+    finally:
+        _to_terminal = before
+
+
+def spoken(command_line: str, python: str) -> str:
+    """Return the words for whoever reads the sentence: a user of the command, or of Python."""
+    return command_line if _to_terminal else python
+
+
+def option(flag: str, value: object = None) -> str:
+    """Return the name of a setting, with a value or without: `--ids vocab`, or `ids='vocab'`."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if value is None:
+        return spoken(flag, f"`{name}`")
+    return spoken(f"{flag} {value}", f"{name}={value!r}")
+
+
+def all_figures(verbose: bool = False) -> str:
+    """Return who has the figures that a text leaves out; with `verbose` -v prints them too."""
+    return spoken("--json and -v have" if verbose else "--json has", "to_json() has")
