@@ -76,7 +76,7 @@ def test_changes_of_parameters_that_reach_no_row(what: str) -> None:
 def test_modules_of_tables_stay_those_that_sharding_made(change: Callable[[Any], None]) -> None:
     model = sharded()
     change(model)
-    with pytest.raises(OperError, match=r"tables wide, mean, .* expected the modules that sharding"):
+    with pytest.raises(OperError, match="expected the modules that sharding made"):
         model(batch(0))
 
 
