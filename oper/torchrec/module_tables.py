@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
@@ -155,6 +156,46 @@ def check_table(plan: Plan, config: Any, mine: Table) -> None:
         )
 
 
+def check_places_of_tables(module: nn.Module, found: Iterable[tuple[str, Any]]) -> None:
+    """OperError where a model has a parameter of these collections' tables at two places, of which
+    sharding would change one alone: tied weights, or a collection with two paths."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for _, collection in found:
+        for table, parameter in parameters(collection).items():
+            if len(places := names[id(parameter)]) > 1:
+                raise OperError(
+                    f"table {table!r}: expected its weight at one place of the model, got it at "
+                    f"{' and '.join(map(repr, places))}, which would come apart in sharding: use "
+                    "the collection by one path, give features that share rows one table, or copy "
+                    "the weight"
+                )
+
+
+def check_kernels(collection: Any) -> None:
+    """OperError where the module of a table was given a setting that its config does not have."""
+    bags = isinstance(collection, EmbeddingBagCollection)
+    tables = collection.embedding_bags if bags else collection.embeddings
+    for config in configs(collection):
+        kernel = tables[config.name]
+        wanted: dict[str, Any] = {
+            "padding_idx": None,
+            "max_norm": None,
+            "scale_grad_by_freq": False,
+        }
+        if bags:
+            wanted["mode"] = "mean" if config.pooling is PoolingType.MEAN else "sum"
+        for setting, value in wanted.items():
+            given = getattr(kernel, setting, value)
+            if given != value:
+                raise OperError(
+                    f"table {config.name!r}: expected {setting}={value!r} of its "
+                    f"{type(kernel).__name__}, as its config says, got {given!r}, which sharding "
+                    "would lose: set the config's pooling, and leave padding out of the batch"
+                )
+
+
 def match_tables(
     plan: Plan,
     collection: Any,
@@ -164,6 +205,7 @@ def match_tables(
     """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
     does. `warnings` are those of the model."""
     check_tables(plan, collection)
+    check_kernels(collection)
     plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
     weights, found = parameters(collection), []
     for config in configs(collection):

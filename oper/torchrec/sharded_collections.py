@@ -149,6 +149,11 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         # was asked for: these would stay as they are without a word.
         if name == "qconfig":
             raise self._cannot_be_converted()
+        if name == self._collection:
+            raise OperError(
+                f"{self._called}: {name}: expected the modules that sharding made, got others, "
+                "which change no row: to set rows, give load_state_dict whole tables"
+            )
         super().__setattr__(name, value)
 
     # TorchRec keeps the kernels of a sharded module in `_lookups`. There are none here, and

@@ -88,6 +88,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             module_tables.check_place(module, path)
             matched.append((path, collection))
     paths = module_tables.paths_of_tables(matched)
+    module_tables.check_places_of_tables(module, matched)
     found: dict[str, OperModulePlan] = {}
     for path, collection in matched:
         module_tables.check_tables(plan, collection)

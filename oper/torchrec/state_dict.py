@@ -291,6 +291,12 @@ class TableBlocks:
             )
         parts = _local_parts(value)
         if parts is None:
+            if value.is_meta or value.layout is not torch.strided:
+                kind = "on the meta device" if value.is_meta else f"of {value.layout}"
+                raise OperError(
+                    f"table {planned.name!r}: expected a dense tensor with values in the state "
+                    f"dict, got one {kind}: give one on the CPU or a device"
+                )
             first, count = self._block(table)
             parts = [((first, 0), value.detach()[first : first + count])]
         for offset, part in parts:

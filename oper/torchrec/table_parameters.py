@@ -33,6 +33,7 @@ class TableParameters:
     """
 
     def __init__(self, tables: Mapping[str, nn.Module], buckets: Sequence[Bucket], training: bool):
+        self._tables = tables
         self._names, self._holders = list(tables), list(tables.values())
         self._weights = [holder.weight for holder in self._holders]
         self._trained = {n for bucket in buckets if bucket.trained for n in bucket.tables}
@@ -51,6 +52,11 @@ class TableParameters:
             table = next(n for n, v in enumerate(versions) if v != self._versions[n])
             self._versions = versions
             raise self._refused(table, "its parameter was written to, which changes no row")
+        if list(self._tables.values()) != self._holders:
+            raise OperError(
+                f"tables {', '.join(self._names)}: expected the modules that sharding made, got "
+                f"others or fewer, which change no row: {_WRITE_ROWS}"
+            )
         frozen = []
         for number, (holder, weight) in enumerate(zip(self._holders, self._weights, strict=True)):
             if holder._parameters.get("weight") is not weight or len(weight):

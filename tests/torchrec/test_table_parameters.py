@@ -38,6 +38,18 @@ def put_data(model: Any) -> None:
     wide(model).data = torch.zeros(50, 16)
 
 
+def replace_module(model: Any) -> None:
+    model.module.bags.embedding_bags["wide"] = nn.EmbeddingBag(50, 16)
+
+
+def add_module(model: Any) -> None:
+    model.module.bags.embedding_bags["new"] = nn.EmbeddingBag(50, 16)
+
+
+def delete_module(model: Any) -> None:
+    del model.module.bags.embedding_bags["wide"]
+
+
 IN_PLACE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "hook": (lambda model: wide(model).register_hook(lambda grad: grad.clamp(-1, 1)), "no hooks"),
     "hook after": (
@@ -58,6 +70,87 @@ def test_changes_of_parameters_that_reach_no_row(what: str) -> None:
     change(model)
     with pytest.raises(OperError, match=f"table 'wide': .*{message}"):
         model(batch(0))
+
+
+@pytest.mark.parametrize("change", [replace_module, add_module, delete_module])
+def test_modules_of_tables_stay_those_that_sharding_made(change: Callable[[Any], None]) -> None:
+    model = sharded()
+    change(model)
+    with pytest.raises(OperError, match="expected the modules that sharding made"):
+        model(batch(0))
+
+
+def test_the_modules_of_all_tables_are_not_replaced() -> None:
+    bags = sharded().module.bags
+    with pytest.raises(OperError, match="embedding_bags: expected the modules that sharding made"):
+        bags.embedding_bags = Model("cpu").bags.embedding_bags
+
+
+def tie_collection(plain: Any) -> str:
+    plain.again = plain.bags
+    return "'again.embedding_bags.wide.weight' and 'bags.embedding_bags.wide.weight'"
+
+
+def tie_tables(plain: Any) -> str:
+    bags = plain.bags.embedding_bags
+    bags["other"].weight = bags["mean"].weight = nn.Parameter(torch.ones(50, 8))
+    return "'bags.embedding_bags.mean.weight' and 'bags.embedding_bags.other.weight'"
+
+
+def tie_output(plain: Any) -> str:
+    plain.softmax = nn.Linear(16, 50)
+    plain.softmax.weight = plain.bags.embedding_bags["wide"].weight
+    return "'bags.embedding_bags.wide.weight' and 'softmax.weight'"
+
+
+@pytest.mark.parametrize("tie", [tie_collection, tie_tables, tie_output])
+def test_tied_weights_that_would_come_apart(tie: Callable[[Any], str]) -> None:
+    plain = Model("cpu")
+    places = tie(plain)
+    with pytest.raises(OperError, match="expected its weight at one place of the model") as error:
+        oper.shard(plain, plan_of(Model("cpu")))
+    for place in places.split(" and "):
+        assert place in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("padding_idx", 0), ("max_norm", 1.0), ("scale_grad_by_freq", True), ("mode", "max")],
+)
+def test_settings_of_torchs_modules_that_sharding_would_lose(setting: str, value: Any) -> None:
+    for collection, table in (("bags", "wide"), ("sequences", "seen")):
+        plain = Model("cpu")
+        tables = plain.bags.embedding_bags if collection == "bags" else plain.sequences.embeddings
+        if not hasattr(tables[table], setting):
+            continue
+        setattr(tables[table], setting, value)
+        with pytest.raises(OperError, match=f"table '{table}': expected {setting}="):
+            oper.shard(plain, plan_of(plain))
+
+
+def test_weights_that_change_before_backward_are_refused_as_in_torch() -> None:
+    for inference in (False, True):  # an inference tensor has no version to look at
+        with torch.inference_mode(inference):
+            inputs = batch(0)
+        loss = sharded()(inputs)[0]
+        if not inference:
+            inputs.weighted_ids.weights().mul_(3)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        else:
+            loss.backward()
+
+
+@pytest.mark.parametrize("of", ["sparse", "meta"])
+def test_state_dicts_have_values(of: str) -> None:
+    model = sharded()
+    state = dict(model.state_dict())
+    name = "bags.embedding_bags.wide.weight"
+    before = state[name].clone()
+    state[name] = state[name].to_sparse() if of == "sparse" else state[name].to("meta")
+    with pytest.raises(OperError, match="table 'wide': expected a dense tensor with values"):
+        model.load_state_dict(state)
+    assert torch.equal(model.state_dict()[name], before)
 
 
 def test_state_dicts_are_loaded_without_a_mistake() -> None:

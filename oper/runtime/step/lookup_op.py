@@ -98,14 +98,16 @@ class _Lookup(torch.autograd.Function):
         step: TrainingStep,
     ) -> torch.Tensor:
         ctx.batch, ctx.step, ctx.frozen = batch, step, step.frozen_tables()
-        ctx.save_for_backward(anchor)
+        # Backward reads the user's weights: where they were written to by then, torch raises.
+        weighs = weights is not None and not weights.is_inference()
+        ctx.save_for_backward(anchor, *([weights] if weighs else []))
         return step.forward(batch)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         # Looked at for torch's error where the graph was freed: a second backward of one forward
-        # would be a second update of its rows.
+        # would be a second update of its rows; or where weights were written to since.
         _ = ctx.saved_tensors
         given = (ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
         weight_grad = ctx.step.backward(*given, ctx.frozen)
