@@ -37,6 +37,7 @@ def dot(a: ArrayLike, b: ArrayLike) -> Floats:
 
 def whole_dot(a: NDArray[np.generic], b: NDArray[np.generic]) -> Ints:
     """Return a @ b of whole numbers, whose sums are exact in any order."""
+    assert not {a.dtype.kind, b.dtype.kind} - set("iub"), "fractions would be cut off"
     found: Ints = a.astype(np.int64) @ b.astype(np.int64)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.portable_math import whole_dot
+from oper.base.portable_math import dot, whole_dot
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile, merge
@@ -159,6 +159,6 @@ def _summary(
         number,
         total,
         int(rows[accesses == 0].sum()),
-        float(whole_dot(hot, accesses) / total) if total else 0.0,
+        float(dot(hot, accesses) / total) if total else 0.0,
         bagged,
     )

@@ -180,7 +180,9 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         place = self._engine.device.torch_device
         table_parameters.check_moves(self._called, fn, place)
-        return super()._apply(fn, recurse)
+        moved = super()._apply(fn, recurse)
+        self._parameters_check.accept_moves()
+        return moved
 
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Do nothing: rows are read where they lie."""

@@ -44,6 +44,14 @@ class TableParameters:
         """Take no write until the next call for a mistake, because a state dict is loaded."""
         self._versions = None
 
+    def accept_moves(self) -> None:
+        """Take the parameters that torch has made anew, as it does for some types of tensors."""
+        for number, holder in enumerate(self._holders):
+            if holder.weight is not self._weights[number]:
+                self._weights[number] = holder.weight
+                if self._versions is not None:
+                    self._versions[number] = holder.weight._version
+
     def __call__(self) -> frozenset[int]:
         versions = [weight._version for weight in self._weights]
         if self._versions is None:

@@ -114,7 +114,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a file removed": (removed, r"__0_0\.distcp: is missing"),
     "a file unlisted": (unlisted, r"does not list '__0_0\.distcp'"),
     "no base": (no_base, "is a delta upon base, and .* holds no checkpoint"),
-    "a long name": (long_name, "its step, plan, ranks, files or delta are none"),
+    "a long name": (long_name, "invalid or missing step, plan, ranks, files, delta or ids"),
     "a long file": (long_file, "is no file of the folder"),
     "a table unnamed": (with_tables(lambda t: t.pop("t")), "lacks the table 't'"),
     "a state unnamed": (with_tables(lambda t: t["t"]["tensors"].remove(STATE)), "lacks 'optimizer"),

@@ -98,5 +98,5 @@ def test_a_delta_is_described_verified_and_made_whole() -> None:
     file.write_bytes(file.read_bytes()[:-9])
     assert oper("checkpoint", "verify", "run").status == 1
     (run / "step-0").rename("elsewhere")
-    refused("checkpoint verify run", "is a delta upon step-0", "put that back beside it")
+    refused("checkpoint verify run", "is a delta upon step-0", "put it back there")
     refused("checkpoint export run --table t -o t.parquet", "is a delta upon step-0")

@@ -32,7 +32,7 @@ def libraries(emulated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     ],
 )
 def test_nothing_is_mixed(libraries, case):
-    mortal_ranks.run(1, case, *libraries)
+    assert mortal_ranks.run(1, case, *libraries) == [None]
 
 
 @pytest.mark.parametrize(

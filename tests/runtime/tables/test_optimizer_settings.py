@@ -187,7 +187,7 @@ def test_every_setting_of_fbgemms_is_read_or_named(name, kind):
             outcome.append(Optimizer.of_fused(settings, said.append))
         except OperError as error:
             said.append(str(error))
-    assert outcome != [outcome[0]] * 2 or name in " ".join(said) or given == base
+    assert len(outcome) < 2 or outcome[0] != outcome[1] or name in " ".join(said) or given == base
 
 
 @pytest.mark.parametrize(
