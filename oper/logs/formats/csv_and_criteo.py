@@ -83,8 +83,8 @@ class TextSource:
         )
         header = self._header()
         for chunk in self._chunks():
-            if header and (found := header.search(b"\n" + chunk.text)):
-                number = chunk.first_line + chunk.text.count(b"\n", 0, found.start())
+            if header and (again := header.search(b"\n" + chunk.text)):
+                number = chunk.first_line + chunk.text.count(b"\n", 0, again.start())
                 raise OperError(
                     f"{self.name}, line {number}: expected a sample, got the names of the columns "
                     "again; remove the line (files put together have one for each)"
