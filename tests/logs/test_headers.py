@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from oper.base.errors import OperError
 from oper.logs import LogOptions, open_log, read
 from oper.profiling.profile import Profile
 from tests.support.commands import oper
@@ -136,3 +137,46 @@ def test_names_that_are_numbers_and_are_asked_for(tmp_path: Path) -> None:
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "7")
     assert said.status == 2
     assert "--no-header" in said.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("u,i\n1,2\nu,i\n3,4\n", 3),
+        ("u,i\n\n1,2\nu,i", 4),
+        ("\ufeffu;i\r\n1;2\r\n\ufeffu;i\r\n3;4\r\n", 3),
+        ("u::i\n1::2\nu::i\n", 3),
+        ('"u","i"\n1,2\n3,4\n"u","i"\n', 4),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_names_in_the_middle_are_refused(
+    tmp_path: Path, text: str, line: int, packed: bool
+) -> None:
+    """Files that were put together have the names once for each file."""
+    content = text.encode()
+    (tmp_path / "log.csv").write_bytes(gzip.compress(content) if packed else content)
+    log = open_log(tmp_path / "log.csv")
+    with pytest.raises(OperError, match=f"log.csv, line {line}: expected a sample, got the names"):
+        everything(log.batches(log.features))
+
+
+@pytest.mark.parametrize("text", ["u,i\nu,ii\nu,\nau,i\n", "u\nu\na\n"])
+def test_values_may_be_names(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    log = open_log(tmp_path / "log.csv")
+    assert sum(b.samples for b in log.batches(log.features)) == text.count("\n") - 1
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", "::"])
+@pytest.mark.parametrize("mark", ["=", ":"])
+def test_values_with_their_names_are_refused(tmp_path: Path, delimiter: str, mark: str) -> None:
+    lines = [f"user{mark}{i}{delimiter}item{mark}{i + 1}\n" for i in range(3)]
+    (tmp_path / "log.csv").write_text("".join(lines))
+    with pytest.raises(OperError, match=f"values with names, such as 'user{mark}0'"):
+        open_log(tmp_path / "log.csv")
+    (tmp_path / "log.csv").write_text(f"a:user{delimiter}a:item\n" + "".join(lines))
+    assert list(open_log(tmp_path / "log.csv").features) == ["a:user", "a:item"]
+    (tmp_path / "log.csv").write_text("ns:id,b:c\n" + "ns:5,b:6\n" * 3)
+    named = LogOptions(columns=("ns:id",))
+    assert list(open_log(tmp_path / "log.csv", named).features) == ["ns:id"]

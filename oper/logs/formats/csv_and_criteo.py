@@ -27,7 +27,7 @@ from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import SPACES
 from oper.logs.batches.separators import separator
 from oper.logs.formats.arrow_columns import batch_of
-from oper.logs.formats.csv_column_kinds import are_values, csv_columns
+from oper.logs.formats.csv_column_kinds import are_named_values, are_values, csv_columns
 from oper.logs.formats.csv_form import Form
 from oper.logs.formats.delimiters import ANY, find_delimiter
 from oper.logs.formats.text_lines import (
@@ -43,6 +43,7 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
 _BLOCK_BYTES = 1 << 22
 _BRACKETS = "[](){} "
+_BOM = b"\xef\xbb\xbf"
 
 
 class TextSource:
@@ -80,7 +81,14 @@ class TextSource:
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
         )
+        header = self._header()
         for chunk in self._chunks():
+            if header and (again := header.search(b"\n" + chunk.text)):
+                number = chunk.first_line + chunk.text.count(b"\n", 0, again.start())
+                raise OperError(
+                    f"{self.name}, line {number}: expected a sample, got the names of the columns "
+                    "again; remove the line (files put together have one for each)"
+                )
             try:
                 table = pacsv.read_csv(
                     pa.BufferReader(chunk.text),
@@ -104,6 +112,13 @@ class TextSource:
                     bags = bags.set_column(at, selection.time, times)
                 yield batch_of(bags, selection, location, form.hexadecimal, selection.numbers)
                 location = location.after(part.num_rows)
+
+    def _header(self) -> re.Pattern[bytes] | None:
+        """Return the pattern of a line of names, behind the end of another line."""
+        if not self._form.header or len(self.columns) < 2:
+            return None  # A text of a single column may equal its name.
+        names = self._form.plain(first_line(self._path).removeprefix(_BOM))
+        return re.compile(rb"\n(?:%b)?%b\r*(?=\n|\Z)" % (_BOM, re.escape(names)))
 
     def _chunks(self) -> Iterator[Chunk]:
         return chunks(self._path, self._form.header, self._form.plain)
@@ -177,8 +192,12 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         what = "" if options.no_header else " with a line of column names"
         raise OperError(f"{path}: cannot be read as text{what} ({error}); is it a log?") from error
-    if not options.no_header and are_values(names) and set(names).isdisjoint(options.columns):
+    is_asked_for = options.no_header or not set(names).isdisjoint(options.columns)
+    if not is_asked_for and are_values(names):
         raise _no_names(path, header, names, given)
+    if not is_asked_for and len(lines) > 1:
+        second = form.plain(lines[1].encode()).decode()
+        _refuse_named_values(path, fields, form.fields(second) or [])
     repeated = next((name for name, number in Counter(names).items() if number > 1), None)
     if repeated is not None:
         raise OperError(
@@ -205,6 +224,15 @@ def _no_names(path: Path, header: bytes, names: Sequence[str], delimiter: str | 
         "no_header=True); if these are names, choose columns by them with "
         "--columns"
     )
+
+
+def _refuse_named_values(path: Path, first: Sequence[str], second: Sequence[str]) -> None:
+    if are_named_values(first, second):
+        raise OperError(
+            f"{path}: expected names of columns in the first line, got values with names, such as "
+            f"{first[0][:80]!r}, as in the second line; write the names once, as the first line, "
+            "and below it the values only, or convert the log to JSON lines"
+        )
 
 
 def _trimmed(field: str) -> str:

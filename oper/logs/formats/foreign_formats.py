@@ -74,17 +74,29 @@ _FORMATS = tuple(
             "R data": rb"RD[AX][23]\n|[XA]\n\0\0\0[\x02\x03]",
             "Stata": rb"<stata_dta>",
             "SPSS": rb"\$FL[23]@\(#\)",
-            "SAS": rb"\0{12}\xc2\xea\x81\x60",
+            "SAS": rb"\0{12}\xc2\xea\x81\x60|HEADER RECORD\*{7}",
             "safetensors": rb".{5}\0\0\0\{\s*\"",
             "pickle": rb"\x80[\x02-\x05]",
             "LMDB": rb".{16}\xde\xc0\xef\xbe",
         },
         "write one line per sample, as CSV with a line of column names, or as Parquet": {
-            "LIBSVM or LIBFFM": rb"[-+]?[0-9.]+([ \t]+[0-9]+:[-+0-9.:eE]+)+[ \t]*\r?\n",
-            "Vowpal Wabbit": rb"[-+]?[0-9.]+( [0-9.]+)?( '\S+)? ?\|\S* \S",
+            # Comments and samples without features may be first.
+            "LIBSVM or LIBFFM": rb"(#[^\n]*\n|[-+]?[0-9.]+[ \t]*\r?\n)*[-+]?[0-9.][0-9.,]*"
+            rb"([ \t]+qid:[0-9]+)?([ \t]+[0-9]+:[-+0-9.:eE]+)+[ \t]*(#[^\n]*)?\r?\n",
+            "Matrix Market": rb"%%MatrixMarket\s",
+            "a table for a terminal": rb"\s*\+-[-+]*\+\r?\n"
+            rb"|[^\n]*\S[^\n]*\n ?-[-+]*\+-[-+]* ?\r?\n",
+            "Markdown": rb" *\|[^\n]*\| *\r?\n *\|[-:| ]*-[-:| ]*\| *\r?\n",
+            "Vowpal Wabbit": rb"[-+]?[0-9.]+( [0-9.]+)?( '\S+)? ?\|\S* \S"
+            rb"|([-+]?[0-9.]+ [0-9.]+ [^\s|]+)?\|[^\s|]+( [^\s|]+)+( \|[^\s|]+( [^\s|]+)*)*"
+            rb"\s*(\n|\Z)",
+            "INI or TOML": rb"\[[\w. -]+\][ \t]*\r?\n[\w.-]+[ \t]*=",
             "ARFF": rb"(%[^\n]*\n|\s)*@(?i:relation)\s",
             "SQL": rb"(?i:(--[^\n]*\n|/\*.*?\*/;?|\s)*(insert into|create table)\s)",
-            "XML": rb"\s*<\?xml",
+            "XML": rb"\s*<(\?xml|(?!(?i:html|head)\b)[A-Za-z_][\w:.-]*(\s[^<\n]*)?>\s*<)",
+        },
+        "remove the lines before its first object": {
+            "JSON lines below comments": rb"(\s*(#|//)[^\n]*\n)+\s*\{\s*\"",
         },
         "convert it to UTF-8, for example with iconv": {
             "UTF-16 or UTF-32 text": rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff",
