@@ -57,7 +57,7 @@ _PUT, _MEMOIZE, _STOP = b"p\x94."
 def load_index(file: BufferedReader) -> Any:
     """Return the content of an index, as stand-ins.
 
-    OperError if it names anything else; any Exception if it is no sound pickle.
+    OperError if it names anything else; any Exception if the pickle is damaged.
     """
     content = file.read()
     _check_instructions(content)

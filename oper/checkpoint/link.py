@@ -38,7 +38,7 @@ class Description:
 
     @property
     def delta(self) -> Delta | None:
-        """What it is upon, of one that has touched rows alone."""
+        """The save that a delta continues; None for a whole checkpoint."""
         return None if self.marker is None else self.marker.delta
 
     def rows_of(self, table: SavedTable) -> int:
@@ -49,7 +49,7 @@ class Description:
 
     @property
     def files(self) -> int:
-        """How many files the parts lie in."""
+        """Number of files that hold the parts."""
         return len({extent.file for _, extent in self.index.extents()})
 
     @property

@@ -66,8 +66,8 @@ def _bytes_of(checkpoint: Description) -> int:
 def verify(checkpoint: Chain | Path | str, advance: Advance = lambda amount: None) -> Verified:
     """Read a checkpoint, or the newest of a folder of some, to its end and list what is wrong.
 
-    `advance` is told of bytes that were read. OperError if there is no checkpoint, an index or a
-    marker is damaged, or a link is missing or another one.
+    `advance` is called with the number of bytes read. OperError if there is no checkpoint, an index
+    or a marker is damaged, or a link is missing or another one.
     """
     chain = checkpoint if isinstance(checkpoint, Chain) else read_chain(checkpoint)
     problems = list(problems_of(chain))

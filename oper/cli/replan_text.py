@@ -105,7 +105,7 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
 
 
 def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
-    """What is not as in the plan `old`."""
+    """Return the lines that say how the new plan differs from the plan `old`."""
     tables = carried.tables
     said = [
         f"{plural(len(names), 'table')} {what} ({_first_names(names)})"
@@ -126,7 +126,7 @@ def _first_names(names: tuple[str, ...]) -> str:
 
 
 def placed_text(made: "Replanned") -> str:
-    """What rows are new, and how far the new plan is from one made from scratch."""
+    """Return the lines on new rows and on the distance from a plan made from scratch."""
     rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
     longer = made.new_seconds / made.fresh_seconds - 1
     gap = (
@@ -143,7 +143,7 @@ def placed_text(made: "Replanned") -> str:
 
 
 def held_out_text(made: "Replanned") -> str:
-    """How much of the gain is left on data that the plans were not made from."""
+    """Return the lines on the gain that is left on held-out data."""
     from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
 
     found = made.held_out
@@ -162,7 +162,7 @@ def held_out_text(made: "Replanned") -> str:
 
 
 def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
-    """What was gained with the plan `new`, and by how much moving; or that nothing moves."""
+    """Return the lines on the gain of the plan `new` and on the bytes that move."""
     before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
     within = f"pays off within {made.horizon:,} iterations ({option('--horizon')})"
     most = made.max_move_bytes
@@ -190,7 +190,7 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
 
 
 def _print_curve(out: Any, made: "Replanned") -> None:
-    """What limits on the bytes leave, beside the plan from scratch as far as it can be reached."""
+    """Return the table of limits on the bytes, compared with the plan from scratch."""
     out.print()
     if not made.curve:
         out.print("No curve: nothing pays within the horizon")

@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What such a folder is: `a plan`."""
+        """Name of such a folder in a sentence: `a plan`."""
         return f"a {Path(self.marker).stem}"
 
     def has_schema(self, content: Any) -> bool:

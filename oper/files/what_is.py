@@ -1,4 +1,4 @@
-"""What is at a path that a user gave for something else, for the error that refuses it."""
+"""Names for the contents of a path, for errors that refuse it."""
 
 import re
 from pathlib import Path

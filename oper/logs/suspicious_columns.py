@@ -48,7 +48,7 @@ _UNKNOWN_TIMES = (0, -1)
 
 @dataclass(frozen=True)
 class Look:
-    """What the first values of a column are.
+    """Kinds of the first values of a column.
 
     time: why the column is a time; empty if it is not. finding: why it is hardly a feature; empty
     if it may be a feature. different: the number of values, if nearly all differ (else 0).

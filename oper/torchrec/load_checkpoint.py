@@ -284,7 +284,7 @@ def _read_tables(chain: Chain, tables: Mapping[str, StreamedTable], group: Group
 
 
 def _read_rest(folder: Path, rest: dict[str, Any], index: SavedIndex) -> None:
-    """Read all that is no table, tensors in place. Each rank reads by itself."""
+    """Read everything except tables, tensors in place. Each rank reads by itself."""
     if not rest:
         return
     try:

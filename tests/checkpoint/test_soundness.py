@@ -56,7 +56,7 @@ def copied_marker(run: Path) -> None:
 
 
 def marker_of_another_step(run: Path) -> None:
-    """That of a delta upon the same base, with the same rows."""
+    """Return the marker of a delta of the same base with the same rows."""
     base = Marker.read(run / "base")
     given = (torch.tensor([2, 5, 9]), torch.rand(3, 2), torch.rand(3))
     write_delta(run.parent / "other", ("base", base), *given, 10, [2], step=2)

@@ -1,4 +1,4 @@
-"""What is at a path, and how folders of other kinds are refused."""
+"""Names for the contents of a path, and errors for folders of other kinds."""
 
 import os
 from pathlib import Path

@@ -113,13 +113,15 @@ def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool
     data = "\n".join(lines).encode()
     path = tmp_path / "train.tsv"
     path.write_bytes(gzip.compress(data) if packed else data)
-    complaint(path, "train.tsv", f"line {expected}:", "fields, and 40 were needed")
+    complaint(path, "train.tsv", f"line {expected}:", "expected 40 fields, got")
 
 
 def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 1000)
     lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
-    complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
+    complaint(
+        written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "expected 2 fields, got 3"
+    )
     lines[1001] = "4,5"
     assert open_log(tmp_path / "log.csv").count_samples() == 1001 + 1
     lines[1001] = "4,9999"

@@ -32,7 +32,8 @@ def test_a_first_line_of_values_is_refused(tmp_path: Path, first: str, delimiter
     (tmp_path / "log.csv").write_text(text, encoding="utf-8")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
     assert said.status == 2, said
-    assert "names of columns were needed; if it is a sample, pass --no-header" in said.errors
+    assert "expected names of columns in the first line, got values" in said.errors
+    assert "if it is a sample, pass --no-header" in said.errors
     assert not (tmp_path / "p").exists()
     by_position = LogOptions(columns=("column_3",), no_header=True)
     assert sum(b.samples for b in open_log(tmp_path / "log.csv", by_position).batches(())) == 4

@@ -36,7 +36,7 @@ def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_named_columns_of_whole_floats_have_their_integers(
     tmp_path: Path, named: str, form: str
 ) -> None:
-    """As `--columns` names them, or a table; by default they are left out, as prices are."""
+    """They are read if `--columns` or a table names them, and left out by default, as prices."""
     path, values = written(tmp_path, "1.0", "", "3.0", "3.0"), [1.0, None, 3.0, 3.0]
     if form != "csv":
         kind = pa.decimal128(12, 0) if form == "decimal" else pa.float64()

@@ -23,7 +23,7 @@ class Column:
     bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
     tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
     doubt: why its ids are perhaps not meant so. pointed, other: values of a text file's column, if
-    its beginning shows such: a whole number with a point, and a value that is no whole number.
+    its beginning shows both: a whole number with a point, and a value that is not a whole number.
     """
 
     name: str

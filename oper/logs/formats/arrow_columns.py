@@ -165,7 +165,7 @@ def _scalars(
 def _integers_of_decimals(
     column: Any, name: str, location: Location, lengths: NDArray[np.int32] | None
 ) -> Any:
-    """Return decimals as int64; OperError where one is no whole number of 64 bits."""
+    """Return decimals as int64; OperError if one is not a whole number of 64 bits."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid as error:

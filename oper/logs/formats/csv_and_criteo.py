@@ -219,10 +219,9 @@ def _no_names(path: Path, header: bytes, names: Sequence[str], delimiter: str | 
             "no_header=True, list_separator=…, delimiter=…)"
         )
     return OperError(
-        f"{path}: its first line, {shown}, has values, and "
-        "names of columns were needed; if it is a sample, pass --no-header (from Python: "
-        "no_header=True); if these are names, choose columns by them with "
-        "--columns"
+        f"{path}: expected names of columns in the first line, got values, {shown}; if it is a "
+        "sample, pass --no-header (from Python: no_header=True); if these are names, choose "
+        "columns by them with --columns"
     )
 
 

@@ -16,7 +16,7 @@ from oper.logs.formats.text_lines import Chunk
 
 @dataclass(frozen=True)
 class Form:
-    """How to parse the lines of a file; `separator` is between the ids of a bag in a field."""
+    """The form of a file's lines; `separator` separates the ids of a bag in a field."""
 
     columns: tuple[Column, ...]
     delimiter: str  # of the file, one character or more
@@ -95,14 +95,14 @@ class Form:
                 )
             if len(fields) != len(self.columns):
                 return OperError(
-                    f"{where}: {len(fields)} fields, and {len(self.columns)} were needed; mend or "
+                    f"{where}: expected {len(self.columns)} fields, got {len(fields)}; correct or "
                     "remove the line"
                 )
             for name in numbers:
                 value = fields[position[name]]
                 if value and not _is_number(value):
                     return OperError(
-                        f"{where}: column {name!r} is {value!r}, and a number was needed; correct "
+                        f"{where}: expected a number in column {name!r}, got {value!r}; correct "
                         "the line, or read the column as ids with --columns"
                     )
         return None

@@ -69,7 +69,7 @@ def single_byte(delimiter: str) -> str:
 def with_single_bytes(delimiter: str, text: bytes) -> bytes:
     """Return a file's text with its delimiter as `single_byte` says, except within quotes.
 
-    A space stands for a run of them, and those around a line are none.
+    A space stands for a run of spaces; spaces around a line do not count.
     """
     stand_in = single_byte(delimiter).encode()
     if stand_in == delimiter.encode():

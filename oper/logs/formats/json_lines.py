@@ -1,8 +1,8 @@
 """JSON lines: an object per line, with a value or a list of values for each column.
 
 A file is read through once when it is opened, because only that tells its columns: any line may
-have another one, or the first value that is no integer. Python's parser does this, which refuses
-objects that are nested too deeply, where Arrow's would end the process. Batches are parsed by Arrow
+have another one, or the first value that is not an integer. Python's parser does this: it refuses
+objects that are nested too deeply, which would end the process in Arrow's. Arrow parses batches
 with the types that were found, so columns are read as those of Parquet are.
 """
 

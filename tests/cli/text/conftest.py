@@ -1,4 +1,4 @@
-"""What commands print: sentences name flags, as in a command."""
+"""Output of commands: sentences name flags, as in a command."""
 
 from collections.abc import Iterator
 

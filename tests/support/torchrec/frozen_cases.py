@@ -1,4 +1,4 @@
-"""What ranks do in tests of tables that are frozen after the model is sharded."""
+"""Work of the ranks in tests of tables that are frozen after the model is sharded."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ranks do in tests of models of which parts are sharded."""
+"""Work of the ranks in tests of models with sharded parts."""
 
 from pathlib import Path
 from typing import Any
