@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from oper.base.spoken import spoken
+from oper.base.spoken import option, spoken
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
@@ -93,7 +93,10 @@ def _columns(
         columns[0] = replace(columns[0], doubt=f"{_ONE_COLUMN} {unread[0]!r}")
     numbers = [c.name for c in columns if c.kind == "dense"]
     texts = [] if bags else [f.name for f in schema if is_text(f.type)]
-    if not (numbers or texts) or len({c.name for c in columns}) < len(columns):
+    if len({c.name for c in columns}) < len(columns):
+        return columns
+    columns = _with_words_for_missing(schema, columns, parse, options.missing)
+    if not (numbers or texts):
         return columns
     table = parse(
         column_types=dict.fromkeys([*numbers, *texts], pa.string()),
@@ -110,6 +113,32 @@ def _columns(
             else:
                 doubt = column.doubt or _looks_like_bags(values) or _has_spaces(values.drop_null())
                 column = replace(column, doubt=doubt)
+        result.append(column)
+    return result
+
+
+def _with_words_for_missing(
+    schema: Any, columns: list[Column], parse: Callable[..., Any], missing: str | None
+) -> list[Column]:
+    """Return the columns, with a doubt of those whose whole numbers have words such as `NULL` among
+    them: Arrow reads these as nulls, but in a log they are values, which make texts of all ids."""
+    whole = [f.name for f, c in zip(schema, columns, strict=True) if pa.types.is_integer(f.type)]
+    if not whole:
+        return columns
+    given = parse(column_types=dict.fromkeys(whole, pa.string()), include_columns=whole)
+    words = pa.array([word for word in ABSENT if word and "nan" not in word.lower()])
+    result = []
+    for column in columns:
+        found = ""
+        if column.name in whole:
+            trimmed = pc.utf8_trim(given[column.name].combine_chunks(), SPACES)
+            found = _first_text(trimmed, pc.is_in(trimmed, words))
+        if found and found != missing and not column.doubt:
+            column = replace(
+                column,
+                doubt=f"{found!r} stands among whole numbers, so that all values are read as "
+                f"texts; pass {option('--missing', found)} if it means that there is no id",
+            )
         result.append(column)
     return result
 
