@@ -12,14 +12,45 @@
 #include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
 #include "oper/common/elementary.h"
+#include "oper/common/simd.h"
 
 namespace oper {
 namespace {
 
-constexpr int64_t kValuesPerTask = 4096;
+constexpr int64_t kValuesPerTask = 1 << 16;
 constexpr int64_t kProductsPerTask = 1 << 16;
 
-template <double (*function)(double)>
+// The values of a function at x[0 .. count), by its formula without branches first.
+template <class Function>
+inline void fill_values(const double* x, int64_t count, double* to) {
+  int64_t plain = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = Function::plain(x[i]);
+    plain += Function::is_plain(x[i]);
+  }
+  if (plain == count) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!Function::is_plain(x[i])) to[i] = Function::rest(x[i]);
+  }
+}
+
+OPER_SIMD void fill_exp(const double* x, int64_t count, double* to) {
+  fill_values<Exp>(x, count, to);
+}
+OPER_SIMD void fill_expm1(const double* x, int64_t count, double* to) {
+  fill_values<Expm1>(x, count, to);
+}
+OPER_SIMD void fill_log(const double* x, int64_t count, double* to) {
+  fill_values<Log>(x, count, to);
+}
+OPER_SIMD void fill_log1p(const double* x, int64_t count, double* to) {
+  fill_values<Log1p>(x, count, to);
+}
+void fill_log_gamma(const double* x, int64_t count, double* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = portable_log_gamma(x[i]);
+}
+
+template <void (*fill)(const double*, int64_t, double*)>
 at::Tensor each(const at::Tensor& x) {
   const double* const values = elements<double>(x, "x");
   at::Tensor out = at::empty_like(x);
@@ -27,15 +58,16 @@ at::Tensor each(const at::Tensor& x) {
   const int64_t size = x.numel();
   share_out((size + kValuesPerTask - 1) / kValuesPerTask, [&](const auto& next) {
     for (int64_t task = next(); task >= 0; task = next()) {
-      const int64_t end = std::min(size, (task + 1) * kValuesPerTask);
-      for (int64_t i = task * kValuesPerTask; i < end; ++i) to[i] = function(values[i]);
+      const int64_t first = task * kValuesPerTask;
+      fill(values + first, std::min(size - first, kValuesPerTask), to + first);
     }
   });
   return out;
 }
 
 // Row i of a times b: the terms are added in the order of k, whatever the width of vectors.
-void row_product(const double* a, const double* b, int64_t terms, int64_t columns, double* to) {
+OPER_SIMD void row_product(const double* a, const double* b, int64_t terms, int64_t columns,
+                           double* to) {
   if (columns == 1) {
     double sum = 0.0;
     for (int64_t k = 0; k < terms; ++k) sum += a[k] == 0.0 ? 0.0 : a[k] * b[k];
@@ -85,11 +117,11 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
-  m.impl("exp", each<portable_exp>);
-  m.impl("expm1", each<portable_expm1>);
-  m.impl("log", each<portable_log>);
-  m.impl("log1p", each<portable_log1p>);
-  m.impl("log_gamma", each<portable_log_gamma>);
+  m.impl("exp", each<fill_exp>);
+  m.impl("expm1", each<fill_expm1>);
+  m.impl("log", each<fill_log>);
+  m.impl("log1p", each<fill_log1p>);
+  m.impl("log_gamma", each<fill_log_gamma>);
   m.impl("ordered_product", ordered_product);
 }
 
