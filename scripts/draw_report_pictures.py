@@ -1,4 +1,4 @@
-"""Draw the README's pictures of a report: charts of its page, as PNG.
+"""Draw the tour's pictures of a report: charts of its page, as PNG.
 
     oper report demo/plan --profile demo/profile --compare demo/compare.json -o demo/plan.html
     python scripts/draw_report_pictures.py demo/plan.html

@@ -66,6 +66,12 @@ def synth(
         help="Share of the accesses that has moved to other rows by the end of the log.",
         metavar="SHARE",
     ),
+    churn: str = typer.Option(
+        "0",
+        "--churn",
+        help="Share of the rows in use that new rows have replaced by the end of the log.",
+        metavar="SHARE",
+    ),
     seed: int = typer.Option(
         0,
         "--seed",
@@ -99,7 +105,9 @@ def synth(
     from oper.synth.recipes import load_recipe
     from oper.synth.synthesizer import Synthesizer
 
-    recipe = load_recipe(workload, scale=scale, zipf=zipf, dim=dim)
+    recipe = load_recipe(
+        workload, scale=scale, zipf=zipf, dim=dim, churn=parse_share(churn, "--churn")
+    )
     synthesizer = Synthesizer(
         recipe,
         recipe.samples if samples is None else samples,
@@ -108,6 +116,11 @@ def synth(
         order,
     )
     if counts:
+        if recipe.source["churn"]:
+            raise OperError(
+                f"--churn {churn}: expected no --counts, which draws counts without an order; "
+                "write the log and count it with `oper profile`"
+            )
         _write_profile(synthesizer, output, windows, force, as_json)
     elif windows > 1:
         raise OperError(

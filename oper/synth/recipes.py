@@ -1,8 +1,10 @@
 """Recipes for synthetic logs of the published workloads, read from workloads.yaml.
 
 A recipe has one feature per table: how popular the table's rows are by rank (its law), how many
-ids a sample has, and how strongly the features of a sample are correlated. Laws are bounded Zipf,
-P(rank r) ∝ (r + 1)^-z for r = 0 … rows - 1, or steps: ranks up to a bound share one weight.
+ids a sample has, and how strongly the features of a sample are correlated. With churn a law has
+fewer rows than its table: the others replace some of them in the course of the log. Laws are
+bounded Zipf, P(rank r) ∝ (r + 1)^-z for r = 0 … rows - 1, or steps: ranks up to a bound share one
+weight.
 """
 
 import math
@@ -61,7 +63,8 @@ class Law:
 
 @dataclass(frozen=True)
 class Feature:
-    """A table with its law and its ids per sample: exactly, or Poisson's mean if `varying`."""
+    """A table with the law of its rows in use, and its ids per sample: exactly, or Poisson's mean
+    if `varying`. The table's rows beyond the law's are new ones: each replaces a row in use."""
 
     table: Table
     law: Law
@@ -120,14 +123,22 @@ def workload_names() -> tuple[str, ...]:
 
 
 def load_recipe(
-    name: str, *, scale: float = 1.0, zipf: float | None = None, dim: int | None = None
+    name: str,
+    *,
+    scale: float = 1.0,
+    zipf: float | None = None,
+    dim: int | None = None,
+    churn: float = 0.0,
 ) -> Recipe:
-    """The recipe of a published workload.
+    """Return the recipe of a published workload.
 
     `scale` multiplies the samples and the rows of each table, but tables of up to KEPT_ROWS rows
     keep their size and none falls below it. `zipf` is an exponent to use instead of the workload's
-    own law, `dim` the values per row instead of its own. OperError where `name` is unknown or
-    a number out of range.
+    own law, `dim` the values per row instead of its own. `churn` is the share of the rows in use
+    that new rows replace by the end of the log, in tables of more than KEPT_ROWS rows: of a table's
+    rows a share 1 / (1 + churn) is in use at any time.
+
+    Raise OperError if `name` is unknown or a number out of range.
     """
     if name not in _facts():
         raise OperError(f"workload {name!r}: is unknown; there are {', '.join(workload_names())}")
@@ -135,17 +146,20 @@ def load_recipe(
         raise OperError(f"--scale {scale}: a number above 0 was needed")
     if zipf is not None and not 0 <= zipf <= 10:
         raise OperError(f"--zipf {zipf}: an exponent from 0 to 10 was needed")
+    if not 0 <= churn <= 1:
+        raise OperError(f"--churn {churn}: expected a share from 0 to 1")
     facts = _facts()[name]
     published = load_tables(name, dim=facts["dim"] if dim is None else dim)
     tables = tuple(replace(t, rows=_scaled(t.rows, scale)) for t in published)
     exponent = facts.get("zipf") if zipf is None else zipf
     if "reuse" in facts:
-        features = _pooled_features(published, tables, facts["reuse"], exponent)
+        features = _pooled_features(published, tables, facts["reuse"], exponent, churn)
     else:
         ids = facts["ids"]
         per_table = ids if isinstance(ids, list) else [ids] * len(tables)
         features = tuple(
-            Feature(t, Law(t.rows, exponent), n) for t, n in zip(tables, per_table, strict=True)
+            Feature(t, Law(_in_use(t.rows, churn), exponent), n)
+            for t, n in zip(tables, per_table, strict=True)
         )
     return Recipe(
         name=name,
@@ -153,7 +167,7 @@ def load_recipe(
         samples=max(1, round(facts["samples"] * scale)),
         coaccess=CoAccess(**facts["coaccess"]),
         clicks=facts["clicks"],
-        source={"workload": name, "scale": scale, "zipf": exponent},
+        source={"workload": name, "scale": scale, "zipf": exponent, "churn": churn},
     )
 
 
@@ -166,8 +180,16 @@ def _scaled(rows: int, scale: float) -> int:
     return rows if rows <= KEPT_ROWS else max(KEPT_ROWS, round(rows * scale))
 
 
+def _in_use(rows: int, churn: float) -> int:
+    return rows if rows <= KEPT_ROWS else math.ceil(rows / (1 + churn))
+
+
 def _pooled_features(
-    published: Sequence[Table], tables: Sequence[Table], reuse: dict[str, Any], zipf: float | None
+    published: Sequence[Table],
+    tables: Sequence[Table],
+    reuse: dict[str, Any],
+    zipf: float | None,
+    churn: float,
 ) -> tuple[Feature, ...]:
     """Features whose rows, taken together, follow one law of accesses per row and sample.
 
@@ -189,9 +211,10 @@ def _pooled_features(
 
         in_batch = float(np.diff(ends(whole.rows), prepend=0) @ accesses)
         ids = in_batch / reuse["batch"] if whole.rows > 1 else 0.0
+        in_use = _in_use(table.rows, churn)
         if zipf is None:
-            law = Law(table.rows, step_ends=ends(table.rows), step_weights=accesses)
+            law = Law(in_use, step_ends=ends(in_use), step_weights=accesses)
         else:
-            law = Law(table.rows, zipf)
+            law = Law(in_use, zipf)
         features.append(Feature(table, law, ids, varying=True))
     return tuple(features)

@@ -10,6 +10,10 @@ through a second bijection first, so that a share D of the accesses at the end o
 to an order of popularity that is independent of the one at its beginning, and none at the
 beginning.
 
+Churn: a table with more rows than its law has ranks gives the ranks to new rows, one after the
+other in a random order, evenly over the log. A new row is accessed as often as the row that it
+replaces was, which is not accessed again.
+
 Every number is a function of the seed, the table and the batch, so threads do not change it.
 """
 
@@ -114,13 +118,12 @@ class Synthesizer:
         coaccess = self.recipe.coaccess
         in_class = random.random(samples) < coaccess.share
         classes = np.where(in_class, random.integers(coaccess.classes, size=samples), -1)
-        positions = np.arange(first, first + samples)
-        moved = self.drift * positions / max(1, self.samples - 1)
+        passed = np.arange(first, first + samples) / max(1, self.samples - 1)
 
         def draw(table: int) -> tuple[Jagged, NDArray[np.float64]]:
             feature = self.recipe.features[table]
             random = np.random.default_rng([self.seed, 1 + table, index])
-            ids = self._draw(table, feature, random, classes, moved)
+            ids = self._draw(table, feature, random, classes, passed)
             return ids, model.effect(table, ids)
 
         drawn = list(pool.map(draw, range(len(self.recipe.features))))
@@ -143,9 +146,10 @@ class Synthesizer:
         feature: Feature,
         random: np.random.Generator,
         classes: NDArray[np.int64],
-        moved_chance: NDArray[np.float64],
+        passed: NDArray[np.float64],
     ) -> Jagged:
-        """Ids of one feature: `classes` int64 [n], -1 for none; `moved_chance` float64 [n]."""
+        """Draw the ids of one feature: `classes` int64 [n], -1 for none; `passed` float64 [n], the
+        share of the log that lies before each sample."""
         import torch
 
         ops, samples = native.ops(), len(classes)
@@ -163,10 +167,15 @@ class Synthesizer:
                 torch.from_numpy(classes[followers]), count, 0, stream_key(key, "strata"), False
             )
             shares[first_ids] = (stratum.numpy() + shares[first_ids]) / count
-        ranks = ops.draw_ranks(torch.from_numpy(shares), rows, *feature.law.arguments)
+        in_use = feature.law.rows
+        ranks = ops.draw_ranks(torch.from_numpy(shares), in_use, *feature.law.arguments)
+        if in_use < rows:
+            turn = ops.place_ranks(ranks, in_use, 0, stream_key(key, "churn"), False)
+            replaced = turn.numpy() < (rows - in_use) * np.repeat(passed, lengths)
+            ranks = torch.where(torch.from_numpy(replaced), in_use + turn, ranks)
         order = ORDERS.index(self.order)
         values = ops.place_ranks(ranks, rows, order, key, False).numpy()
         if self.drift:
-            moved = random.random(len(values)) < np.repeat(moved_chance, lengths)
+            moved = random.random(len(values)) < np.repeat(self.drift * passed, lengths)
             values[moved] = ops.place_ranks(ranks[moved], rows, order, key, True).numpy()
         return Jagged(values, lengths if feature.bagged else None)

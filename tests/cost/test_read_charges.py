@@ -1,4 +1,4 @@
-"""Everything that prices rows against the README's formula, written out in plain loops."""
+"""Everything that prices rows against docs/objective.md, written out in plain loops."""
 
 import re
 from dataclasses import replace

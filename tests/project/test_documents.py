@@ -3,6 +3,9 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +123,52 @@ def test_the_format_of_plans_and_profiles_is_described_in_full(
     assert found - known - {"local", "same_node", "other_node"} == set()
 
 
-def test_the_commands_of_the_readme_run_one_after_the_other(
+def commands_of(document: str) -> list[list[str]]:
+    """The commands in a document's blocks, as arguments."""
+    text = (REPOSITORY / document).read_text("utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("oper ")]
+
+
+def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(REPOSITORY / "examples", "examples")
+    printed = [fine(*command[1:]) for command in commands_of("README.md")]
+    assert len(printed) == 3
+    output = re.findall(r"\n\n```\n(.*?)```", text, flags=re.DOTALL)[0]
+    said = "".join(printed)
+    for line in output.splitlines():
+        assert line.rstrip() in said
+    (example,) = python_of(text)
+    source = Path("examples/quick_start.py").read_text("utf-8")
+    assert source.partition('"""\n\n')[2] == example
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "examples/quick_start.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    losses = [float(line.split()[-1]) for line in ran.stdout.splitlines()]
+    assert len(losses) == 4
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_log_of_the_quick_start_is_what_synth_writes(tmp_path: Path) -> None:
+    shipped = REPOSITORY / "examples" / "clicks.parquet"
+    assert shipped.stat().st_size <= 2 << 20
+    options = "--scale 0.0005 --samples 18000 --churn 0.4"
+    fine("synth", "criteo-kaggle", *options.split(), "-o", tmp_path / "clicks.parquet")
+    assert pq.read_table(tmp_path / "clicks.parquet").equals(pq.read_table(shipped))
+    tables = "clicks.tables.yaml"
+    assert (tmp_path / tables).read_text() == shipped.with_name(tables).read_text()
+
+
+def test_the_commands_of_the_tour_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one folder, on logs as the text says they are, and overwrite nothing."""
-    text = (REPOSITORY / "README.md").read_text("utf-8")
-    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("oper ")]
+    commands = commands_of("docs/tour.md")
     assert len(commands) > 14
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
@@ -152,13 +193,13 @@ def test_the_commands_of_the_readme_run_one_after_the_other(
         fine(*command[1:])
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from torchrec import KeyedJaggedTensor
 
     import oper
 
-    section = (REPOSITORY / "README.md").read_text("utf-8").partition("## From Python")[2]
+    section = (REPOSITORY / "docs/tour.md").read_text("utf-8").partition("## From Python")[2]
     example = python_of(section)[0]
     monkeypatch.chdir(tmp_path)
     a_click_log()
@@ -167,7 +208,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     lengths = torch.ones(3 * 64, dtype=torch.int32)
     batch = KeyedJaggedTensor(["a", "b", "c"], ids, lengths=lengths)
     names: dict[str, Any] = {"batches": [batch], "tables": tables, "ids": torch.tensor([0, 99, 7])}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(example, "docs/tour.md", "exec"), names)
     assert names["addresses"].shape == (3,)
     assert [window.samples for window in names["windows"]] == [50] * 4
 

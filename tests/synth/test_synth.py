@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,14 @@ from oper.synth.label_model import BayesAuc
 from oper.synth.log_writer import write_log
 from oper.synth.profile_writer import synthesize_counts, write_profile
 from oper.synth.recipes import (
+    KEPT_ROWS,
     CoAccess,
     Feature,
     Law,
     Recipe,
     load_recipe,
 )
-from oper.synth.synthesizer import ORDERS, Synthesizer
+from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 from tests.support.popularity_laws import chances_of, fits
@@ -109,6 +111,47 @@ def test_drift_moves_the_stated_share() -> None:
     # From no access to a share `drift` of them at the end.
     assert synthesizer.moved_share(0, 1) == 0
     assert synthesizer.moved_share(samples - 1, samples) == pytest.approx(drift)
+
+
+def test_churn_gives_the_places_of_rows_to_new_rows_one_after_the_other() -> None:
+    in_use, new, samples = 1000, 400, 200_000
+    feature = Feature(Table("a", in_use + new), Law(in_use, 0.8), 1)
+    synthesizer = Synthesizer(recipe_of(feature), samples, seed=5, order="frequency")
+    values = values_of(list(synthesizer.batches()), "a")  # by frequency, row ids are ranks
+    first_seen = np.full(in_use + new, samples)
+    np.minimum.at(first_seen, values, np.arange(samples))
+    turns = np.arange(new)
+    # The new row of turn n appears after n / new of the log, and soon is read as its rank is.
+    assert (first_seen[in_use + turns] >= samples * turns / new - 1).all()
+    assert np.median(first_seen[in_use + turns] / samples - turns / new) < 0.02
+    ranks = np.arange(in_use)
+    key = native.ops().place_ranks(
+        torch.from_numpy(ranks), in_use, 0, stream_key(synthesizer.row_key(0), "churn"), False
+    )
+    replaced_by = np.where(key.numpy() < new, in_use + key.numpy(), -1)
+    assert sorted(replaced_by[replaced_by >= 0]) == list(range(in_use, in_use + new))
+    last_seen = np.zeros(in_use + new, dtype=np.int64)
+    np.maximum.at(last_seen, values, np.arange(samples))
+    gone = np.flatnonzero(replaced_by >= 0)
+    turn = replaced_by[gone] - in_use
+    assert (last_seen[gone] <= samples * (turn + 1) / new + 1).all()
+    by_rank = np.bincount(values, minlength=in_use + new)
+    together = by_rank[:in_use] + np.where(replaced_by >= 0, by_rank[replaced_by], 0)
+    assert together.sum() == samples
+    assert fits(together, chances_of(feature.law)) > 1e-3
+
+
+def test_recipes_with_churn_keep_the_rows_of_tables_and_spare_small_ones() -> None:
+    plain, churned = (load_recipe("avazu", scale=0.001, churn=c) for c in (0.0, 0.25))
+    assert plain.tables == churned.tables
+    for before, after in zip(plain.features, churned.features, strict=True):
+        rows = before.table.rows
+        assert after.law.rows == (rows if rows <= KEPT_ROWS else math.ceil(rows / 1.25))
+    pooled = load_recipe("meta-2021", scale=0.0001, churn=1.0)
+    assert all(f.law.rows <= f.table.rows for f in pooled.features)
+    assert any(f.law.rows < f.table.rows for f in pooled.features)
+    with pytest.raises(OperError, match="expected a share from 0 to 1"):
+        load_recipe("avazu", churn=1.5)
 
 
 def test_profiles_count_like_logs() -> None:
@@ -347,6 +390,7 @@ def test_command_writes_a_profile(command: typer.Typer, tmp_path: Path) -> None:
         ("avazu -o log.csv", "log.csv"),
         ("avazu -o log.parquet --windows 2", "--windows"),
         ("avazu -o log.parquet --drift x", "--drift"),
+        ("avazu -o log.parquet --churn 20% --counts", "--churn 20%: expected no --counts"),
         ("kaggle -o log.parquet", "criteo-kaggle"),
     ],
 )
