@@ -3,15 +3,18 @@
 import os
 import re
 import stat
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, OperWarning
 from oper.files.input_files import LOG, open_file, special_kind
 from oper.files.what_is import written_kind
+from oper.logs.agreed_kinds import agree
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Selection, Source, choose, left_out, no_ids
 from oper.logs.batches.log_options import LogOptions, TimeUnit
@@ -36,8 +39,8 @@ class Log:
                 difference += _kinds(source, sources[0])
                 raise OperError(
                     f"{source.name}: has other columns than {sources[0].name}: {difference}; "
-                    "read them separately, or choose common columns with --columns, --dense and "
-                    "--label"
+                    "read them separately, move files away that are not part of the log, or choose "
+                    "common columns with --columns, --dense and --label"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
@@ -231,7 +234,9 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
         if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
         foreign_formats.refuse_urls(paths)
-        return Log(list(_sources(_files([Path(p) for p in paths]), options)), options)
+        sources = list(_sources(_files([Path(p) for p in paths]), options))
+        agree(sources)
+        return Log(sources, options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
     from oper.logs.formats.keyed_jagged import KjtSource
@@ -246,6 +251,7 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
         files += files_in(path) if os.path.isdir(path) else [LogFile(path)]
     for file in files:
         _check_regular(file.path)
+    _warn_of_files_given_twice(files)
     for folder in dict.fromkeys(file.path.parent for file in files):
         if kind := written_kind(folder):
             raise OperError(
@@ -258,11 +264,36 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
     return [f for f in files if f.path not in beside]
 
 
+def _warn_of_files_given_twice(files: Sequence[LogFile]) -> None:
+    """Warn of a file that several of the user's paths lead to."""
+    first: dict[tuple[int, int], LogFile] = {}
+    for file in files:
+        status = file.path.stat()
+        other = first.setdefault((status.st_dev, status.st_ino), file)
+        if other is not file:
+            paths = " and ".join(dict.fromkeys((str(other.path), str(file.path))))
+            warnings.warn(
+                f"{paths}: is one file, which is given more than once, so that its samples are "
+                "counted more than once; pass each file once if that is not meant",
+                OperWarning,
+                stacklevel=4,
+            )
+            return
+
+
 def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
     """The readers of files; OperError if those of one folder are of different formats."""
     first: dict[Path, Source] = {}
+    in_folder = Counter(file.folder for file in files)
     for file in files:
-        source = _open(file.path, options)
+        try:
+            source = _open(file.path, options)
+        except OperError as error:
+            if file.folder is None or in_folder[file.folder] == 1:
+                raise
+            raise OperError(
+                f"{error}; or move the file out of {file.folder} if it is not part of the log"
+            ) from error
         if file.folder is not None:
             other = first.setdefault(file.folder, source)
             if type(source) is not type(other):
