@@ -6,10 +6,12 @@ and what was opened is looked at: another look at the path might find another fi
 """
 
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from oper.base.errors import OperError
 
@@ -30,6 +32,7 @@ MARKER = Kind("the marker of a plan or profile", 2 << 30)
 LISTED = Kind("a file of a plan or profile", None)  # its marker says how many bytes it has
 LOG = Kind("a log", None)
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+(.*)", re.DOTALL)
 _SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 
 
@@ -74,6 +77,25 @@ def read_text(path: Path | str, kind: Kind) -> str:
         ) from error
 
 
+def refuse_url(path: Path | str, written: bool = False) -> None:
+    """Raise OperError if a path is a URL, which `Path` turns into `s3:/…`, and not below a folder
+    of that name; `written`: something is to be written there."""
+    match = _URL.fullmatch(str(path))
+    if match is None or os.path.lexists(match[1]):
+        return
+    typed, is_file = str(path), match[1].lower() == "file:"
+    if "://" not in typed:
+        typed = f"{match[1]}//{'/' * is_file}{match[2]}"
+    if is_file:
+        raise OperError(f"{typed}: expected a path, got a URL; pass /{unquote(match[2])}")
+    if written:
+        remedy = "writes local files only: write to a local path, and copy what is there"
+    else:
+        remedy = f"reads local files only: download it, or mount what {match[1]}// names, and pass "
+        remedy += "the path"
+    raise OperError(f"{typed}: expected a path, got a URL; oper {remedy}")
+
+
 def special_kind(mode: int) -> str:
     """What a file is that is neither regular nor a folder: a pipe, a socket or a device."""
     return next((name for name, is_kind in _SPECIAL.items() if is_kind(mode)), "a device")
@@ -83,6 +105,7 @@ def _opened(path: Path | str, kind: Kind) -> BufferedReader:
     try:
         return open(path, "rb", opener=_open_at_once)
     except FileNotFoundError as error:
+        refuse_url(path)
         raise OperError(f"{path}: no such file; {kind.name} was needed") from error
     except IsADirectoryError as error:
         raise OperError(f"{path}: expected {kind.name}, got a folder; give a file") from error

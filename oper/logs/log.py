@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError, OperWarning
-from oper.files.input_files import LOG, open_file, special_kind
+from oper.files.input_files import LOG, open_file, refuse_url, special_kind
 from oper.files.what_is import written_kind
 from oper.logs.agreed_kinds import agree
 from oper.logs.batches.batch import Batch
@@ -225,15 +225,14 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     column per feature; .npz or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files;
     texts and requests may be gzipped.
     """
-    from oper.logs.formats import foreign_formats
-
     options = options or LogOptions()
     if isinstance(paths, str | Path):
         paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
-        foreign_formats.refuse_urls(paths)
+        for path in paths:
+            check_path(path)
         sources = list(_sources(_files([Path(p) for p in paths]), options))
         agree(sources)
         return Log(sources, options)
@@ -251,12 +250,9 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
         files += files_in(path) if os.path.isdir(path) else [LogFile(path)]
     for file in files:
         _check_regular(file.path)
-    _warn_of_files_given_twice(files)
     for folder in dict.fromkeys(file.path.parent for file in files):
-        if kind := written_kind(folder):
-            raise OperError(
-                f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
-            )
+        _refuse_written(folder)
+    _warn_of_files_given_twice(files)
     sparse = {f.path for f in files if f.path.suffix == ".npy" and "sparse" in f.path.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")
@@ -303,6 +299,23 @@ def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
                     "those of each format by themselves"
                 )
         yield PartitionedSource(source, file.keys) if file.keys else source
+
+
+def check_path(path: Path | str) -> None:
+    """Raise OperError if a path of a log is a URL, leads to nothing, or to a folder that oper
+    wrote."""
+    refuse_url(path)
+    if os.path.isdir(path):
+        _refuse_written(Path(path))
+    else:
+        _check_regular(Path(path))
+
+
+def _refuse_written(folder: Path) -> None:
+    if kind := written_kind(folder):
+        raise OperError(
+            f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
+        )
 
 
 def _check_regular(path: Path) -> None:

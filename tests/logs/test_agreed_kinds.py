@@ -104,7 +104,7 @@ def test_other_files_of_text(tmp_path: Path) -> None:
     assert (log.features, log.dense) == (("a",), ("b",))
     assert ids(tmp_path) == [5, 6]
     (tmp_path / "3.csv").write_text("a,b\n6.5,1.5\n")
-    with pytest.raises(OperError, match="'6.5' in line 2"):
+    with pytest.raises(OperError, match="'6\\.5' in line 2"):
         open_log(tmp_path)
 
 
