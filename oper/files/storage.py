@@ -126,7 +126,9 @@ def scratch_folder(path: Path | str) -> Iterator[Path]:
 def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary path whose file becomes `path` when the block ends without an error.
 
-    OperError where `path` exists and `overwrite` is false, or where it cannot be written.
+    The file must have `FILE_MARK` near its beginning or its end: with `overwrite`, an existing
+    `path` is replaced only if it has. OperError if `path` may not be replaced, or cannot be
+    written.
     """
     check_output(path, overwrite=overwrite)
     path = Path(path)
@@ -135,14 +137,17 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
         yield temporary.path
         _sync_file(temporary.path)
         temporary.take_mode()
-        if overwrite:
-            os.replace(temporary.path, target)
-        else:
+        while True:
+            if refusal := _refusal(target, None, overwrite):
+                raise _came_meanwhile(path, refusal, _kept(temporary, target))
+            if os.path.lexists(target):
+                os.replace(temporary.path, target)
+                break
             try:
                 atomic_renames.rename_new(temporary.path, target)
-            except FileExistsError as error:
-                refusal = file_refusal(target, overwrite) or "exists"
-                raise _came_meanwhile(path, refusal, _kept(temporary, target)) from error
+            except FileExistsError:
+                continue  # Another command wrote it in this moment.
+            break
         _sync_directory(target.parent)
 
 
