@@ -67,10 +67,11 @@ def test_bad_arguments(reported: Reported, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     one = reported.file("plan")
     refused(f"report {one} {one} {one} -o x.html", "3 plans", "one, or two")
-    refused(f"report {one} {one} --profile p -o x.html", "--profile", "one plan")
+    profile = reported.file("profile")
+    refused(f"report {one} {one} --profile {profile} -o x.html", "--profile", "one plan")
     refused("report nothing -o x.html", "nothing")
     Path("x.html").write_text("mine")
-    refused(f"report {one} -o x.html", "x.html", "--force")
+    refused(f"report {one} -o x.html", "x.html", "was not written by oper")
     refused(f"report {one} -o no/such/../../x.html", "x.html")
     other = tmp_path / "other"
     write = "synth criteo-kaggle --scale 0.0001 --counts --dim 16 -o profile"
