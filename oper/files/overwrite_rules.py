@@ -1,7 +1,8 @@
 """What may be replaced: an empty folder, a folder in which oper wrote every entry, and its files.
 
-oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a marker, a JSON file with oper's schema, and the marker lists
-everything in it, at any depth. A folder of windows lists folders with markers of their own.
+oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a
+marker, a JSON file with oper's schema, and the marker lists everything in it, at any depth. A
+folder of windows lists folders with markers of their own.
 """
 
 import os

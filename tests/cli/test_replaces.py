@@ -131,15 +131,17 @@ def test_a_file_that_appears_meanwhile_is_kept(here: Path) -> None:
     for before in ("", FILE_MARK):
         if before:
             Path("x").write_text(before)
-        with (
-            pytest.raises(OperError, match=r"appeared while.*kept as x\.kept-1"),
-            atomic_file("x", overwrite=True) as temporary,
-        ):
-            temporary.write_text("new")
-            Path("x").unlink(missing_ok=True)
-            Path("x").write_text("mine")
+        with pytest.raises(OperError, match=r"appeared while.*kept as x\.kept-1"):
+            _written_beside_a_users_file()
         assert (Path("x").read_text(), Path("x.kept-1").read_text()) == ("mine", "new")
         Path("x.kept-1").unlink()
+
+
+def _written_beside_a_users_file() -> None:
+    with atomic_file("x", overwrite=True) as temporary:
+        temporary.write_text("new")
+        Path("x").unlink(missing_ok=True)
+        Path("x").write_text("mine")
 
 
 def test_from_python(here: Path) -> None:
