@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 
 
 class Kind(NamedTuple):
@@ -45,11 +45,13 @@ def open_file(path: Path | str, kind: Kind) -> BufferedReader:
     status = os.fstat(file.fileno())
     problem = None
     if not stat.S_ISREG(status.st_mode):
-        problem = f"is {special_kind(status.st_mode)}, and {kind.name} was needed"
+        problem = (
+            f"expected {kind.name}, got {special_kind(status.st_mode)}; write its content to a file"
+        )
     elif kind.most_bytes is not None and status.st_size > kind.most_bytes:
         problem = (
-            f"has {status.st_size:,} bytes, and {kind.name}, of at most {kind.most_bytes:,}, was "
-            "needed; is it the right file?"
+            f"expected {kind.name} of at most {kind.most_bytes:,} bytes, got {status.st_size:,}; "
+            "is it the right file?"
         )
     if problem:
         file.close()
@@ -73,7 +75,8 @@ def read_text(path: Path | str, kind: Kind) -> str:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
         raise OperError(
-            f"{path}: cannot be read as text ({error}), and {kind.name} was needed"
+            f"{path}: expected {kind.name}, got bytes that are not UTF-8 ({one_line(error)}); is "
+            "it the right file?"
         ) from error
 
 
@@ -106,12 +109,12 @@ def _opened(path: Path | str, kind: Kind) -> BufferedReader:
         return open(path, "rb", opener=_open_at_once)
     except FileNotFoundError as error:
         refuse_url(path)
-        raise OperError(f"{path}: no such file; {kind.name} was needed") from error
+        raise OperError(f"{path}: no such file; expected {kind.name}") from error
     except IsADirectoryError as error:
         raise OperError(f"{path}: expected {kind.name}, got a folder; give a file") from error
     except (OSError, ValueError) as error:  # A path with a null character is a ValueError.
         reason = getattr(error, "strerror", None) or error
-        raise OperError(f"{path}: cannot be opened ({reason}); {kind.name} was needed") from error
+        raise OperError(f"{path}: cannot be opened ({reason}); expected {kind.name}") from error
 
 
 def _open_at_once(path: str, flags: int) -> int:

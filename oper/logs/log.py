@@ -326,8 +326,8 @@ def _check_regular(path: Path) -> None:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise OperError(
-            f"{path}: is {special_kind(mode)}, and a file was needed, as logs are read more than "
-            "once; write its content to a file, or leave it out"
+            f"{path}: expected a file, got {special_kind(mode)}; a log is read more than once: "
+            "write its content to a file, or leave it out"
         )
 
 

@@ -41,15 +41,15 @@ def test_what_is_no_file(tmp_path: Path, read: Callable[[Path], object]) -> None
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
     words = {
-        "pipe": "is a pipe",
-        "/dev/zero": "is a device",
+        "pipe": "expected .*, got a pipe",
+        "/dev/zero": "expected .*, got a device",
         "socket": "cannot be opened",
         ".": "expected a .*, got a folder; give a file",
         "a\0b": "cannot be opened",
         "absent": "no such file",
     }
     for name, said in words.items():
-        with pytest.raises(OperError, match=said if "got" in said else f"{said}.* was needed"):
+        with pytest.raises(OperError, match=said if "got" in said else f"{said}.*; expected"):
             read(tmp_path / name)
 
 
@@ -60,7 +60,7 @@ def test_files_that_are_too_large(
     assert kind.most_bytes is not None
     with open(tmp_path / "large", "wb") as file:
         file.truncate(kind.most_bytes + 1)
-    words = rf"has {kind.most_bytes + 1:,} bytes, and {kind.name}, of at most {kind.most_bytes:,}"
+    words = rf"{kind.name} of at most {kind.most_bytes:,} bytes, got {kind.most_bytes + 1:,}"
     with pytest.raises(OperError, match=words):
         read(tmp_path / "large")
 
@@ -103,10 +103,16 @@ def test_commands_refuse_them_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    refused(f"plan {kinds / 'p'} --config pipe -o new", "pipe: is a pipe")
+    refused(f"plan {kinds / 'p'} --config pipe -o new", "pipe: expected a YAML file, got a pipe")
     Path("settings.yaml").write_text("plan: {topology: /dev/zero}\n")
-    refused(f"plan {kinds / 'p'} --config settings.yaml -o new", "/dev/zero: is a device")
-    refused(f"plan {kinds / 'p'} --config /dev/zero -o new", "/dev/zero: is a device")
+    refused(
+        f"plan {kinds / 'p'} --config settings.yaml -o new",
+        "/dev/zero: expected a YAML file, got a device",
+    )
+    refused(
+        f"plan {kinds / 'p'} --config /dev/zero -o new",
+        "/dev/zero: expected a YAML file, got a device",
+    )
 
 
 READ = f"{URL}: expected a path, got a URL; oper reads local files only: download it"
