@@ -98,7 +98,7 @@ def _second_names(paths: list[Path]) -> dict[Path, str]:
         except OSError:
             continue  # It is refused when it is opened.
         names[status.st_dev, status.st_ino].append(path)
-    found = {}
+    found: dict[Path, str] = {}
     for same in names.values():
         links = [path for path in same if path.is_symlink()]
         if len(same) == 1:
@@ -124,8 +124,8 @@ def _refuse_same_names(folder: Path, paths: list[Path]) -> None:
     for (parent, stem), path in first.items():
         match = _COPY.fullmatch(stem)
         original = match and (match["of"] or match["stem"])
-        if original and original != stem and (other := first.get((parent, original))) is not None:
-            raise _same_samples(folder, other, path)
+        if original and original != stem and (parent, original) in first:
+            raise _same_samples(folder, first[parent, original], path)
 
 
 def _same_samples(folder: Path, one: Path, other: Path) -> OperError:

@@ -178,7 +178,7 @@ def test_urls_in_python(
         lambda: Topology.load(url),
         lambda: oper.profile(url),
         lambda: oper.profile(kinds / "log.parquet", url),
-        lambda: list(oper.read(url, plan)),
+        lambda: list(oper.read(url, plan.tables)),
         lambda: oper.make_plan(url, ranks, workload),
         lambda: oper.compare(url, ranks, workload),
         lambda: oper.drift(plan, url),

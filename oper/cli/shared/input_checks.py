@@ -3,37 +3,43 @@
 `oper plan log.csv` lacks a topology as well, but naming one would not help.
 """
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from oper.files.input_files import refuse_url
 from oper.files.manifest import open_folder
+from oper.files.overwrite_rules import Format
 
-# By the name of an argument: the marker of the folder that it takes, and the module of its FORMAT.
-_FOLDERS = {
-    "PROFILE": ("profile.json", "oper.profiling.profile"),
-    **dict.fromkeys(("PLAN", "OLD", "NEW"), ("plan.json", "oper.plan.plan")),
-}
+# By the name of an argument: the marker of the folder that it takes.
+_MARKERS = {"PROFILE": "profile.json", **dict.fromkeys(("PLAN", "OLD", "NEW"), "plan.json")}
 
 
 def check_input(kind: str, value: str) -> None:
     """Raise OperError if an argument of a kind, such as `PLAN`, is a URL, or a path of something
     else than a folder of this kind; its content is not read."""
     refuse_url(value)
-    if kind not in _FOLDERS:
+    if kind not in _MARKERS:
         return
-    marker, module = _FOLDERS[kind]
     folder = Path(value)
     if kind == "PROFILE" and not folder.exists():
         folder = Path(value.rpartition("@")[0] or value)  # PROFILE@3 is one of its windows
     try:
-        found = (folder / marker).is_file()
+        found = (folder / _MARKERS[kind]).is_file()
     except OSError:  # Its own opening says why.
         found = False
     if not found:
-        open_folder(folder, importlib.import_module(module).FORMAT)
+        open_folder(folder, _format(kind))
+
+
+def _format(kind: str) -> Format:
+    if kind == "PROFILE":
+        from oper.profiling import profile
+
+        return profile.FORMAT
+    from oper.plan import plan
+
+    return plan.FORMAT
 
 
 def check_before_missing(kind: str, value: str) -> None:
