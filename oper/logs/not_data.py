@@ -30,13 +30,14 @@ _TEXTS = re.compile(r"|.*\.(txt|text|md|rst|htm|html|pdf|docx?|json)", re.IGNORE
 _KINDS = {
     "a backup": r".*(~|\.(bak|backup|old|orig|save|swp|swo))|#.*#",
     "an unfinished or locked file": r".*\.(tmp|temp|part|partial|filepart|crdownload|download|"
-    r"opdownload|aria2|inprogress|pending|_copying_|lock|lck)|.*\.inprogress\..*",
+    r"opdownload|aria2|inprogress|pending|_copying_|lock|lck)|.*\.inprogress\..*|~\$.*",
     "a checksum": r".*\.(md5|sha1|sha256|sha512|asc|sig)|(md5|sha1|sha256|sha512)sums?(\.txt)?",
     "a description": r".*\.(md|rst|ya?ml)|thumbs\.db|desktop\.ini",
 }
 _PATTERNS = {kind: re.compile(text, re.IGNORECASE | re.DOTALL) for kind, text in _KINDS.items()}
 _COPY = re.compile(
-    r"(?:copy of (?P<of>.+))|(?P<stem>.+?)(?:[ _-]+copy)?(?: ?\([0-9]+\))?",
+    r"(?:copy of (?P<of>.+))|(?P<stem>.+?)(?:[ ._-]+(?:copy|old|bak|backup|orig|save|tmp|temp))?"
+    r"(?: ?\([0-9]+\))?",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -90,7 +90,10 @@ def test_every_command_that_plans_takes_a_file(here: Path, command: str, file: s
             "columns: C1",
             ["is no option of `oper plan`, but of `oper profile`", "section `profile:`"],
         ),
-        ("batch-size: many", ["line 1: batch-size: expected a whole number of at least 1, got 'many'"]),
+        (
+            "batch-size: many",
+            ["line 1: batch-size: expected a whole number of at least 1, got 'many'"],
+        ),
         ("mode: train", ["mode: expected training or inference, got 'train'"]),
         ("force: maybe", ["force: expected true or false, got 'maybe'"]),
         ("batch-size: {a: 1}", ["batch-size: expected one value, got keys and values, a"]),

@@ -9,7 +9,6 @@ import pytest
 from tests.report.conftest import WORKLOAD, Reported
 from tests.support.commands import fine, oper, refused
 
-
 MADE_BY = {
     "compare": "what `oper compare --json` printed",
     "drift": "what `oper drift --json` printed",
@@ -42,10 +41,11 @@ def test_files_of_other_options(
     reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    plan = reported.file("plan")
     for option in MADE_BY:
         for other in set(MADE_BY) - {option}:
             refused(
-                f"report {reported.file('plan')} --{option} {reported.file(f'{other}.json')} -o x.html",
+                f"report {plan} --{option} {reported.file(f'{other}.json')} -o x.html",
                 f"expected {MADE_BY[option]}",
                 f"got {MADE_BY[other]}",
             )
