@@ -71,7 +71,7 @@ _CONFIG = typer.Option(
 def _takes_path(parameter: Any) -> bool:
     """Whether it is the name of a file or folder, or, as PROFILE and NAME|FILE, has one in it."""
     is_path = parameter.type_descriptor.annotation in (Path, list[Path])
-    return is_path or any(word in (parameter.metavar or "") for word in ("FILE", "PROFILE"))
+    return is_path or "FILE" in (parameter.metavar or "")
 
 
 @functools.cache
