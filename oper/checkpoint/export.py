@@ -16,6 +16,7 @@ from oper.base.errors import OperError
 from oper.checkpoint.chain import Chain
 from oper.checkpoint.saved_tables import SavedTable, pieces, table_of
 from oper.checkpoint.soundness import open_chain
+from oper.files.overwrite_rules import FILE_MARK
 from oper.files.storage import atomic_file
 
 Advance = Callable[[float], None]
@@ -61,7 +62,7 @@ def export(
 
 
 def _write_safetensors(chain: Chain, table: SavedTable, path: Path, advance: Advance) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", FILE_MARK: ""}}
     end = 0
     for name, tensor in table.tensors.items():
         header[name] = {
@@ -99,7 +100,7 @@ def _write_parquet(chain: Chain, table: SavedTable, path: Path, advance: Advance
                 columns[name] = (
                     pa.FixedSizeListArray.from_arrays(flat, values.shape[1]) if lists else flat
                 )
-            piece = pa.table(columns)
+            piece = pa.table(columns).replace_schema_metadata({FILE_MARK: ""})
             writer = writer or pq.ParquetWriter(path, piece.schema)
             writer.write_table(piece)
             advance(rows * row_bytes)

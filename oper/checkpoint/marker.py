@@ -14,6 +14,7 @@ from oper.base.errors import OperError
 from oper.checkpoint.delta_rows import is_of_delta
 from oper.checkpoint.saved_index import INDEX, read_index
 from oper.files import manifest
+from oper.files.input_files import refuse_url
 from oper.files.overwrite_rules import Format
 from oper.files.what_is import what_is
 
@@ -127,6 +128,7 @@ def newest(folder: Path | str) -> Path:
     folder = Path(folder)
     if is_there(folder / FORMAT.marker):
         return folder
+    refuse_url(folder)
     if not folder.is_dir():
         what = "no such folder" if not os.path.lexists(folder) else f"is {what_is(folder)}"
         raise OperError(f"{folder}: {what}; expected a checkpoint: a folder that oper.save wrote")

@@ -48,7 +48,8 @@ def drift(
     from oper.profiling.profile import Profile
 
     threshold = parse_share(worse, "--worse")
-    loaded, names = Plan.load(plan), {"plan": str(plan), "profile": profile}
+    loaded = Plan.load(plan)
+    names = {"plan": str(plan), "plan_digest": loaded.digest, "profile": profile}
     if all_windows:
         windows = Profile.load_windows(profile, check=True)
         with steps("drift", 2 * len(windows)) as step:

@@ -6,12 +6,14 @@ and what was opened is looked at: another look at the path might find another fi
 """
 
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 
 
 class Kind(NamedTuple):
@@ -30,6 +32,7 @@ MARKER = Kind("the marker of a plan or profile", 2 << 30)
 LISTED = Kind("a file of a plan or profile", None)  # its marker says how many bytes it has
 LOG = Kind("a log", None)
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+(.*)", re.DOTALL)
 _SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 
 
@@ -42,11 +45,13 @@ def open_file(path: Path | str, kind: Kind) -> BufferedReader:
     status = os.fstat(file.fileno())
     problem = None
     if not stat.S_ISREG(status.st_mode):
-        problem = f"is {special_kind(status.st_mode)}, and {kind.name} was needed"
+        problem = (
+            f"expected {kind.name}, got {special_kind(status.st_mode)}; write its content to a file"
+        )
     elif kind.most_bytes is not None and status.st_size > kind.most_bytes:
         problem = (
-            f"has {status.st_size:,} bytes, and {kind.name}, of at most {kind.most_bytes:,}, was "
-            "needed; is it the right file?"
+            f"expected {kind.name} of at most {kind.most_bytes:,} bytes, got {status.st_size:,}; "
+            "is it the right file?"
         )
     if problem:
         file.close()
@@ -70,8 +75,28 @@ def read_text(path: Path | str, kind: Kind) -> str:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
         raise OperError(
-            f"{path}: cannot be read as text ({error}), and {kind.name} was needed"
+            f"{path}: expected {kind.name}, got bytes that are not UTF-8 ({one_line(error)}); is "
+            "it the right file?"
         ) from error
+
+
+def refuse_url(path: Path | str, written: bool = False) -> None:
+    """Raise OperError if a path is a URL, which `Path` turns into `s3:/…`, and not below a folder
+    of that name; `written`: something is to be written there."""
+    match = _URL.fullmatch(str(path))
+    if match is None or os.path.lexists(match[1]):
+        return
+    typed, is_file = str(path), match[1].lower() == "file:"
+    if "://" not in typed:
+        typed = f"{match[1]}//{'/' * is_file}{match[2]}"
+    if is_file:
+        raise OperError(f"{typed}: expected a path, got a URL; pass /{unquote(match[2])}")
+    if written:
+        remedy = "writes local files only: write to a local path, and copy what is there"
+    else:
+        remedy = f"reads local files only: download it, or mount what {match[1]}// names, and pass "
+        remedy += "the path"
+    raise OperError(f"{typed}: expected a path, got a URL; oper {remedy}")
 
 
 def special_kind(mode: int) -> str:
@@ -83,12 +108,13 @@ def _opened(path: Path | str, kind: Kind) -> BufferedReader:
     try:
         return open(path, "rb", opener=_open_at_once)
     except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file; {kind.name} was needed") from error
+        refuse_url(path)
+        raise OperError(f"{path}: no such file; expected {kind.name}") from error
     except IsADirectoryError as error:
         raise OperError(f"{path}: expected {kind.name}, got a folder; give a file") from error
     except (OSError, ValueError) as error:  # A path with a null character is a ValueError.
         reason = getattr(error, "strerror", None) or error
-        raise OperError(f"{path}: cannot be opened ({reason}); {kind.name} was needed") from error
+        raise OperError(f"{path}: cannot be opened ({reason}); expected {kind.name}") from error
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oper.base.errors import OperError
-from oper.files.input_files import LISTED, MARKER, open_file
+from oper.files.input_files import LISTED, MARKER, open_file, refuse_url
 from oper.files.json_file import canonical_json, read_json, with_matrix_texts, write_json
 from oper.files.overwrite_rules import Format
 from oper.files.what_is import what_is, written_kind
@@ -62,6 +62,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     path = Path(path)
     marker, schema = kind.marker, kind.schema
     if not os.path.lexists(path):
+        refuse_url(path)
         raise OperError(f"{path}: no such folder; expected {kind.name}{_remedy(path, kind)}")
     if not _is_file(path / marker):
         raise OperError(

@@ -1,7 +1,8 @@
-"""What may be replaced: an empty folder, and a folder in which oper wrote every entry.
+"""What may be replaced: an empty folder, a folder in which oper wrote every entry, and its files.
 
-oper wrote a folder if it holds a marker, a JSON file with oper's schema, and the marker lists
-everything in it, at any depth. A folder of windows lists folders with markers of their own.
+oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a
+marker, a JSON file with oper's schema, and the marker lists everything in it, at any depth. A
+folder of windows lists folders with markers of their own.
 """
 
 import os
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oper.base.errors import OperError
-from oper.files.input_files import MARKER
+from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import read_json
 
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
+
+# In a comment of YAML, a tag of HTML, the metadata of Parquet and safetensors.
+FILE_MARK = "written-by=oper"
+_HEAD_BYTES, _TAIL_BYTES = 1 << 12, 1 << 20  # Parquet has its metadata at the end
 
 FORCE = "--force (from Python: overwrite=True)"
 
@@ -85,7 +90,23 @@ def file_refusal(path: Path, overwrite: bool) -> str | None:
         return "is a folder, and a file was to be written; choose another path"
     if not stat.S_ISREG(path.lstat().st_mode):
         return "exists and is not a regular file, so it is not overwritten; choose another path"
+    if not _is_marked(path):
+        return (
+            "exists and was not written by oper, so it is not overwritten; choose another path, or "
+            "remove it"
+        )
     return None if overwrite else _EXISTS
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether oper wrote a file, or it is empty."""
+    mark = FILE_MARK.encode()
+    with open_file(path, LISTED) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0 or mark in file.read(_HEAD_BYTES):
+            return True
+        file.seek(max(0, size - _TAIL_BYTES))
+        return mark in file.read(_TAIL_BYTES)
 
 
 _EXISTS = f"exists; choose another path, or replace it with {FORCE}"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from oper.base import open_files, process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.files import atomic_renames, temporaries
-from oper.files.input_files import LISTED, open_file
+from oper.files.input_files import LISTED, open_file, refuse_url
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
 # What NumPy raises for a damaged header, which it reads as Python, and for one that states a shape
@@ -61,8 +61,8 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
     with nothing else in it. Every file is flushed to the disk first. OperError where `path`
     is taken or cannot be written.
     """
-    path = Path(path)
     check_output(path, kind, overwrite)
+    path = Path(path)
     target = _followed(path)
     with _written(path, target, folder=True) as temporary:
         yield temporary.path
@@ -82,6 +82,7 @@ def check_output(path: Path | str, kind: Format | None = None, overwrite: bool =
     Commands call it before they start to work. It also removes what killed commands left beside
     `path`.
     """
+    refuse_url(path, written=True)
     path = Path(path)
     try:
         target = _followed(path)
@@ -125,23 +126,28 @@ def scratch_folder(path: Path | str) -> Iterator[Path]:
 def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary path whose file becomes `path` when the block ends without an error.
 
-    OperError where `path` exists and `overwrite` is false, or where it cannot be written.
+    The file must have `FILE_MARK` near its beginning or its end: with `overwrite`, an existing
+    `path` is replaced only if it has. OperError if `path` may not be replaced, or cannot be
+    written.
     """
-    path = Path(path)
     check_output(path, overwrite=overwrite)
+    path = Path(path)
     target = _followed(path)
     with _written(path, target, folder=False) as temporary:
         yield temporary.path
         _sync_file(temporary.path)
         temporary.take_mode()
-        if overwrite:
-            os.replace(temporary.path, target)
-        else:
+        while True:
+            if refusal := _refusal(target, None, overwrite):
+                raise _came_meanwhile(path, refusal, _kept(temporary, target))
+            if os.path.lexists(target):
+                os.replace(temporary.path, target)
+                break
             try:
                 atomic_renames.rename_new(temporary.path, target)
-            except FileExistsError as error:
-                refusal = file_refusal(target, overwrite) or "exists"
-                raise _came_meanwhile(path, refusal, _kept(temporary, target)) from error
+            except FileExistsError:
+                continue  # Another command wrote it in this moment.
+            break
         _sync_directory(target.parent)
 
 

@@ -3,15 +3,18 @@
 import os
 import re
 import stat
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oper.base.errors import OperError
-from oper.files.input_files import LOG, open_file, special_kind
+from oper.base.errors import OperError, OperWarning
+from oper.files.input_files import LOG, open_file, refuse_url, special_kind
 from oper.files.what_is import written_kind
+from oper.logs.agreed_kinds import agree
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Selection, Source, choose, left_out, no_ids
 from oper.logs.batches.log_options import LogOptions, TimeUnit
@@ -36,8 +39,8 @@ class Log:
                 difference += _kinds(source, sources[0])
                 raise OperError(
                     f"{source.name}: has other columns than {sources[0].name}: {difference}; "
-                    "read them separately, or choose common columns with --columns, --dense and "
-                    "--label"
+                    "read them separately, move files away that are not part of the log, or choose "
+                    "common columns with --columns, --dense and --label"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
@@ -222,16 +225,17 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     column per feature; .npz or .npy in TorchRec's Criteo form, jagged .npz, FBGEMM request files;
     texts and requests may be gzipped.
     """
-    from oper.logs.formats import foreign_formats
-
     options = options or LogOptions()
     if isinstance(paths, str | Path):
         paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
-        foreign_formats.refuse_urls(paths)
-        return Log(list(_sources(_files([Path(p) for p in paths]), options)), options)
+        for path in paths:
+            check_path(path)
+        sources = list(_sources(_files([Path(p) for p in paths]), options))
+        agree(sources)
+        return Log(sources, options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
     from oper.logs.formats.keyed_jagged import KjtSource
@@ -247,10 +251,8 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
     for file in files:
         _check_regular(file.path)
     for folder in dict.fromkeys(file.path.parent for file in files):
-        if kind := written_kind(folder):
-            raise OperError(
-                f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
-            )
+        _refuse_written(folder)
+    _warn_of_files_given_twice(files)
     sparse = {f.path for f in files if f.path.suffix == ".npy" and "sparse" in f.path.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")
@@ -258,11 +260,36 @@ def _files(paths: Sequence[Path]) -> list[LogFile]:
     return [f for f in files if f.path not in beside]
 
 
+def _warn_of_files_given_twice(files: Sequence[LogFile]) -> None:
+    """Warn of a file that several of the user's paths lead to."""
+    first: dict[tuple[int, int], LogFile] = {}
+    for file in files:
+        status = file.path.stat()
+        other = first.setdefault((status.st_dev, status.st_ino), file)
+        if other is not file:
+            paths = " and ".join(dict.fromkeys((str(other.path), str(file.path))))
+            warnings.warn(
+                f"{paths}: is one file, which is given more than once, so that its samples are "
+                "counted more than once; pass each file once if that is not meant",
+                OperWarning,
+                stacklevel=4,
+            )
+            return
+
+
 def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
     """The readers of files; OperError if those of one folder are of different formats."""
     first: dict[Path, Source] = {}
+    in_folder = Counter(file.folder for file in files)
     for file in files:
-        source = _open(file.path, options)
+        try:
+            source = _open(file.path, options)
+        except OperError as error:
+            if file.folder is None or in_folder[file.folder] == 1:
+                raise
+            raise OperError(
+                f"{error}; or move the file out of {file.folder} if it is not part of the log"
+            ) from error
         if file.folder is not None:
             other = first.setdefault(file.folder, source)
             if type(source) is not type(other):
@@ -274,6 +301,23 @@ def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
         yield PartitionedSource(source, file.keys) if file.keys else source
 
 
+def check_path(path: Path | str) -> None:
+    """Raise OperError if a path of a log is a URL, leads to nothing, or to a folder that oper
+    wrote."""
+    refuse_url(path)
+    if os.path.isdir(path):
+        _refuse_written(Path(path))
+    else:
+        _check_regular(Path(path))
+
+
+def _refuse_written(folder: Path) -> None:
+    if kind := written_kind(folder):
+        raise OperError(
+            f"{folder}: expected a log, got {kind}'s folder; give the log's files or folder"
+        )
+
+
 def _check_regular(path: Path) -> None:
     """OperError where reading the path might never end, or give other bytes the next time."""
     if not path.exists():
@@ -282,8 +326,8 @@ def _check_regular(path: Path) -> None:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise OperError(
-            f"{path}: is {special_kind(mode)}, and a file was needed, as logs are read more than "
-            "once; write its content to a file, or leave it out"
+            f"{path}: expected a file, got {special_kind(mode)}; a log is read more than once: "
+            "write its content to a file, or leave it out"
         )
 
 

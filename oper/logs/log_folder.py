@@ -16,12 +16,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from oper.base.errors import OperError
+from oper.logs.not_data import copied_from, kind_of_name, log_files
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 # Files that Spark, Hive and Databricks write next to the data.
 _MARKERS = re.compile(r"_SUCCESS|_metadata|_common_metadata|_(started|committed)_.*")
-_DESCRIPTIONS = (".json", ".md", ".yaml")
 # Folders and files by which a table format says which of the other files are part of the table.
 _TABLE_FORMATS = {
     "_delta_log": "Delta Lake",
@@ -66,20 +66,17 @@ class _Found:
 
 
 def files_in(folder: Path) -> list[LogFile]:
-    """Return the log's files in a folder and its partition folders, in order.
+    """Return the log's files in a folder and its partition folders, in order; a notice names files
+    that are not part of the log.
 
-    OperError if the folder holds no file, files that are not all part of one log, or a table of
-    Delta Lake, Iceberg or Hudi.
+    OperError if the folder holds no file of a log, files that are not all part of one log, or a
+    table of Delta Lake, Iceberg or Hudi.
     """
     for above in (folder, *folder.absolute().parents):
         _refuse_table_format(above, folder)
     found = list(_walk(folder, folder, (), ()))
-    # Descriptions of the data, unless they are all there is: then they may be JSON lines.
-    found = [f for f in found if f.path.suffix not in _DESCRIPTIONS] or [
-        f for f in found if f.path.suffix == ".json"
-    ]
-    if not found:
-        raise OperError(f"{folder}: is a folder without files; pass the log's files")
+    kept = log_files(folder, [f.path for f in found])
+    found = [f for f in found if f.path in kept]
     names = [name for name, _ in found[0].keys]
     for other in found:
         if [name for name, _ in other.keys] != names:
@@ -159,7 +156,7 @@ def _date(text: str) -> str | None:
 def _walk(
     folder: Path, root: Path, keys: tuple[tuple[str, str | None], ...], above: tuple[str, ...]
 ) -> Iterator[_Found]:
-    """Yield the files of a folder and its partition folders, descriptions included."""
+    """Yield the files of a folder and its partition folders, those that are not data included."""
     try:
         real = os.path.realpath(folder)
         inside = sorted(folder.iterdir())
@@ -179,34 +176,49 @@ def _walk(
             continue
         if not os.path.isdir(path):
             yield _Found(path, keys)
-        elif match := _PARTITION.fullmatch(path.name):
+            continue
+        if path.is_symlink() and os.path.realpath(path) in (*above, real):
+            raise OperError(f"{path}: is a link to a folder above it; remove the link")
+        original = copied_from(path.name)
+        if original is not None and (folder / original).is_dir():
+            raise OperError(
+                f"{path}: by its name it is {kind_of_name(path.name)} of {folder / original}, so "
+                "that its samples would be counted twice; move it away, or pass the folders to "
+                "read one by one"
+            )
+        if match := _PARTITION.fullmatch(path.name):
             name, value = (unquote(part) for part in match.groups())
             if any("\ud800" <= letter <= "\udfff" for letter in name + value):
                 raise OperError(f"{str(path)!a}: expected a name in UTF-8; rename the folder")
             key = (name, None if value in ("", _NULL) else value)
             yield from _walk(path, root, (*keys, key), (*above, real))
-        elif (file := _first_file(path)) is not None:
-            raise OperError(
-                f"{path}: expected files or partition folders KEY=VALUE in {folder}, got a folder "
-                f"of another name with files such as {file}; pass the folders to read one by one, "
-                "in order, or move the others away"
-            )
+        else:
+            files = list(_all_files(path))
+            if (file := next((f for f in files if kind_of_name(f.name) is None), None)) is not None:
+                raise OperError(
+                    f"{path}: expected files or partition folders KEY=VALUE in {folder}, got a "
+                    f"folder of another name with files such as {file}; pass the folders to read "
+                    "one by one, in order, or move the others away"
+                )
+            yield from (_Found(file, keys) for file in files)  # A notice names them.
 
 
-def _first_file(folder: Path) -> Path | None:
-    """Return a file or link at any depth of a folder that is not ignored; None if there is none."""
+def _all_files(folder: Path) -> Iterator[Path]:
+    """Yield the files and links at any depth of a folder that are not ignored, and folders that
+    cannot be read, because they may hold some."""
     left = [folder]
     while left:
+        above = left.pop()
         try:
-            inside = sorted(left.pop().iterdir())
+            inside = sorted(above.iterdir())
         except OSError:
-            return folder  # It may hold files.
+            yield above
+            continue
         for path in (p for p in inside if not _is_ignored(p.name)):
             if os.path.isdir(path) and not path.is_symlink():
                 left.append(path)
-            elif path.suffix not in _DESCRIPTIONS:
-                return path
-    return None
+            else:
+                yield path
 
 
 def _is_ignored(name: str) -> bool:

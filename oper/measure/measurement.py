@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from oper.files.overwrite_rules import FILE_MARK
 from oper.topology.latency import LATENCIES, Latency
 from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.topology import Topology
@@ -86,7 +87,7 @@ class Measurement:
             f"# Measured by `oper topology measure` on {time.strftime('%Y-%m-%d')}: random rows of "
             f"{self.row_bytes} bytes,\n# ranks at once: {len(self.node_of)}, {self._where()}.\n"
             f"# Median of {REPETITIONS}; (largest - smallest) / median is {spread:.0%}. "
-            "Bytes per second.\n"
+            f"Bytes per second.\n# {FILE_MARK}\n"
         )
         return header + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
 

@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from oper.base.errors import OperError
-from oper.files.input_files import Kind, open_file
+from oper.files.input_files import Kind, open_file, refuse_url
 from oper.monitoring.period_report import PeriodReport
 
 # It grows for as long as a run does, and is read line by line.
@@ -19,6 +19,7 @@ class JsonLines:
 
     def __init__(self, path: Path | str) -> None:
         """Raises OperError where the file cannot be opened, or is none of a monitor's."""
+        refuse_url(path, written=True)
         self.path = Path(path)
         if self.path.exists():
             with open_file(self.path, LINES) as file:

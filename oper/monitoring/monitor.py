@@ -305,10 +305,13 @@ class Monitor:
         )
 
     def _named(self, total: Profile) -> Profile:
-        """A profile with where it is from."""
+        """Return a profile with where it is from, and the vocabularies of the plan that is
+        monitored, which are read only when they are written or asked for."""
         source = {
             "monitored": {"sample_every": self._sampled.every, "periods": self._counts.periods}
         }
+        if any(table.ids.kind == "vocab" for table in self.plan.tables):
+            total = replace(total, vocabularies=None, read_vocabularies=self.plan.prepared)
         return replace(total, source=source)
 
 

@@ -299,6 +299,12 @@ class Plan(Summarised):
             else [],
         }
 
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of what plan.json states of the plan but the digests of its files: tables,
+        profile, topology, what was asked for, costs and sizes. Equal plans have equal ones."""
+        return manifest.content_digest(to_json_file(self._stated()))
+
     def table_index(self, name: str) -> int:
         """The number of the table called `name`; OperError where there is none."""
         return index_of(self.tables, name, "the plan")

@@ -7,6 +7,7 @@ its error names the ranks that are missing.
 
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from oper.base.arrays import Counts
-from oper.base.errors import OperError, first_line
+from oper.base.errors import OperError, OperWarning, first_line
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
 from oper.profiling.counter_arrays import samples_with_row_offsets
@@ -50,7 +51,10 @@ def count_under_torchrun(
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:  # The other ranks write nothing.
         check_output(output, FORMAT, overwrite)
-    log = open_log(paths, log_options)
+    with warnings.catch_warnings():
+        if rank > 0:  # Rank 0 tells of the files for all.
+            warnings.simplefilter("ignore", OperWarning)
+        log = open_log(paths, log_options)
     if len(log.names) < ranks:
         raise OperError(
             f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which count "

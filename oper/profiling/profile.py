@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from oper.base.errors import OperError, OperNotice, check_type
+from oper.base.errors import OperError, OperNotice, OperWarning, check_type
 from oper.base.spoken import option
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
@@ -81,9 +81,11 @@ class Profile(RowCounts):
 
     distinct: Distinct | None = None
     source: dict[str, Any] = field(default_factory=dict)
-    # Vocabularies of tables that have one are in `vocab/` of this folder, or in memory.
+    # Vocabularies of tables that have one are in `vocab/` of this folder, in memory, or read from a
+    # plan that was monitored.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
+    read_vocabularies: "Callable[[], Prepared] | None" = field(default=None, repr=False)
     bag_lengths: BagLengths | None = None
     # They open the profiles of the data after and before these, where those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
@@ -101,6 +103,8 @@ class Profile(RowCounts):
 
     def prepared(self) -> Prepared:
         """The tables with their vocabularies, to read a log by the same rules."""
+        if self.vocabularies is None and self.read_vocabularies is not None:
+            self.vocabularies = self.read_vocabularies()
         if self.vocabularies is None:
             self.vocabularies = Prepared.load(self.tables, self.vocabulary_folder)
         return self.vocabularies
@@ -115,11 +119,25 @@ class Profile(RowCounts):
 
     def save_vocabularies(self, folder: Path) -> None:
         """Write the tables' vocabularies, if any, to `vocab/` in a folder that is being written."""
+        if self.read_vocabularies is not None:
+            self._read_from_plan()
         if self.vocabulary_folder is not None and self.vocabularies is None:
             if (self.vocabulary_folder / "vocab").is_dir():
                 shutil.copytree(self.vocabulary_folder / "vocab", folder / "vocab")
         elif self.vocabularies is not None and self.vocabularies.vocabularies:
             self.vocabularies.save_vocabularies(folder)
+
+    def _read_from_plan(self) -> None:
+        """Read the vocabularies of the plan that was monitored; a warning if they are gone."""
+        try:
+            self.prepared()
+        except OperError as error:
+            warnings.warn(
+                f"the vocabularies of the monitored plan are left out: {error}; without them no "
+                "command can read raw values by these tables",
+                OperWarning,
+                stacklevel=3,
+            )
 
     @cached_property
     def following(self) -> "Profile | None":
@@ -395,6 +413,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
         source=_merged_source(profiles),
         vocabulary_folder=first.vocabulary_folder,
         vocabularies=first.vocabularies,
+        read_vocabularies=first.read_vocabularies,
     )
     lengths = [p.bag_lengths for p in profiles if p.bag_lengths is not None]
     if len(lengths) == len(profiles):

@@ -59,7 +59,7 @@ class Measured:
     curve: Sequence[CurvePoint]
 
 
-_SAME = 1e-9  # of seconds that went through JSON
+_DIGITS = 12  # of a digest
 LEFT_OUT = "What the predicted times leave out"
 
 
@@ -215,11 +215,11 @@ def _drift(plan: Plan, drifts: Sequence[NamedDrift]) -> list[Section]:
         return []
     charts = []
     for number, drift in enumerate(drifts):
-        then, mine = drift.first.objective_seconds.then, plan.cost.objective_seconds
-        if abs(then - mine) > _SAME * mine:
+        if drift.plan != plan.digest:
             raise OperError(
-                f"--drift: is of a plan whose iteration takes {format_duration(then)}, and this "
-                f"one's takes {format_duration(mine)}; give what `oper drift` prints for this plan"
+                f"--drift: expected the drift of this plan ({plan.digest[:_DIGITS]}…), got that of "
+                f"another one ({drift.plan[:_DIGITS]}…, counts of {drift.profile}); give what "
+                "`oper drift PLAN PROFILE --json` prints for this plan"
             )
         charts.append(drift_chart(drift, number))
     return [Section("drift", "When the data changes", charts=charts)]
@@ -232,8 +232,8 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
         chart = counted_chart(plan, counters)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise OperError(
-            f"--counters: is not what `oper.counters(model)` gave ({type(error).__name__}: "
-            f"{error}); give what this version of oper prints, unchanged"
+            "--counters: expected what `oper.counters(model)` returns, got what another version "
+            f"does, or what was changed ({type(error).__name__}: {error}); count the run again"
         ) from error
     return [Section("run", "After a run", charts=[chart])]
 
@@ -273,9 +273,10 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
             ("profile", run.profile, plan.profile),
         ):
             if compared != mine:
+                digits = _DIGITS if name == "profile" else None
                 raise OperError(
-                    f"--compare: is of {name} {compared}, and the plan of {mine}; compare with "
-                    "the plan's own options"
+                    f"--compare: expected {name} {str(mine)[:digits]}, as the plan has, got "
+                    f"{str(compared)[:digits]}; compare with the plan's own profile and options"
                 )
     allowed = 0.0 if plan.limits is None else plan.limits.extra_memory
 

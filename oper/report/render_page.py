@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from oper import __version__
+from oper.files.overwrite_rules import FILE_MARK
 from oper.files.storage import atomic_file
 from oper.report.charts.chart import CONFIG, Chart
 from oper.report.table_list import SortableTable
@@ -57,6 +58,7 @@ def render(page: Page) -> str:
     environment = Environment(autoescape=True)
     return environment.from_string(_asset("page.html")).render(
         page=page,
+        mark=FILE_MARK,
         css=Markup(_asset("page.css")),
         config=CONFIG,
         library=Markup(vega()),

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oper.base.errors import OperError
+from oper.files.input_files import refuse_url
 from oper.files.json_file import read_json
 from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
+from oper.files.what_is import what_is
 from oper.plan.plan import FORMAT as PLAN
 from oper.plan.plan import Plan, plan_given
 from oper.planner.compare import Comparison
@@ -22,6 +24,7 @@ from oper.report.two_plans_page import two_plans_page
 _T = TypeVar("_T")
 Step = Callable[[str], None]
 
+_NAMED = 5  # keys of JSON
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
 # Which may be negative, if only by rounding.
 _DIFFERENCES = (
@@ -91,32 +94,86 @@ def _runs(
     def read(content: dict[str, Any]) -> list[Comparison]:
         return [Comparison.from_json(run) for run in content["runs"]]
 
-    return _printed(given, "--compare", "runs", "oper compare --json", read)
+    return _printed(given, _COMPARE, read)
 
 
 def _drift(path: Path | str) -> NamedDrift:
     def read(content: dict[str, Any]) -> NamedDrift:
         kind = WindowDrift if "windows" in content else Drift
-        return NamedDrift(str(content["profile"]), kind.from_json(content))
+        plan, profile = str(content["plan_digest"]), str(content["profile"])
+        return NamedDrift(profile, kind.from_json(content), plan)
 
-    return _printed(path, "--drift", "verdict", "oper drift --json", read)
+    return _printed(path, _DRIFT, read)
 
 
-def _printed(
-    path: Path | str, option: str, key: str, command: str, read: Callable[[dict[str, Any]], _T]
-) -> _T:
-    """What a command printed into a file, which must have `key`, as `read` makes it of the JSON."""
-    content = read_json(path)
-    if not isinstance(content, dict) or not content.get(key):
-        raise OperError(f"{path}: has no {key!r}; what `{command}` prints was needed")
+def _counters(path: Path | str) -> list[dict[str, Any]]:
+    def read(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return content
+
+    return _printed(path, _COUNTERS, read)
+
+
+class _Kind(NamedTuple):
+    """What an option's file is: what made it, how to make one, and whether content is one."""
+
+    option: str
+    made_by: str
+    remedy: str
+    fits: Callable[[Any], Any]
+
+
+_COMPARE = _Kind(
+    "--compare",
+    "what `oper compare --json` printed",
+    "oper compare PROFILE --topology NAME --json > FILE",
+    lambda content: isinstance(content, dict) and content.get("runs"),
+)
+_DRIFT = _Kind(
+    "--drift",
+    "what `oper drift --json` printed",
+    "oper drift PLAN PROFILE --json > FILE",
+    lambda content: isinstance(content, dict) and content.get("verdict"),
+)
+_COUNTERS = _Kind(
+    "--counters",
+    "a list of what `oper.counters(model)` returned on each rank",
+    "json.dump the list that all ranks gather",
+    lambda content: (
+        isinstance(content, list) and content and all(isinstance(r, dict) and r for r in content)
+    ),
+)
+
+
+def _printed(path: Path | str, kind: _Kind, read: Callable[[Any], _T]) -> _T:
+    """Return what `read` makes of the JSON of a file. OperError if the file is of another kind."""
+
+    def refuse(got: str) -> OperError:
+        return OperError(f"{kind.option} {path}: expected {kind.made_by}, got {got}: {kind.remedy}")
+
+    if not Path(path).is_file():
+        refuse_url(path)
+        raise refuse(what_is(path))
+    try:
+        content = read_json(path)
+    except OperError as error:
+        reason = str(error).removeprefix(str(path)).lstrip(":, ")
+        raise refuse(f"a file that cannot be read as JSON ({reason})") from error
+    if not kind.fits(content):
+        others = (other for other in (_COMPARE, _DRIFT, _COUNTERS) if other.fits(content))
+        raise refuse(next((f"{other.made_by}" for other in others), _described(content)))
     _check_numbers(path, content)
     try:
         return read(content)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise OperError(
-            f"{option} {path}: is not what `{command}` gave ({type(error).__name__}: {error}); "
-            "give what this version of oper prints, unchanged"
+        raise refuse(
+            f"what another version prints, or what was changed ({type(error).__name__}: {error})"
         ) from error
+
+
+def _described(content: Any) -> str:
+    if isinstance(content, dict) and content:
+        return f"JSON with {', '.join(map(repr, list(content)[:_NAMED]))}"
+    return "other JSON" if content else "empty JSON"
 
 
 def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
@@ -145,13 +202,3 @@ def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
                     f"{path}: lies in {folder}, which oper wrote ({kind.marker} is in it) and "
                     "would no longer replace; choose a path outside of it"
                 )
-
-
-def _counters(path: Path | str) -> list[dict[str, Any]]:
-    content = read_json(path)
-    _check_numbers(path, content)
-    if not isinstance(content, list) or not all(isinstance(r, dict) and r for r in content):
-        raise OperError(
-            f"{path}: a list of what `oper.counters(model)` returned on each rank was needed"
-        )
-    return content

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from oper.base.errors import OperError
+from oper.files.overwrite_rules import FILE_MARK
 from oper.files.storage import atomic_file, check_output
 from oper.logs.batches.batch import Batch
 from oper.synth.label_model import DENSE_COLUMNS, BayesAuc
@@ -74,7 +75,7 @@ def _schema(recipe: Recipe) -> Any:
         ids = pa.int32() if feature.table.rows <= 1 << 31 else pa.int64()
         kind = pa.list_(ids) if feature.bagged else ids
         fields.append(pa.field(feature.table.name, kind))
-    return pa.schema(fields)
+    return pa.schema(fields, metadata={FILE_MARK: ""})
 
 
 def _arrow(batch: Batch, schema: Any) -> Any:
@@ -97,4 +98,5 @@ def _arrow(batch: Batch, schema: Any) -> Any:
 
 def _tables_yaml(recipe: Recipe) -> str:
     tables = [{"name": t.name, "rows": t.rows, "dim": t.dim} for t in recipe.tables]
-    return yaml.safe_dump({"tables": tables}, sort_keys=False, default_flow_style=None)
+    text = yaml.safe_dump({"tables": tables}, sort_keys=False, default_flow_style=None)
+    return f"# {FILE_MARK}\n{text}"

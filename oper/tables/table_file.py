@@ -9,6 +9,7 @@ from typing import Any
 
 from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
+from oper.files.input_files import refuse_url
 from oper.files.json_file import read_json
 from oper.files.what_is import what_is
 from oper.files.yaml_file import Document, KeyPath
@@ -32,6 +33,7 @@ def load_tables(
     base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": IdRule(ids)}
     if str(spec) in published_names():
         return _published_table(str(spec), base)
+    refuse_url(spec)
     path = Path(spec)
     if not path.is_file():
         raise OperError(

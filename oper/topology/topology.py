@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError, check_type
+from oper.files.input_files import refuse_url
 from oper.files.what_is import what_is
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
@@ -196,6 +197,7 @@ class Topology:
         spec = str(spec)
         if made := preset(spec):
             return cls(**made)
+        refuse_url(spec)
         path = Path(spec)
         is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
         if is_other or path.is_dir():  # of which "" is one

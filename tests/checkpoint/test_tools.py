@@ -217,6 +217,17 @@ def test_a_checkpoint_is_described(made: Path, tmp_path: Path) -> None:
     assert other["tables"][0]["weight"]["shards"] == 3
 
 
+@pytest.mark.parametrize("ending", ["safetensors", "parquet"])
+def test_an_export_replaces_only_an_export(made: Path, tmp_path: Path, ending: str) -> None:
+    place = tmp_path / f"t.{ending}"
+    for overwrite in (False, True):
+        export(made, "t", place, overwrite)
+    place.write_bytes(b"mine")
+    with pytest.raises(OperError, match="was not written by oper"):
+        export(made, "t", place, overwrite=True)
+    assert place.read_bytes() == b"mine"
+
+
 def test_what_cannot_be_exported_is_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(OperError, match=r"ends in \.safetensors or \.parquet was needed"):
         export(made, "t", tmp_path / "t.csv")

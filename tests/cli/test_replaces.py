@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from oper.base.errors import OperError
+from oper.files.overwrite_rules import FILE_MARK
+from oper.files.storage import atomic_file
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from tests.cli.test_writes import FOLDER_WRITERS, WRITERS
@@ -84,16 +86,62 @@ def test_an_empty_folder_is_filled(here: Path) -> None:
     Plan.load("empty")
 
 
-def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("here.yaml").write_text("mine")
+FILE_WRITERS = (
+    ("report q -o page.html", "page.html"),
+    (f"{SYNTH} -o x.parquet", "x.parquet"),
+    (f"{SYNTH} -o x.parquet", "x.tables.yaml"),
+    ("topology measure --ranks 1 -o here.yaml", "here.yaml"),
+)
+
+
+@pytest.mark.parametrize("content", ["mine", "\0" * 5_000, "written by oper"])
+@pytest.mark.parametrize(("command", "place"), FILE_WRITERS)
+def test_a_file_of_the_users_is_kept(
+    here: Path, command: str, place: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("oper.measure.launch.measure_local", lambda *_, **__: pytest.fail("worked"))
-    refused("topology measure --ranks 2 -o here.yaml", "here.yaml: exists", "--force")
-    Path("x.tables.yaml").write_text("mine")
-    refused(f"{SYNTH} -o x.parquet", "x.tables.yaml: exists", "--force")
+    Path(place).write_text(content)
+    for more in ("", " --force"):
+        refused(f"{command}{more}", f"{place}: exists and was not written by oper", "another path")
+    Path(place).rename("other")
+    Path(place).symlink_to("other")  # whose target would be written
+    refused(f"{command} --force", f"{place}: exists and was not written by oper")
+
+
+@pytest.mark.parametrize(("command", "place"), FILE_WRITERS)
+def test_a_file_of_ours_is_replaced_only_when_asked(here: Path, command: str, place: str) -> None:
+    fine(*command.split())
+    refused(command, "exists", "--force")
+    before = Path(place).stat().st_ino
+    fine(*command.split(), "--force")
+    assert Path(place).stat().st_ino != before
+    Path(place).write_text("")  # which nobody misses
+    fine(*command.split(), "--force")
+    assert Path(place).stat().st_size
+
+
+def test_a_file_that_is_none_is_kept(here: Path) -> None:
     os.mkfifo("pipe.parquet")
     refused_here = oper(*SYNTH.split(), "-o", "pipe.parquet", "--force")
     assert refused_here.status == 2
     assert "not a regular file" in refused_here.errors
+
+
+def test_a_file_that_appears_meanwhile_is_kept(here: Path) -> None:
+    for before in ("", FILE_MARK):
+        if before:
+            Path("x").write_text(before)
+        with pytest.raises(OperError, match=r"appeared while.*kept as x\.kept-1"):
+            _written_beside_a_users_file()
+        assert (Path("x").read_text(), Path("x.kept-1").read_text()) == ("mine", "new")
+        Path("x.kept-1").unlink()
+
+
+def _written_beside_a_users_file() -> None:
+    with atomic_file("x", overwrite=True) as temporary:
+        temporary.write_text("new")
+        Path("x").unlink(missing_ok=True)
+        Path("x").write_text("mine")
 
 
 def test_from_python(here: Path) -> None:

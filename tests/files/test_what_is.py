@@ -77,6 +77,32 @@ def test_a_file_of_another_kind_is_refused_with_the_remedy(
     refused(command, *words)
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("plan log.parquet", ["log.parquet: expected a profile", "oper profile log.parquet"]),
+        ("plan log.parquet --topology nosuch", ["log.parquet: expected a profile"]),
+        ("plan q --topology cpu:2", ["expected a profile", "got a plan's folder"]),
+        ("plan absent@3", ["absent: no such folder; expected a profile"]),
+        ("plan explain p", ["p: expected a plan"]),
+        ("compare log.parquet", ["oper profile log.parquet -o PROFILE"]),
+        ("replan q log.parquet", ["oper profile log.parquet -o PROFILE"]),
+        ("drift log.parquet", ["log.parquet: expected a plan"]),
+        ("report p", ["p: expected a plan", "got a profile's folder"]),
+        ("profile absent", ["absent: no such file"]),
+        ("profile q", ["q: expected a log, got a plan's folder"]),
+        ("synth nothing", ["workload 'nothing'"]),
+        ("checkpoint reshard q", ["expected a checkpoint, got a plan's folder"]),
+        ("plan p", ["--topology NAME|FILE is missing"]),
+    ],
+)
+def test_a_wrong_input_is_told_before_a_missing_option(
+    folder: Path, command: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    refused(command, *words)
+
+
 @pytest.mark.parametrize("command", ["plan p --topology cpu:2 -o", "profile log.parquet -o",
                                      "replan q p -o", "report q -o"])  # fmt: skip
 def test_where_no_file_can_be_made_nothing_is_begun(

@@ -78,12 +78,12 @@ def test_what_is_no_regular_file(tmp_path: Path, kind: str, inside: bool) -> Non
             server.bind(str(special))
     else:
         special.symlink_to("absent")
-    words = {"pipe": "is a pipe", "socket": "is a socket", "link": "link to a file that is not"}
+    words = {"pipe": "got a pipe", "socket": "got a socket", "link": "link to a file that is not"}
     complaint(tmp_path if inside else special, "special", words[kind])
 
 
 def test_devices_and_files_that_only_look_like_some() -> None:
-    complaint("/dev/zero", "/dev/zero", "is a device")
+    complaint("/dev/zero", "/dev/zero", "got a device")
     complaint("/proc/self/stat", "/proc/self/stat", "is empty")
 
 

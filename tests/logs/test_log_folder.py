@@ -82,7 +82,7 @@ def test_whole_numbers_are_ordered_as_such(
     folder = tmp_path_factory.mktemp("log")
     for value in values:
         (folder / f"k={value}").mkdir()
-        (folder / f"k={value}" / "f").touch()
+        (folder / f"k={value}" / "f").write_text("a")
     assert [file.keys["k"].value for file in files_in(folder)] == sorted(values)
 
 
@@ -92,7 +92,7 @@ def test_texts_keep_their_value(tmp_path_factory: pytest.TempPathFactory, texts:
     for text in texts:
         name = "k=" + quote(text, safe="")
         (folder / name).mkdir()
-        (folder / name / "f").touch()
+        (folder / name / "f").write_text("a")
     found = [file.keys["k"].value for file in files_in(folder)]
     assert sorted(map(str, found)) == sorted(
         str(int(t)) if isinstance(found[0], int) else t for t in texts
@@ -327,6 +327,5 @@ def test_a_column_that_lacks_or_changes_its_kind_names_both_files(tmp_path: Path
     one = write(tmp_path / "f1.parquet", [1], b=[1])
     two = write(tmp_path / "f2.parquet", [1])
     refused(tmp_path, str(one), str(two), "b fewer")
-    two = write(tmp_path / "f2.parquet", [1], b=[1.0])
+    two = write(tmp_path / "f2.parquet", [1], b=[1.5])
     refused(tmp_path, str(one), str(two), "column 'b': numbers, double here, ids there")
-    assert read_all(tmp_path, "b", columns=("b",)) == [1, 1]

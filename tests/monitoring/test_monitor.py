@@ -1,14 +1,18 @@
 """`oper.monitor` on ranks: what it counts is what they read, and what it says follows from that."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import oper
+from oper.base.errors import OperError, OperWarning
 from oper.monitoring.followed_plans import FollowedPlans
 from oper.monitoring.json_lines import GrowingReports
 from oper.monitoring.sampled_iterations import SampledIterations
@@ -16,7 +20,9 @@ from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.runtime.migration.changed_rows import changed_rows
 from oper.scheduler.cache_settings import CacheSettings
+from oper.tables.table import VocabularyDigest
 from tests.support.commands import fine
+from tests.support.commands import oper as oper_command
 from tests.support.monitoring import monitor_cases as cases
 from tests.support.planner.drifting import make_profile
 from tests.support.runtime import traffic_cases
@@ -326,3 +332,63 @@ def test_a_rank_that_does_not_close_is_waited_for_until_the_deadline(ranks: Worl
     said = ranks.run(2, cases.one_does_not_close)
     assert "no further periods" in said[0]
     assert "rank 1 did not come within 1 s, while rank 0 waited for it to merge" in said[0]
+
+
+@pytest.fixture(scope="module")
+def of_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of texts, its profile, and a plan for two ranks."""
+    place = tmp_path_factory.mktemp("texts")
+    values = [f"v{n}" for n in np.random.default_rng(0).zipf(1.5, 2000) % 300]
+    pq.write_table(pa.table({"item": values}), place / "log.parquet")
+    fine("profile", place / "log.parquet", "-o", place / "counted", "--dim", "8")
+    fine("plan", place / "counted", "--topology", "cpu:2", "-o", place / "planned")
+    return place
+
+
+def test_a_monitors_profile_has_the_vocabularies_of_the_plan(
+    ranks: Worlds, of_texts: Path, tmp_path: Path
+) -> None:
+    """So that plans made from it read raw values, and later profiles are compared with them."""
+    ranks.run(2, cases.saved_profile, of_texts / "planned", tmp_path)
+    for name, loaded in (
+        ("profile", Profile.load(tmp_path / "profile")),
+        ("plan", Plan.load(tmp_path / "plan")),
+    ):
+        found = loaded.prepared().vocabularies["item"]
+        assert found.equals(Profile.load(of_texts / "counted").prepared().vocabularies["item"])
+        fine(
+            "profile",
+            of_texts / "log.parquet",
+            "--tables",
+            tmp_path / name,
+            "-o",
+            tmp_path / f"by-{name}",
+        )
+    fine("drift", tmp_path / "plan", of_texts / "counted")
+    pq.write_table(pa.table({"item": [f"v{n % 400}" for n in range(3000)]}), tmp_path / "b.parquet")
+    fine("profile", tmp_path / "b.parquet", "-o", tmp_path / "other", "--dim", "8")
+    for command in (("drift",), ("replan", "-o", tmp_path / "new")):
+        said = oper_command(command[0], tmp_path / "plan", tmp_path / "other", *command[1:])
+        assert said.status == 2
+        assert "table 'item'" in said.errors
+
+
+def test_a_plan_that_lost_its_vocabularies_is_still_compared(
+    ranks: Worlds, of_texts: Path, tmp_path: Path
+) -> None:
+    """A profile of a plan whose vocabularies are in memory alone, and gone, keeps their digests."""
+    profile = Profile.load(of_texts / "counted")
+    lost = replace(profile, vocabulary_folder=None, read_vocabularies=_gone)
+    with pytest.warns(OperWarning, match="vocabularies of the monitored plan are left out: gone"):
+        lost.save(tmp_path / "lost")
+    assert Profile.load(tmp_path / "lost").numbered_tables() == profile.numbered_tables()
+    fine("plan", tmp_path / "lost", "--topology", "cpu:2", "-o", tmp_path / "plan")
+    table = profile.tables[0]
+    digest = VocabularyDigest(table.rows - 1, "0" * 64)
+    other = replace(profile, tables=(replace(table, ids=replace(table.ids, vocabulary=digest)),))
+    with pytest.raises(OperError, match="table 'item'"):
+        oper.drift(tmp_path / "plan", other)
+
+
+def _gone() -> Any:
+    raise OperError("gone")

@@ -88,10 +88,12 @@ def test_a_saved_plan_is_loaded(saved):
     assert plan.workload == Workload("inference", "raw", 512)
     assert repr(plan).startswith("<Plan of 29,501 rows of 4 tables on 4 ranks (")
     assert repr(a_profile(0)) == "<Profile of 29,501 rows of 4 tables in 10,000 samples>"
+    assert plan.digest == replace(plan).digest != replace(plan, profile="0" * 64).digest
     again = saved.parent / "again"
     plan.save(again)
     for file in sorted(saved.iterdir()):
         assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+    assert Plan.load(again).digest == plan.digest
 
 
 def test_the_same_input_gives_the_same_bytes(saved, tmp_path):

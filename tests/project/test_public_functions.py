@@ -69,6 +69,7 @@ def test_drift_is_what_the_command_prints(folders: Folders) -> None:
     found = oper.drift(folders.plan, folders.newer)
     said = printed("drift", folders.plan, folders.newer)
     names = {"plan": str(folders.plan), "profile": str(folders.newer)}
+    names["plan_digest"] = oper.Plan.load(folders.plan).digest
     assert said == names | found.to_json()
     assert said["threshold"] == 0.05
     plan, newer = oper.Plan.load(folders.plan), oper.Profile.load(folders.newer)

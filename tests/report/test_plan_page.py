@@ -265,7 +265,7 @@ def test_material_of_another_plan_is_refused(
     with pytest.raises(OperError, match="made from another profile"):
         write_report(plan, tmp_path / "x.html", f"{reported.file('days')}@0")
     counters = json.loads(reported.file("counters.json").read_text())
-    with pytest.raises(OperError, match="counters of 3 ranks: those of the plan's 4"):
+    with pytest.raises(OperError, match=r"counters of the plan's 4 ranks.*got those of 3"):
         plan_page(plan, "p", Material(counters=counters[:3]))
     first, *others = runs_of(reported)
     for changed in (
@@ -276,7 +276,7 @@ def test_material_of_another_plan_is_refused(
         replace(first, ranks=2),
         replace(first, profile="x"),
     ):
-        with pytest.raises(OperError, match="--compare: is of"):
+        with pytest.raises(OperError, match=r"--compare: expected .*, as the plan has, got"):
             plan_page(plan, "p", Material(runs=[changed, *others]))
 
 

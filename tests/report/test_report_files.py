@@ -9,8 +9,14 @@ import pytest
 from tests.report.conftest import WORKLOAD, Reported
 from tests.support.commands import fine, oper, refused
 
+MADE_BY = {
+    "compare": "what `oper compare --json` printed",
+    "drift": "what `oper drift --json` printed",
+    "counters": "a list of what `oper.counters(model)` returned on each rank",
+}
 
-@pytest.mark.parametrize("option", ["compare", "drift", "counters"])
+
+@pytest.mark.parametrize("option", MADE_BY)
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "{}", "[1]", '{"runs": 3, "verdict": 1}', "[{}]"]
 )
@@ -25,8 +31,35 @@ def test_files_that_no_command_printed(
     Path("odd.json").write_text(content)
     refused(
         f"report {reported.file('plan')} --{option} odd.json -o x.html",
-        "json" if content in ("", "{") else option,
+        f"--{option} odd.json: expected ",
+        MADE_BY[option],
+        ", got ",
     )
+
+
+def test_files_of_other_options(
+    reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = reported.file("plan")
+    for option in MADE_BY:
+        for other in set(MADE_BY) - {option}:
+            refused(
+                f"report {plan} --{option} {reported.file(f'{other}.json')} -o x.html",
+                f"expected {MADE_BY[option]}",
+                f"got {MADE_BY[other]}",
+            )
+        for given, got in (
+            (reported.page, "a file that cannot be read as JSON"),
+            (reported.file("plan"), "a plan's folder"),
+            (reported.file("plan") / "plan.json", "JSON with 'schema'"),
+            ("absent", "nothing"),
+        ):
+            refused(
+                f"report {reported.file('plan')} --{option} {given} -o x.html",
+                MADE_BY[option],
+                f"got {got}",
+            )
 
 
 def test_every_cut_of_a_file_is_an_error_or_a_page(reported: Reported, tmp_path: Path) -> None:
@@ -67,10 +100,11 @@ def test_bad_arguments(reported: Reported, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     one = reported.file("plan")
     refused(f"report {one} {one} {one} -o x.html", "3 plans", "one, or two")
-    refused(f"report {one} {one} --profile p -o x.html", "--profile", "one plan")
+    profile = reported.file("profile")
+    refused(f"report {one} {one} --profile {profile} -o x.html", "--profile", "one plan")
     refused("report nothing -o x.html", "nothing")
     Path("x.html").write_text("mine")
-    refused(f"report {one} -o x.html", "x.html", "--force")
+    refused(f"report {one} -o x.html", "x.html", "was not written by oper")
     refused(f"report {one} -o no/such/../../x.html", "x.html")
     other = tmp_path / "other"
     write = "synth criteo-kaggle --scale 0.0001 --counts --dim 16 -o profile"
@@ -109,10 +143,22 @@ def test_drift_and_comparison_of_another_plan(reported: Reported, tmp_path: Path
     other.write_text(fine("drift", reported.file("day"), reported.file("days@2"), "--json"))
     said = oper("report", reported.file("plan"), "--drift", other, "-o", tmp_path / "x.html")
     assert said.status == 2
-    assert "--drift: is of a plan whose iteration takes" in said.errors
+    assert "--drift: expected the drift of this plan" in said.errors
     other.write_text(
         fine("compare", reported.file("days@0"), *WORKLOAD, "--methods", "oper", "--json")
     )
     said = oper("report", reported.file("plan"), "--compare", other, "-o", tmp_path / "x.html")
     assert said.status == 2
-    assert "--compare: is of profile" in said.errors
+    assert "--compare: expected profile" in said.errors
+
+
+def test_the_drift_of_a_plan_with_the_same_iteration_time(
+    reported: Reported, tmp_path: Path
+) -> None:
+    content = json.loads(reported.file("drift.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps(content | {"plan_digest": "0" * 64}))
+    arguments = ("report", reported.file("plan"), "-o", tmp_path / "x.html")
+    said = oper(*arguments, "--drift", tmp_path / "other.json")
+    assert said.status == 2
+    assert "--drift: expected the drift of this plan" in said.errors
+    fine(*arguments, "--drift", reported.file("drift.json"))

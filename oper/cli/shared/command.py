@@ -5,7 +5,7 @@ that its `rich_help_panel` names, which without rich is only a name, or among th
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from typer.main import get_command
 from oper.base.errors import OperError
 from oper.cli.shared import config_file
 from oper.cli.shared.console import quietly
+from oper.cli.shared.input_checks import check_before_missing, check_input
 from oper.cli.shared.output_options import QUIET
 from oper.cli.shared.usage_errors import UsageError
+from oper.files.input_files import refuse_url
 
 ADVANCED = "Advanced"  # the group of options that a first run does not need
 READING = "Reading the log"
@@ -103,28 +105,46 @@ class Command(TyperCommand):
                 self._check_paths(ctx, typed)
             return super().parse_args(ctx, args)
         except UsageError as error:
+            if type(error).__name__ == "MissingParameter" and not ctx.resilient_parsing:
+                for parameter, value in self._given(ctx, typed):
+                    check_before_missing(parameter.metavar or "", value)
             # For `usage_error`; the parser of words itself does not say of which command.
             error.typed, error.ctx = typed, getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
             raise
 
     def _check_paths(self, ctx: Any, typed: list[str]) -> None:
-        """OperError where `Path` would forget what was typed: an empty text, which it takes for the
-        current folder, and the / at the end of a file's name."""
-        given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
-        for parameter in self.get_params(ctx):
-            value = given.get(parameter.name)
-            values = value if isinstance(value, list | tuple) else [value]
-            is_file = parameter.name == "output" and parameter.metavar == "FILE"
-            if is_file and value and value.endswith("/"):
+        """Raise OperError if a path is not what its parameter takes, or `Path` would forget what
+        was typed: an empty text, which it takes for the current folder, the / at the end of a
+        file's name, and one of the two of a URL."""
+        for parameter, value in self._given(ctx, typed):
+            if not _takes_path(parameter):
+                continue
+            is_output = parameter.name == "output"
+            if is_output and parameter.metavar == "FILE" and value.endswith("/"):
                 raise OperError(
                     f"--output {value!r}: a file was to be written, and what ends in / is a "
                     "folder; choose another path"
                 )
-            if "" in values and _takes_path(parameter):
+            if not value:
                 argument = parameter.param_type_name == "argument"
                 name = parameter.metavar if argument else parameter.opts[-1]
                 what = "a name or a path" if "NAME" in (parameter.metavar or "") else "a path"
                 raise OperError(f"{name} '': {what} was needed; the current folder is '.'")
+            if is_output:
+                refuse_url(value, written=True)
+            else:
+                check_input(parameter.metavar or "", value)
+
+    def _given(self, ctx: Any, typed: list[str]) -> Iterator[tuple[Any, str]]:
+        """Yield what was typed for each parameter; nothing if help is asked for."""
+        given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
+        if any(given.get(name) for name in ("help", "version")):
+            return
+        for parameter in self.get_params(ctx):
+            value = given.get(parameter.name)
+            for text in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(text, str):
+                    yield parameter, text
 
     def invoke(self, ctx: Any) -> Any:
         ctx.params.pop("config", None)

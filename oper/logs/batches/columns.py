@@ -24,6 +24,7 @@ class Column:
     tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
     doubt: why its ids are perhaps not meant so. pointed, other: values of a text file's column, if
     its beginning shows both: a whole number with a point, and a value that is not a whole number.
+    floats: its numbers are of a type that may have fractions. blank: the file shows no value of it.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Column:
     doubt: str = ""
     pointed: str = ""
     other: str = ""
+    floats: bool = False
+    blank: bool = False
 
 
 @dataclass(frozen=True)

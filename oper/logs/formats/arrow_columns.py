@@ -37,14 +37,17 @@ def column_of(field: Any, bags: bool = False) -> Column:
         inner = inner.value_type
     if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
         role: Any = "other" if bags_of_list else "dense"
-        return Column(field.name, role, reason=f"numbers, {kind}")
+        return Column(field.name, role, reason=f"numbers, {kind}", floats=True)
     if pa.types.is_temporal(inner):
         return Column(field.name, "other", reason=f"times, {kind}")
     if pa.types.is_nested(inner):
         return Column(field.name, "other", reason=f"structures, {kind}")
     if not (is_text(inner) or any(is_kind(inner) for is_kind in _WHOLE)):
         return Column(field.name, "other", reason=f"neither whole numbers nor texts, {kind}")
-    return Column(field.name, "ids", bags=bags or bags_of_list, texts=bags or is_text(inner))
+    is_blank = pa.types.is_null(inner)
+    return Column(
+        field.name, "ids", bags=bags or bags_of_list, texts=bags or is_text(inner), blank=is_blank
+    )
 
 
 def is_list(kind: Any) -> bool:

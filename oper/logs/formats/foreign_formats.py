@@ -6,10 +6,8 @@ of columns.
 
 import re
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from oper.base.errors import OperError, one_line
 from oper.logs.formats.numpy_arrays import open_archive
@@ -17,7 +15,6 @@ from oper.logs.formats.text_lines import beginning
 
 HEAD_BYTES = 512
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(.*)", re.DOTALL)
 _TO_PARQUET = "convert it to Parquet"
 _UNPACK = "unpack it first"
 
@@ -141,22 +138,6 @@ def refuse(path: Path, head: bytes) -> None:
         raise _refused(path, found.name, found.remedy)
     if _is_tfrecord(head):
         raise _refused(path, "TFRecord", _TO_PARQUET)
-
-
-def refuse_urls(paths: Iterable[Path | str]) -> None:
-    """Raise OperError if a path is a URL, which `Path` turns into `s3:/…`."""
-    for path in paths:
-        match = _URL.fullmatch(str(path))
-        if match is None or Path(path).exists():
-            continue
-        scheme = match[1].lower()
-        if scheme == "file":
-            local = "/" + unquote(match[2]).lstrip("/")
-            raise OperError(f"{path}: expected a path, got a URL; pass {local}")
-        raise OperError(
-            f"{path}: expected a path, got a URL; oper reads local files only: download the log, "
-            f"or mount what {scheme}:// names, and pass the path"
-        )
 
 
 def _refused(path: Path, name: str, remedy: str) -> OperError:

@@ -168,7 +168,7 @@ class Drift(Summarised):
         return NowAndFresh(self.unseen.now_seconds, self.unseen.fresh_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --json`, but `plan` and `profile`."""
+        """The fields of `oper drift --json`, but those that name the plan and the profile."""
         content: dict[str, Any] = to_json(self)
         return content
 
@@ -261,7 +261,7 @@ class WindowDrift(Summarised):
         return self.cost_seconds / fresh if fresh > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --all-windows --json`, but `plan` and `profile`."""
+        """The fields of `oper drift --all-windows --json`, but those that name plan and profile."""
         return {
             "verdict": self.verdict,
             "cost_seconds": self.cost_seconds,

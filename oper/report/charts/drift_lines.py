@@ -16,10 +16,11 @@ _NOW, _FRESH = "this plan", "a plan from scratch"
 @dataclass(frozen=True)
 class NamedDrift:
     """The drift of a plan under newer data, or under each window of them, and what these are
-    called."""
+    called. `plan` is the plan's digest."""
 
     profile: str
     found: Drift | WindowDrift
+    plan: str
 
     @property
     def first(self) -> Drift:

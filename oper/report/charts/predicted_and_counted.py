@@ -19,8 +19,8 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
     the plan's ranks."""
     if len(counters) != plan.ranks:
         raise OperError(
-            f"counters of {len(counters)} ranks: those of the plan's {plan.ranks} were needed, in "
-            "the ranks' order"
+            f"--counters: expected the counters of the plan's {plan.ranks} ranks, in their order, "
+            f"got those of {len(counters)}; give the counters of a run by this plan"
         )
     counted = dict.fromkeys(_KINDS, 0.0)
     for rank, collections in enumerate(counters):
@@ -78,7 +78,8 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
         key="counted",
         title="Predicted and counted traffic",
         caption=f"A rank moved {format_bytes(total[0])} a step to and from others; the plan "
-        f"predicts {format_bytes(total[1])}.",
+        f"predicts {format_bytes(total[1])}. Counters state their number of ranks, and not "
+        "their plan.",
         spec=spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding),
         headers=("bytes of a rank and step", "predicted", "counted", "counted / predicted"),
         rows=[

@@ -136,6 +136,19 @@ def drifting(
     return [r for r in reports if r is not None], profile, (said, scalars.given)
 
 
+def saved_profile(rank: int, group: dist.ProcessGroup, folder: Path, into: Path) -> None:
+    """Save what a monitor counts of a model of the plan in a folder, and a plan made from it."""
+    plan = Plan.load(folder)
+    model, random = one_collection(plan, group), np.random.default_rng(rank)
+    with oper.monitor(model, sample_every=1, period=None) as monitor:
+        for _ in range(20):
+            model.module[0](_ids(random, plan, moved=False)).values().sum().backward()
+        profile = monitor.profile()
+    if profile is not None:
+        profile.save(into / "profile")
+        oper.make_plan(profile, plan.topology, plan.workload).save(into / "plan")
+
+
 def followed(
     rank: int, group: dist.ProcessGroup, folder: Path, plans: Path, policy: str, **options: Any
 ) -> tuple[list[PeriodReport], list[float], int, str]:
