@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oper.base.errors import OperError
+from oper.base.spoken import spoken
 from oper.files.input_files import MARKER
 from oper.files.json_file import read_json
 
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
-
-FORCE = "--force (from Python: overwrite=True)"
 
 
 class Format(NamedTuple):
@@ -71,7 +70,7 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
             f"holds files that oper did not write: {shown}{more}; so it is not overwritten: "
             "move them elsewhere, or choose another path"
         )
-    return None if overwrite else _EXISTS
+    return None if overwrite else _exists()
 
 
 def was_written(folder: Path, kind: Format) -> bool:
@@ -85,10 +84,12 @@ def file_refusal(path: Path, overwrite: bool) -> str | None:
         return "is a folder, and a file was to be written; choose another path"
     if not stat.S_ISREG(path.lstat().st_mode):
         return "exists and is not a regular file, so it is not overwritten; choose another path"
-    return None if overwrite else _EXISTS
+    return None if overwrite else _exists()
 
 
-_EXISTS = f"exists; choose another path, or replace it with {FORCE}"
+def _exists() -> str:
+    """Return what stands in the way of a path that exists, with the remedy."""
+    return f"exists; choose another path, or replace it with {spoken('--force', 'overwrite=True')}"
 
 
 def is_wholly(folder: Path, kind: Format) -> bool:

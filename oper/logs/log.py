@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.files.input_files import LOG, open_file, special_kind
 from oper.files.what_is import written_kind
 from oper.logs.batches.batch import Batch
@@ -35,9 +36,9 @@ class Log:
             if difference := _difference(choose(source, options), self._selection):
                 difference += _kinds(source, sources[0])
                 raise OperError(
-                    f"{source.name}: has other columns than {sources[0].name}: {difference}; "
-                    "read them separately, or choose common columns with --columns, --dense and "
-                    "--label"
+                    f"{source.name}: has other columns than {sources[0].name}: {difference}; read "
+                    f"them separately, or choose common columns with {option('--columns')}, "
+                    f"{option('--dense')} and {option('--label')}"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
@@ -66,8 +67,8 @@ class Log:
         texts = any(self._columns[name].texts for name in self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
-                f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
-                "their values can be it; a whole number was needed, such as -1"
+                f"{option('--missing', missing[:80])}: the columns of ids hold whole numbers, so "
+                "none of their values can be it; a whole number was needed, such as -1"
             )
 
     @property
@@ -209,8 +210,8 @@ class Log:
             raise OperError(f"{self.names[0]}: has no samples; the log is empty")
         if position <= start:
             raise OperError(
-                f"--rows {self.options.rows!r}: begins at sample {start:,}, and the log has "
-                f"{position:,}; choose an earlier part"
+                f"{option('--rows', self.options.rows)}: begins at sample {start:,}, and the log "
+                f"has {position:,}; choose an earlier part"
             )
 
 

@@ -12,6 +12,7 @@ from oper.analysis.plan_facts import fit
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.spoken import option
 from oper.cost.workload import Fetch
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
@@ -218,8 +219,9 @@ def _drift(plan: Plan, drifts: Sequence[NamedDrift]) -> list[Section]:
         then, mine = drift.first.objective_seconds.then, plan.cost.objective_seconds
         if abs(then - mine) > _SAME * mine:
             raise OperError(
-                f"--drift: is of a plan whose iteration takes {format_duration(then)}, and this "
-                f"one's takes {format_duration(mine)}; give what `oper drift` prints for this plan"
+                f"{option('--drift')}: is of a plan whose iteration takes {format_duration(then)}, "
+                f"and this one's takes {format_duration(mine)}; give what `oper drift` prints for "
+                "this plan"
             )
         charts.append(drift_chart(drift, number))
     return [Section("drift", "When the data changes", charts=charts)]
@@ -232,8 +234,8 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
         chart = counted_chart(plan, counters)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise OperError(
-            f"--counters: is not what `oper.counters(model)` gave ({type(error).__name__}: "
-            f"{error}); give what this version of oper prints, unchanged"
+            f"{option('--counters')}: is not what `oper.counters(model)` gave "
+            f"({type(error).__name__}: {error}); give what this version of oper prints, unchanged"
         ) from error
     return [Section("run", "After a run", charts=[chart])]
 
@@ -274,8 +276,8 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
         ):
             if compared != mine:
                 raise OperError(
-                    f"--compare: is of {name} {compared}, and the plan of {mine}; compare with "
-                    "the plan's own options"
+                    f"{option('--compare')}: is of {name} {compared}, and the plan of {mine}; "
+                    "compare with the plan's own options"
                 )
     allowed = 0.0 if plan.limits is None else plan.limits.extra_memory
 
@@ -299,11 +301,14 @@ def not_given(material: Material) -> list[str]:
     given = (
         (
             material.profile,
-            "--profile P: accesses of each table, their skew, the time by kind of row, and what "
-            "more memory would do",
+            f"{option('--profile')}: accesses of each table, their skew, the time by kind of "
+            "row, and what more memory would do",
         ),
-        (material.runs, "--compare FILE, from oper compare --json: other methods"),
-        (material.drifts, "--drift FILE, from oper drift --json: newer data"),
-        (material.counters, "--counters FILE, from a run: predicted beside counted traffic"),
+        (material.runs, f"{option('--compare')}, from `oper compare --json`: other methods"),
+        (material.drifts, f"{option('--drift')}, from `oper drift --json`: newer data"),
+        (
+            material.counters,
+            f"{option('--counters')}, from a run: predicted beside counted traffic",
+        ),
     )
     return [option for value, option in given if not value]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.files.json_file import read_json
 from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
@@ -91,7 +92,7 @@ def _runs(
     def read(content: dict[str, Any]) -> list[Comparison]:
         return [Comparison.from_json(run) for run in content["runs"]]
 
-    return _printed(given, "--compare", "runs", "oper compare --json", read)
+    return _printed(given, option("--compare"), "runs", "oper compare --json", read)
 
 
 def _drift(path: Path | str) -> NamedDrift:
@@ -99,11 +100,11 @@ def _drift(path: Path | str) -> NamedDrift:
         kind = WindowDrift if "windows" in content else Drift
         return NamedDrift(str(content["profile"]), kind.from_json(content))
 
-    return _printed(path, "--drift", "verdict", "oper drift --json", read)
+    return _printed(path, option("--drift"), "verdict", "oper drift --json", read)
 
 
 def _printed(
-    path: Path | str, option: str, key: str, command: str, read: Callable[[dict[str, Any]], _T]
+    path: Path | str, setting: str, key: str, command: str, read: Callable[[dict[str, Any]], _T]
 ) -> _T:
     """What a command printed into a file, which must have `key`, as `read` makes it of the JSON."""
     content = read_json(path)
@@ -114,7 +115,7 @@ def _printed(
         return read(content)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise OperError(
-            f"{option} {path}: is not what `{command}` gave ({type(error).__name__}: {error}); "
+            f"{setting} {path}: is not what `{command}` gave ({type(error).__name__}: {error}); "
             "give what this version of oper prints, unchanged"
         ) from error
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from oper.base.spoken import option, spoken
+from oper.base.spoken import option
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
@@ -26,8 +26,8 @@ from oper.logs.formats.delimiters import ANY
 
 _LEAST, _LIMIT = -(2**63), 2**64
 _ONE_COLUMN = (
-    "is the only one, because no character separates columns in every line; pass --delimiter if "
-    "columns are separated by"
+    "is the only one, because no character separates columns in every line; give the "
+    "delimiter if columns are separated by"
 )
 _LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
@@ -224,7 +224,7 @@ def _looks_like_bags(texts: Any) -> str:
             shown = given.filter(has)[0].as_py()[:_MOST_SHOWN]
             return (
                 f"values such as {shown!r} are one id each; if they are several ids, pass "
-                f"{spoken(f'--list-separator {mark!r}', f'list_separator={mark!r}')}"
+                f"{option('--list-separator', mark)}"
             )
     return ""
 
@@ -253,5 +253,5 @@ def _perhaps_a_sample() -> str:
     """Return the doubt about a column whose name is like its values."""
     return (
         "is named by the first line, which is like those below it; if it is a sample, not the "
-        f"names of columns, pass {spoken('--no-header', 'no_header=True')}"
+        f"names of columns, pass {option('--no-header', True)}"
     )

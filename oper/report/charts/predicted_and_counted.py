@@ -5,6 +5,7 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes
+from oper.base.spoken import option
 from oper.plan.plan import Plan
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, bytes_unit, spec
 
@@ -29,8 +30,9 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
             for kind, name in (("fetch", "fetched_bytes"), ("gradient", "gradient_bytes")):
                 if len(found[name]) != plan.ranks:
                     raise OperError(
-                        f"--counters: {name} of rank {rank} is of {len(found[name])} ranks, and "
-                        f"the plan of {plan.ranks}; give the counters of a run by this plan"
+                        f"{option('--counters')}: {name} of rank {rank} is of {len(found[name])} "
+                        f"ranks, and the plan of {plan.ranks}; give the counters of a run by this "
+                        "plan"
                     )
                 away = sum(b for other, b in enumerate(found[name]) if other != rank)
                 counted[kind] += away / steps / plan.ranks
