@@ -33,7 +33,8 @@ def option(flag: str, value: object = None) -> str:
     name = flag.removeprefix("--").replace("-", "_")
     if value is None:
         return spoken(flag, f"`{name}`")
-    typed = shlex.quote(f"{value:g}" if isinstance(value, float) else str(value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    typed = shlex.quote(text) if text.isprintable() else repr(text)
     return spoken(flag if value is True else f"{flag} {typed}", f"{name}={value!r}")
 
 

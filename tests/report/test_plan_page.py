@@ -276,7 +276,7 @@ def test_material_of_another_plan_is_refused(
         replace(first, ranks=2),
         replace(first, profile="x"),
     ):
-        with pytest.raises(OperError, match="--compare: is of"):
+        with pytest.raises(OperError, match="compare: is of"):
             plan_page(plan, "p", Material(runs=[changed, *others]))
 
 
