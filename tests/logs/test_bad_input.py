@@ -349,7 +349,7 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
     path = written(tmp_path, "log.csv", "a,b\n1,2\n")
     complaint(path, "`columns` 'C*'", "it has a, b", options=LogOptions(columns=("C*",)))
     complaint(path, "`label` 'y'", options=LogOptions(label="y"))
-    complaint(path, "--dense 'y'", options=LogOptions(dense=("y",)))
+    complaint(path, "`dense` 'y'", options=LogOptions(dense=("y",)))
     complaint(path, "'c'", "'t'", "a, b", tables=[Table("t", 5, features=("c",))])
     other = written(tmp_path, "other.csv", "a,c\n1,2\n")
     complaint([path, other], "other.csv", "c more, b fewer")
