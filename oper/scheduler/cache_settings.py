@@ -41,7 +41,7 @@ class Synchronisation:
         inf."""
         kind, colon, bound = text.partition(":")
         if kind == "fae":
-            return cls(kind, frequent=parse_share(bound, f"{option('--sync')} fae:"))
+            return cls(kind, frequent=parse_share(bound, f"{option('--sync')} fae"))
         if kind in PUSHES and not colon:
             return cls(kind)
         if text == "het":
