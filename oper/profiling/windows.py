@@ -133,7 +133,7 @@ class TimeWindows:
             has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
             raise OperError(
                 f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
-                f"needed; give the unit of the numbers with {option('--time-unit')}: s, ms, us "
+                f"needed; give the unit of the numbers with {option('--time-unit')} s, ms, us "
                 "or ns"
             )
         return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
@@ -249,7 +249,7 @@ def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | 
     raise OperError(
         f"{option('--every', every)}: column {column!r} of {batch.location.file} holds numbers "
         f"from {times.min():,.10g} to {times.max():,.10g}, which are not dates from 1990 to 2100 "
-        f"in any unit; give their unit with {option('--time-unit')}, s, ms, us or ns, or give "
+        f"in any unit; give their unit with {option('--time-unit')} s, ms, us or ns, or give "
         f"{option('--every')} as a number in the column's own unit"
     )
 

@@ -230,7 +230,7 @@ def test_windows_by_time_whatever_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "1y", "-1d", "0", "d", "1e3"])
 def test_spans_that_are_none(text: str) -> None:
     assert parse_seconds("1.5h", "--every") == 5400
-    with pytest.raises(OperError, match=r"`every`|every="):
+    with pytest.raises(OperError, match="--every"):
         parse_seconds(text, "--every")
 
 

@@ -270,9 +270,9 @@ def test_counters_grow_where_they_must() -> None:
     ("arguments", "named"),
     [
         ({"name": "criteo"}, "criteo-kaggle"),
-        ({"name": "avazu", "scale": 0.0}, "--scale"),
-        ({"name": "avazu", "scale": float("nan")}, "--scale"),
-        ({"name": "avazu", "zipf": -1.0}, "--zipf"),
+        ({"name": "avazu", "scale": 0.0}, "scale="),
+        ({"name": "avazu", "scale": float("nan")}, "scale="),
+        ({"name": "avazu", "zipf": -1.0}, "zipf="),
     ],
 )
 def test_bad_recipes_are_refused(arguments: dict, named: str) -> None:
