@@ -235,7 +235,7 @@ def test_bad_ids_stop_or_are_counted(run: Any, log: Path, tmp_path: Path) -> Non
     ("arguments", "named"),
     [
         (("--sample", "0.5", "--batch-size", "10"), "`sample` with `batch_size`"),
-        (("--sample", "2"), "sample="),
+        (("--sample", "2"), "`sample`"),
         (("--batch-size", "1001"), "batch_size=1001"),
         (("--windows", "1001"), "windows=1001"),
         (("--windows", "2", "--by-column", "day"), "give one of them"),
