@@ -128,9 +128,9 @@ def test_a_log_of_one_bag_column(tmp_path: Path) -> None:
     log = open_log(path, LogOptions(list_separator=" "))
     assert everything(log.batches()) == {"items": [[1, 5, 9], [2, 3]]}
     lines = written(tmp_path, "1 5 9\n2 3\n")
-    with pytest.raises(OperError, match="no_header and list_separator=' '") as raised:
+    with pytest.raises(OperError, match="no_header=True and list_separator=' '") as raised:
         open_log(lines)
-    assert "if it is a sample, pass --no-header" not in str(raised.value)
+    assert "if it is a sample, pass no_header" not in str(raised.value)
     log = open_log(lines, LogOptions(list_separator=" ", no_header=True))
     assert everything(log.batches()) == {"column_1": [[1, 5, 9], [2, 3]]}
 
