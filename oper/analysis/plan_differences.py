@@ -15,7 +15,7 @@ from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_locator import RowLocator
 from oper.plan.settings import Limits, PlanSettings
-from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
+from oper.tables.row_identity import check_same_rows, count_by_the_plan
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
         old.numbered_tables(),
         new.numbered_tables(),
         ("the first plan", "the second"),
-        f"compare plans of one vocabulary: {COUNT_BY_THE_PLAN}",
+        f"compare plans of one vocabulary: {count_by_the_plan()}",
         new.vocabulary_start,
     )
     tables = _compare_rows(old, new) if old.ranks == new.ranks else None

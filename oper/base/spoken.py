@@ -1,10 +1,11 @@
 """Names of settings in sentences that both Python and the command line show.
 
-A sentence of a warning, or of a printed plan, names flags (`--hold-out 20%`) if the `oper` command
-prints it, and arguments (`hold_out='20%'`) if a script does.
+A sentence of an error, a warning or a printed plan names flags (`--hold-out 20%`) if the `oper`
+command prints it, and arguments (`hold_out='20%'`) if a script does.
 """
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 
 _to_terminal = False  # of the process: threads that a command starts warn in its words too
@@ -27,11 +28,14 @@ def spoken(command_line: str, python: str) -> str:
 
 
 def option(flag: str, value: object = None) -> str:
-    """Return the name of a setting, with a value or without: `--ids vocab`, or `ids='vocab'`."""
+    """Return the name of a setting, with a value or without, as it is typed: `--ids vocab`, or
+    `ids='vocab'`. True is the value of a flag that takes none: `--no-header`."""
     name = flag.removeprefix("--").replace("-", "_")
     if value is None:
         return spoken(flag, f"`{name}`")
-    return spoken(f"{flag} {value}", f"{name}={value!r}")
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    typed = shlex.quote(text) if text.isprintable() else repr(text)
+    return spoken(flag if value is True else f"{flag} {typed}", f"{name}={value!r}")
 
 
 def all_figures(verbose: bool = False) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.checker.findings import Finding
 from oper.checker.rank_address_maps import RankMaps
 from oper.logs import Batch, Jagged, LogOptions, Prepared, RowReader, open_log
@@ -168,7 +169,7 @@ def _of_its_ids(reader: RowReader) -> Iterator[Batch]:
     except BadIdError as error:
         raise OperError(
             f"{error.found}, and the log of the plan's profile has no others: give that one; if "
-            "such ids were skipped there, --on-bad-id skip"
+            f"such ids were skipped there, {option('--on-bad-id', 'skip')}"
         ) from error
 
 
@@ -195,10 +196,11 @@ def rows_of_log(
             watch(table, batch.features[key])
             yield table, batch.features[key].values
     if samples != plan.samples:
-        where = f" ({part})" if str(part) else "" if options.rows is None else " of --rows"
+        counted = "" if options.rows is None else f" of {option('--rows')}"
+        where = f" ({part})" if str(part) else counted
         unknown = "" if plan.log_part else "; if its profile is a sum, the parts are not known"
         raise OperError(
             f"{', '.join(map(str, log))}: has {samples:,} samples{where}, and the plan's profile "
             f"counted {plan.samples:,}: it is another log, or another part of it; give the log "
-            f"that was profiled, or the part with --rows{unknown}"
+            f"that was profiled, or the part with {option('--rows')}{unknown}"
         )

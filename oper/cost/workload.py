@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from oper.base.defaults import BATCH_SIZE
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.base.units import whole_number
 
 MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
@@ -37,10 +38,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.mode not in ("training", "inference"):
-            raise OperError(f"mode {self.mode!r}: 'training' or 'inference' was needed")
+            raise OperError(f"{option('--mode', self.mode)}: 'training' or 'inference' was needed")
         if self.fetch not in (*FETCHES, None):
             raise OperError(
-                f"fetch {self.fetch!r}: 'raw', 'distinct', 'pooled' or 'auto' was needed"
+                f"{option('--fetch', self.fetch)}: 'raw', 'distinct', 'pooled' or 'auto' was needed"
             )
         size = whole_number(self.batch_size, "batch size")
         object.__setattr__(self, "batch_size", size)

@@ -16,6 +16,7 @@ from oper.analysis.row_facts import check_profile
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.formatting import format_share, plural
+from oper.base.spoken import option
 from oper.diagnosis.diagnosis import Finding
 from oper.diagnosis.id_numbering import (
     Numbering,
@@ -168,5 +169,5 @@ def _unknown(judged: Sequence[Numbering], profile: Profile | None) -> Iterable[F
             f"{plural(len(names), 'table')} ({first_names(names)}): a few rows have most "
             "accesses, all have about as many, or the batch has too few samples"
         )
-        more = "give the plan's profile too (--profile), which has the counts of all rows"
+        more = f"give the plan's profile too ({option('--profile')}), which counts all rows"
         yield Finding("note", _ABOUT, text, None if profile is not None else more)

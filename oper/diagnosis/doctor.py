@@ -10,6 +10,7 @@ from torch import nn
 
 from oper.base.errors import OperError, check_type
 from oper.base.free_memory import free_memory
+from oper.base.spoken import option
 from oper.diagnosis.batch_findings import batch_findings
 from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.machine_findings import (
@@ -94,7 +95,12 @@ def doctor(
     if batch is None:
         text = "whether the script numbers them as the profile does was not looked at"
         findings.append(
-            Finding("note", "ids", text, "give samples of the script's (--batch, or batch=)")
+            Finding(
+                "note",
+                "ids",
+                text,
+                f"give samples of the script's ({option('--batch')})",
+            )
         )
     elif matched:
         tables = [table for found in matched for table in tables_of_collection(found.collection)]
@@ -116,7 +122,8 @@ def _topology(plan: Plan, given: Topology | Path | str | None) -> Topology | Non
         name = topology.name if isinstance(given, Topology) else given
         if topology.ranks != plan.ranks:
             raise OperError(
-                f"--topology {name}: has {topology.ranks} ranks, and the plan {plan.ranks}"
+                f"{option('--topology', name)}: has {topology.ranks} ranks, and the plan "
+                f"{plan.ranks}"
             )
         return topology
     try:

@@ -14,6 +14,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.formatting import plural
 from oper.base.free_memory import FreeMemory
+from oper.base.spoken import option
 from oper.base.units import GB
 from oper.diagnosis.diagnosis import Finding
 from oper.diagnosis.table_findings import Matched
@@ -84,7 +85,14 @@ def device_findings(
         if "shared" in plan.topology.memory:  # What the host of CPU ranks has is looked at apart.
             return []
         text = f"rank {fullest} needs {_size(needed[fullest])}: {parts}; its device is not known"
-        return [Finding("note", "device memory", text, "say what it is: --topology NAME or FILE")]
+        return [
+            Finding(
+                "note",
+                "device memory",
+                text,
+                f"say what it is: give {option('--topology')}, a name or a file",
+            )
+        ]
     source, have = devices
     over = needed - np.asarray(have, dtype=np.int64)
     worst = int(over.argmax())
@@ -93,7 +101,10 @@ def device_findings(
             f"{int((over > 0).sum())} of {plan.ranks} ranks do not fit; rank {worst} needs "
             f"{_size(needed[worst])} and has {_size(have[worst])} ({source}): {parts}"
         )
-        do = "plan with a larger --reserve, less --extra-memory, --tier, or for more ranks"
+        do = (
+            f"plan with a larger {option('--reserve')}, less {option('--extra-memory')}, "
+            f"{option('--tier')}, or for more ranks"
+        )
         return [Finding("problem", "device memory", text, do)]
     found = [
         Finding(
@@ -107,9 +118,11 @@ def device_findings(
     if reserve is not None and dense > reserve * min(have):
         text = (
             f"the dense part takes {_size(dense)}, and the plan left {reserve:.0%} of "
-            f"{_size(min(have))} for it and its activations (--reserve)"
+            f"{_size(min(have))} for it and its activations ({option('--reserve')})"
         )
-        found.append(Finding("note", "device memory", text, "plan with a larger --reserve"))
+        found.append(
+            Finding("note", "device memory", text, f"plan with a larger {option('--reserve')}")
+        )
     return found
 
 
@@ -121,7 +134,7 @@ def tier_findings(tier: Ints, hosts: tuple[str, Sequence[int]] | None) -> list[F
         return []
     text = f"rank {fullest}'s part of the tier needs {_size(tier[fullest])}"
     if hosts is None:
-        do = "say what hosts have: --topology NAME or FILE, with host_memory"
+        do = f"say what hosts have: give {option('--topology')}, a name or a file with host_memory"
         return [Finding("note", "tier", f"{text}; its host is not known", do)]
     source, have = hosts
     over = tier - np.asarray(have, dtype=np.int64)
@@ -149,7 +162,7 @@ def host_findings(
         "and its size do not matter, as rows lie in anonymous shared memory"
     )
     if sum(mine) > tightest.free_bytes:
-        do = "use fewer ranks a host, --extra-memory 0, or more hosts"
+        do = f"use fewer ranks a host, {option('--extra-memory', '0')}, or more hosts"
         return [Finding("problem", "host memory", text, do)]
     return [Finding("ok", "host memory", text)]
 
@@ -170,8 +183,8 @@ def free_device_findings(
         )
         if needed > left.free_bytes:
             do = (
-                "free it, use more devices, or plan with a larger --reserve, less --extra-memory "
-                "or a smaller batch"
+                f"free it, use more devices, or plan with a larger {option('--reserve')}, less "
+                f"{option('--extra-memory')} or a smaller batch"
             )
             found.append(Finding("problem", "device memory here", text, do))
     if free and not found:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oper.base.errors import OperError
+from oper.base.spoken import spoken
 from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import read_json
 
@@ -20,8 +21,6 @@ _NAMED = 5  # foreign entries that a message names, so that it stays one or two 
 # In a comment of YAML, a tag of HTML, the metadata of Parquet and safetensors.
 FILE_MARK = "written-by=oper"
 _HEAD_BYTES, _TAIL_BYTES = 1 << 12, 1 << 20  # Parquet has its metadata at the end
-
-FORCE = "--force (from Python: overwrite=True)"
 
 
 class Format(NamedTuple):
@@ -76,7 +75,7 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
             f"holds files that oper did not write: {shown}{more}; so it is not overwritten: "
             "move them elsewhere, or choose another path"
         )
-    return None if overwrite else _EXISTS
+    return None if overwrite else _exists()
 
 
 def was_written(folder: Path, kind: Format) -> bool:
@@ -95,7 +94,7 @@ def file_refusal(path: Path, overwrite: bool) -> str | None:
             "exists and was not written by oper, so it is not overwritten; choose another path, or "
             "remove it"
         )
-    return None if overwrite else _EXISTS
+    return None if overwrite else _exists()
 
 
 def _is_marked(path: Path) -> bool:
@@ -109,7 +108,9 @@ def _is_marked(path: Path) -> bool:
         return mark in file.read(_TAIL_BYTES)
 
 
-_EXISTS = f"exists; choose another path, or replace it with {FORCE}"
+def _exists() -> str:
+    """Return what stands in the way of a path that exists, with the remedy."""
+    return f"exists; choose another path, or replace it with {spoken('--force', 'overwrite=True')}"
 
 
 def is_wholly(folder: Path, kind: Format) -> bool:

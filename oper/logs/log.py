@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError, OperWarning
+from oper.base.spoken import option
 from oper.files.input_files import LOG, open_file, refuse_url, special_kind
 from oper.files.what_is import written_kind
 from oper.logs.agreed_kinds import agree
@@ -40,7 +41,8 @@ class Log:
                 raise OperError(
                     f"{source.name}: has other columns than {sources[0].name}: {difference}; "
                     "read them separately, move files away that are not part of the log, or choose "
-                    "common columns with --columns, --dense and --label"
+                    f"common columns with {option('--columns')}, {option('--dense')} and "
+                    f"{option('--label')}"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
@@ -69,8 +71,8 @@ class Log:
         texts = any(self._columns[name].texts for name in self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
-                f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
-                "their values can be it; a whole number was needed, such as -1"
+                f"{option('--missing', missing[:80])}: the columns of ids hold whole numbers, so "
+                "none of their values can be it; a whole number was needed, such as -1"
             )
 
     @property
@@ -212,8 +214,8 @@ class Log:
             raise OperError(f"{self.names[0]}: has no samples; the log is empty")
         if position <= start:
             raise OperError(
-                f"--rows {self.options.rows!r}: begins at sample {start:,}, and the log has "
-                f"{position:,}; choose an earlier part"
+                f"{option('--rows', self.options.rows)}: begins at sample {start:,}, and the log "
+                f"has {position:,}; choose an earlier part"
             )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.log_options import OnBadId
 from oper.logs.batches.text_numbers import decimals, hash64
@@ -102,7 +103,7 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return BadIdError(
             f"{where}: column {column!r} is {shown:.200}; {needed} was needed",
-            f'{remedy}, or skip such ids with --on-bad-id skip (from Python: on_bad_id="skip")',
+            f"{remedy}, or skip such ids with {option('--on-bad-id', 'skip')}",
         )
 
     def _hash(self, values: Any) -> Ints:
@@ -135,7 +136,7 @@ class IdMapper:
 
 def missing_is(value: Any) -> str:
     """What to do about a value that means "no id", for errors."""
-    return f"pass --missing {value} (from Python: missing='{value}')"
+    return f"pass {option('--missing', str(value))}"
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:

@@ -175,7 +175,7 @@ def prepare(
     if not tables:
         raise OperError(
             f"{log.names[0]}: expected a column of ids, got only times: {', '.join(times)}; name "
-            "the columns of ids with --columns"
+            f"the columns of ids with {option('--columns')}"
         )
     found: dict[str, str] = {}  # why a column is hardly a feature, by its name
     tables = _sized(whole, tables, inferred, looks, found, advance)
@@ -338,8 +338,8 @@ def _refuse_huge(file: str, column: str, rows: int, samples: int) -> None:
     raise OperError(
         f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
         f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of a "
-        "sample, name the columns of ids without it with --columns, and with it if its values are "
-        "row ids; --ids vocab counts only the values that occur"
+        f"sample, name the columns of ids without it with {option('--columns')}, and with it if "
+        f"its values are row ids; {option('--ids', 'vocab')} counts only the values that occur"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from oper.base.defaults import DOB, THRESHOLD
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.base.units import finite_number
 
 
@@ -38,17 +39,25 @@ class PlanSettings:
         for name in ("extra_memory", "threshold", "dob", "reserve"):
             given = getattr(self, name)
             if given is not None or name not in ("extra_memory", "reserve"):
-                object.__setattr__(self, name, finite_number(given, name.replace("_", " ")))
+                object.__setattr__(
+                    self, name, finite_number(given, option(f"--{name.replace('_', '-')}"))
+                )
         if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
-            raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
+            raise OperError(
+                f"{option('--extra-memory', self.extra_memory)}: a share of at least 0 was needed"
+            )
         if not 0 < self.threshold <= 1:
-            raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
+            raise OperError(
+                f"{option('--threshold', self.threshold)}: a share above 0, at most 1, was needed"
+            )
         if not 0 < self.dob <= 1:
-            raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
+            raise OperError(f"{option('--dob', self.dob)}: a share above 0, at most 1, was needed")
         if self.reserve is not None and not 0 <= self.reserve < 1:
-            raise OperError(f"reserve {self.reserve}: a share of at least 0, below 1, was needed")
+            raise OperError(
+                f"{option('--reserve', self.reserve)}: a share of at least 0, below 1, was needed"
+            )
         if self.balance not in ("time", "link"):
-            raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
+            raise OperError(f"{option('--balance', self.balance)}: 'time' or 'link' was needed")
         if self.tier != "all":
             object.__setattr__(self, "tier", _table_names(self.tier))
 

@@ -27,6 +27,7 @@ from oper.base.arrays import WholePerRank
 from oper.base.defaults import LIMIT_SECONDS
 from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
+from oper.base.spoken import option
 from oper.cost.objective import Cost
 from oper.cost.vectors_per_bag import pooled_names
 from oper.cost.workload import Workload
@@ -442,8 +443,8 @@ class _Contest:
         if not self._ways(method):
             raise NoPlacementError(
                 Status.NOT_POOLED,
-                "its costs add up row by row, which those of pooled tables do not; --fetch "
-                "distinct compares it",
+                "its costs add up row by row, which those of pooled tables do not; "
+                f"{option('--fetch', 'distinct')} compares it",
             )
         return make_baseline(method, self.problem(self.usual), limit_seconds)
 

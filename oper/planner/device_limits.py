@@ -17,6 +17,7 @@ import numpy as np
 
 from oper.base.errors import OperError
 from oper.base.portable_math import dot
+from oper.base.spoken import option
 from oper.base.units import GB
 from oper.cost.holder_sets import Sums
 from oper.cost.objective import cheapest_allreduce
@@ -107,8 +108,8 @@ class DeviceLimits:
         step_bytes = room.step.batch_bytes + allreduce_bytes
         devices = (
             f"devices of {problem.topology.name} have {min(room.memory_bytes) / GB:,.4g} GB, of "
-            f"which {room.reserve:.0%} (--reserve) and {step_bytes / GB:,.3g} GB that a step takes "
-            "are not for rows; --extra-memory plans whatever they have"
+            f"which {room.reserve:.0%} ({option('--reserve')}) and {step_bytes / GB:,.3g} GB that "
+            f"a step takes are not for rows; {option('--extra-memory')} plans whatever they have"
         )
         if min(capacity) < 1:
             raise OperError(f"device memory: nothing is left for rows; {devices}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
@@ -199,7 +200,8 @@ def check_limits(problem: ClassProblem, cost: Cost) -> None:
     if cost.feasible:
         raise InfeasibleError(
             f"extra memory: the best placement found has {cost.extra_bytes:,.0f} bytes of extra "
-            f"copies, and {problem.budget_bytes:,.0f} are allowed; give more --extra-memory"
+            f"copies, and {problem.budget_bytes:,.0f} are allowed; give more "
+            f"{option('--extra-memory')}"
         )
     over = cost.memory_bytes - problem.capacity_bytes
     rank = int(over.argmax())

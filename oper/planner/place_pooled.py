@@ -26,6 +26,7 @@ from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.base.formatting import plural
 from oper.base.portable_math import dot
+from oper.base.spoken import option
 from oper.cost.holder_sets import HolderSets
 from oper.cost.vectors_per_bag import pooled_of, vector_ratios
 from oper.cost.workload import Workload
@@ -122,14 +123,15 @@ def check_all_poolable(profile: Profile, topology: Topology) -> None:
     if topology.transport == NVSHMEM:
         raise OperError(
             f"fetch pooled: the topology's transport is {NVSHMEM}, by which kernels read rows of "
-            "other nodes, each for itself: leave --fetch out, or plan without the transport"
+            f"other nodes, each for itself: leave {option('--fetch')} out, or plan without the "
+            "transport"
         )
     unpooled = [table.name for table in profile.tables if table.pooling == "none"]
     if unpooled:
         raise OperError(
             f"fetch pooled: {plural(len(unpooled), 'table')} without pooling ({unpooled[0]}): "
-            "their rows are not added up; plan with --fetch auto, which pools the others where "
-            "that is shorter"
+            f"their rows are not added up; plan with {option('--fetch', 'auto')}, which pools the "
+            "others where that is shorter"
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories
@@ -56,13 +57,13 @@ def plan_with_tier(
     """
     if not workload.training:
         raise OperError(
-            "tier: the caches of a tier are for training, and --mode inference was given; serve "
-            "from a plan without a tier"
+            f"tier: the caches of a tier are for training, and {option('--mode', 'inference')} was "
+            "given; serve from a plan without a tier"
         )
     if (fetch := workload.on(topology.nodes).fetch) in ("pooled", "auto"):
         raise OperError(
-            f"tier: its rows are cached one by one, and --fetch {fetch} was given; plan with "
-            "--fetch raw or distinct, or without a tier"
+            f"tier: its rows are cached one by one, and {option('--fetch', fetch)} was given; plan "
+            f"with {option('--fetch', 'raw')} or {option('--fetch', 'distinct')}, or without a tier"
         )
     in_tier = tier_tables(asked, profile.tables)
     others = np.setdiff1d(np.arange(len(profile.tables)), in_tier).tolist()

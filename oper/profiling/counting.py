@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from oper.base.defaults import MAX_WINDOWS, RANKS
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.batches.log_options import LogOptions
@@ -51,15 +52,18 @@ class CountOptions:
     def __post_init__(self) -> None:
         if isinstance(self.windows, EqualWindows):
             windows = self.windows.count
-            refuse_too_many(windows, self.max_windows, f"--windows {windows}")
+            refuse_too_many(windows, self.max_windows, option("--windows", windows))
         if not 1 <= self.ranks <= MAX_RANKS:
-            raise OperError(f"--ranks {self.ranks}: 1 to {MAX_RANKS:,} ranks were needed")
+            raise OperError(
+                f"{option('--ranks', self.ranks)}: 1 to {MAX_RANKS:,} ranks were needed"
+            )
         if self.batch_size is not None:
             Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
         if self.sampling and self.batch_size:
             raise OperError(
-                "--sample with --batch-size: batches of a sample are not batches of the log; "
-                "measure distinct rows on the whole log, or on a part of it by --rows"
+                f"{option('--sample')} with {option('--batch-size')}: batches of a sample are not "
+                "batches of the log; measure distinct rows on the whole log, or on a part of it by "
+                f"{option('--rows')}"
             )
 
 
@@ -90,8 +94,8 @@ def count(
         tallies[window].add(batch)
     if not tallies:
         raise OperError(
-            f"--sample {options.sampling.share if options.sampling else 1:g}: selected no sample "
-            "of the log; use a larger share"
+            f"{option('--sample', options.sampling.share if options.sampling else 1)}: selected no "
+            "sample of the log; use a larger share"
         )
     profiles = []
     for number, window in enumerate(sorted(tallies)):

@@ -21,6 +21,7 @@ import numpy as np
 from oper.base import native
 from oper.base.arrays import Floats, as_int64, as_tensor
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, concatenate
@@ -109,9 +110,9 @@ class DistinctSums:
         """
         if self.batches == 0:
             raise OperError(
-                f"--batch-size {self.batch_size:,}: the log, or a part of it that is counted by "
-                f"itself, has only {self._held:,} samples, not one full batch; use a smaller "
-                "batch, a longer log, or larger windows or held-out parts"
+                f"{option('--batch-size', self.batch_size)}: the log, or a part of it that is "
+                f"counted by itself, has only {self._held:,} samples, not one full batch; use a "
+                "smaller batch, a longer log, or larger windows or held-out parts"
             )
         rank_rows = self.rank_rows / (self.batches * self.ranks)
         union_rows = self.union_rows / self.batches

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Counts
 from oper.base.errors import OperError, OperWarning, first_line
+from oper.base.spoken import option
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
 from oper.profiling.counter_arrays import samples_with_row_offsets
@@ -61,7 +62,9 @@ def count_under_torchrun(
             "whole files: start at most as many ranks as files, or split the log into more files"
         )
     if log_options.rows is not None:
-        raise OperError("--rows: works in one process only; under torchrun pass the files to count")
+        raise OperError(
+            f"{option('--rows')}: works in one process only; under torchrun pass the files to count"
+        )
     mine = log.part(rank, ranks)
     with _group(rank, deadline_seconds) as group:
         prepared = tables.prepare(mine)
@@ -102,8 +105,8 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
-            f"{first_line(error)}; see the messages of the other ranks, or allow more "
-            "time with --deadline"
+            f"{first_line(error)}; see the messages of the other ranks, or allow more time with "
+            f"{option('--deadline')}"
         ) from error
     finally:
         if dist.is_initialized():

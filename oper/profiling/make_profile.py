@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, overload
 
 from oper.base.defaults import DEADLINE, DIM, DTYPE, EVERY, MAX_WINDOWS, OPTIMIZER, RANKS
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.base.units import parse_bytes, parse_seconds, parse_share
 from oper.files.storage import atomic_folder
 from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
@@ -173,13 +174,15 @@ def profile(
         OperError: the log is empty or damaged, an id is not a row of its table, an option is out of
             range, or `output` is taken or cannot be written.
     """
-    seconds = parse_seconds(str(deadline), "--deadline")
+    seconds = parse_seconds(str(deadline), option("--deadline"))
     read = LogOptions.of(reading)
     if by_column is not None:
         read = replace(read, time=by_column, time_unit=time_unit)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     asked = CountOptions(
-        sampling=None if sample is None else Sampling(parse_share(str(sample), "--sample"), seed),
+        sampling=None
+        if sample is None
+        else Sampling(parse_share(str(sample), option("--sample")), seed),
         batch_size=batch_size,
         ranks=ranks,
         limit_bytes=_limit_bytes(memory_limit, output),
@@ -188,8 +191,8 @@ def profile(
     if under_torchrun:
         if windows is not None or by_column is not None or hold_out is not None:
             raise OperError(
-                "--windows, --by-column and --hold-out: work in one process only, not under "
-                "torchrun"
+                f"{option('--windows')}, {option('--by-column')} and {option('--hold-out')}: work "
+                "in one process only, not under torchrun"
             )
         if output is None:
             raise OperError("under torchrun: output is None, and the folder to write was needed")
@@ -207,10 +210,10 @@ def profile(
         else:
             if windows is not None or by_column is not None:
                 raise OperError(
-                    "--hold-out: plans for a window are priced on the next one; leave it out with "
-                    "--windows and --by-column"
+                    f"{option('--hold-out')}: plans for a window are priced on the next one; leave "
+                    f"it out with {option('--windows')} and {option('--by-column')}"
                 )
-            held_out = parse_share(str(hold_out), "--hold-out")
+            held_out = parse_share(str(hold_out), option("--hold-out"))
             found = HeldOutWindows(held_out, _samples(opened))
         with progress("finding the tables", opened.estimated_samples()) as advance:
             prepared = stated.prepare(opened, advance)
@@ -225,7 +228,7 @@ def profile(
             )
         in_windows = found is not None and hold_out is None
         if hold_out is not None:
-            counted = [_with_held_out(counted, f"--hold-out {hold_out}")]
+            counted = [_with_held_out(counted, option("--hold-out", hold_out))]
         in_order(counted)
         if folder is not None:
             prepared.save_vocabularies(folder)
@@ -238,7 +241,8 @@ def _with_held_out(counted: list[Profile], asked: str) -> Profile:
     """The profile of a log's first part, which knows the last one."""
     if len(counted) != 2:
         raise OperError(
-            f"{asked} with --sample: no sample of one of the parts was chosen; use larger shares"
+            f"{asked} with {option('--sample')}: no sample of one of the parts was chosen; use "
+            "larger shares"
         )
     return with_held_out(*counted)
 
@@ -254,12 +258,12 @@ def _windows(
     """The log as its windows need it, and the windows that are asked for."""
     if by_column is not None:
         if windows is not None:
-            raise OperError("--windows and --by-column: give one of them")
+            raise OperError(f"{option('--windows')} and {option('--by-column')}: give one of them")
         with progress("finding the windows", log.estimated_samples()) as advance:
             return find_time_windows(log, every, most, advance=advance)
     if windows is None:
         return log, None
-    refuse_too_many(windows, most, f"--windows {windows}")
+    refuse_too_many(windows, most, option("--windows", windows))
     return log, EqualWindows(windows, _samples(log))
 
 
@@ -277,11 +281,15 @@ def _limit_bytes(given: str | int | None, output: Path | str | None) -> int | No
     if output is None:
         if given is not None:
             raise OperError(
-                f"--memory-limit {given}: without a folder to write (output), all counters are in "
-                "memory; give one, or leave the limit out"
+                f"{option('--memory-limit', given)}: without a folder to write (output), all "
+                "counters are in memory; give one, or leave the limit out"
             )
         return None
-    return free_memory_bytes() // 2 if given is None else parse_bytes(str(given), "--memory-limit")
+    return (
+        free_memory_bytes() // 2
+        if given is None
+        else parse_bytes(str(given), option("--memory-limit"))
+    )
 
 
 def _write(folder: Path, counted: list[Profile], in_windows: bool) -> None:

@@ -435,18 +435,19 @@ def _check_mergeable(first: Profile, other: Profile, number: int) -> None:
         raise OperError(
             f"{where}: table {two.name!r} is {two.describe()}, and in the first "
             f"{one.describe() if one.name == two.name else f'table {one.name!r} is in its place'}; "
-            "profile all parts with the same `--tables`, such as the first part's profile"
+            f"profile all parts with the same {option('--tables')}, such as the first part's "
+            "profile"
         )
     if _sampled_share(first) != _sampled_share(other):
         raise OperError(
             f"{where}: counts {_sampled_share(other):g} of the samples, and the first "
-            f"{_sampled_share(first):g}; profile all parts with the same --sample"
+            f"{_sampled_share(first):g}; profile all parts with the same {option('--sample')}"
         )
     check_same_rows(
         first.numbered_tables(),
         other.numbered_tables(),
         ("the first of the profiles to merge", f"number {number + 1}"),
-        "profile all parts with the first part's profile as `--tables`",
+        f"profile all parts with the first part's profile as {option('--tables')}",
     )
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.base.portable_math import dot, exp, geometric_steps, log
+from oper.base.spoken import option
 from oper.logs.batches.batch import Batch
 from oper.profiling.counter_arrays import RowCounts
 
@@ -48,9 +49,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise OperError(f"--sample {self.share:g}: a share above 0 and at most 1 was needed")
+            raise OperError(
+                f"{option('--sample', self.share)}: a share above 0 and at most 1 was needed"
+            )
         if not 0 <= self.seed < 1 << 64:
-            raise OperError(f"--seed {self.seed}: 0 to 2^64 - 1 was needed")
+            raise OperError(f"{option('--seed', self.seed)}: 0 to 2^64 - 1 was needed")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
         """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""

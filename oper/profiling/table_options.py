@@ -8,6 +8,7 @@ from typing import Any
 
 from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.log import Log
 from oper.logs.table_discovery import Prepared, prepare
 from oper.plan.plan import MARKER as PLAN_MARKER
@@ -84,7 +85,10 @@ class TableOptions:
         if kind is None:
             return None
         if kind == "hash" and rows == 0:
-            raise OperError("--ids hash: needs the tables' rows: --ids hash:1000000, or --tables")
+            raise OperError(
+                f"{option('--ids', 'hash')}: needs the tables' rows: "
+                f"{option('--ids', 'hash:1000000')}, or {option('--tables')}"
+            )
         rule = IdRule(kind, self.min_count)
         return tuple(
             Table(name, rows, self.dim, self.dtype, self.optimizer, ids=rule)
@@ -99,7 +103,7 @@ class TableOptions:
         if kind not in ("dense", "hash", "vocab") or (
             colon and (kind != "hash" or not re.fullmatch("0*[1-9][0-9]{0,17}", rows))
         ):
-            raise OperError(f"--ids {self.ids!r}: dense, hash:ROWS or vocab was needed")
+            raise OperError(f"{option('--ids', self.ids)}: dense, hash:ROWS or vocab was needed")
         return kind, int(rows or 0)
 
 

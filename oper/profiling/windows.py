@@ -54,8 +54,8 @@ class EqualWindows:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= self.samples:
             raise OperError(
-                f"--windows {self.count}: from 1 to {self.samples:,} windows were needed, as the "
-                f"log has {self.samples:,} samples"
+                f"{option('--windows', self.count)}: from 1 to {self.samples:,} windows were "
+                f"needed, as the log has {self.samples:,} samples"
             )
 
     def of(self, batch: Batch, position: int) -> Ints:
@@ -81,8 +81,8 @@ class HeldOutWindows:
     def __post_init__(self) -> None:
         if not 0 < self._first < self.samples:
             raise OperError(
-                f"--hold-out {self.held_out:g}: a share was needed that leaves samples on both "
-                f"sides, as the log has {self.samples:,}; such as 20%"
+                f"{option('--hold-out', self.held_out)}: a share was needed that leaves samples on "
+                f"both sides, as the log has {self.samples:,}; such as 20%"
             )
 
     @property
@@ -106,7 +106,7 @@ def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> No
     if windows > most:
         raise OperError(
             f"{source}: gives more than {most:,} windows{reach}, each with counters of all rows; "
-            "choose fewer and longer ones, or allow more with --max-windows"
+            f"choose fewer and longer ones, or allow more with {option('--max-windows')}"
         )
 
 
@@ -124,14 +124,17 @@ class TimeWindows:
 
     def __post_init__(self) -> None:
         if not 0 < self.every < float("inf"):
-            raise OperError(f"--every {self.every:g}: a positive span was needed, such as 1d")
+            raise OperError(
+                f"{option('--every', self.every)}: a positive span was needed, such as 1d"
+            )
 
     def of(self, batch: Batch, position: int) -> Ints:
         if batch.plain_time != self.plain:
             has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
             raise OperError(
                 f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
-                "needed; give the unit of the numbers with --time-unit s, ms, us or ns"
+                f"needed; give the unit of the numbers with {option('--time-unit')} s, ms, us "
+                "or ns"
             )
         return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
 
@@ -167,7 +170,7 @@ def find_time_windows(
     column, stated = log.options.time, log.options.time_unit
     if column is None:
         raise OperError("LogOptions(time=None): the name of a column of times was needed")
-    span = parse_seconds(every, "--every")
+    span = parse_seconds(every, option("--every"))
     windows: TimeWindows | None = None
     numbers = (
         False  # whether the column has numbers, rather than timestamps, dates or texts of them
@@ -200,7 +203,12 @@ def find_time_windows(
         low, high = min(low, times.min()), max(high, times.max())
         seen.update(np.unique(np.floor(times / windows.every)).tolist())
         reach = f" from {_bound(low, windows)} to {_bound(high, windows)}"
-        refuse_too_many(len(seen), max_windows, f"--by-column {column} --every {every}", reach)
+        refuse_too_many(
+            len(seen),
+            max_windows,
+            f"{option('--by-column', column)} {option('--every', every)}",
+            reach,
+        )
         advance(batch.samples)
     assert windows is not None, "a log without samples is an error when it is read"
     return log.in_unit(windows.unit if numbers and not windows.plain else None), windows
@@ -211,14 +219,14 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
     times = batch.time
     if times is None:
         raise OperError(
-            f"--by-column {column!r}: {batch.location.file} cannot have times; CSV and Parquet "
-            "files can"
+            f"{option('--by-column', column)}: {batch.location.file} cannot have times; CSV and "
+            "Parquet files can"
         )
     if not np.isfinite(times).all():
         sample = int(np.argmin(np.isfinite(times)))
         raise OperError(
             f"{batch.location.of(sample)}: column {column!r} has no time; fill it in, or leave the "
-            "sample out with --rows"
+            f"sample out with {option('--rows')}"
         )
     return times
 
@@ -239,10 +247,10 @@ def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | 
     if usual := guess_unit(np.median(times, keepdims=True)):
         _refuse_mixed(batch, times, column, usual)
     raise OperError(
-        f"--every {every}: column {column!r} of {batch.location.file} holds numbers from "
-        f"{times.min():,.10g} to {times.max():,.10g}, which are not dates from 1990 to 2100 in any "
-        "unit; give their unit with --time-unit s, ms, us or ns, or give --every as a number in "
-        "the column's own unit"
+        f"{option('--every', every)}: column {column!r} of {batch.location.file} holds numbers "
+        f"from {times.min():,.10g} to {times.max():,.10g}, which are not dates from 1990 to 2100 "
+        f"in any unit; give their unit with {option('--time-unit')} s, ms, us or ns, or give "
+        f"{option('--every')} as a number in the column's own unit"
     )
 
 
@@ -256,7 +264,9 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
         number = float(times[sample])
         if date_text(number / PER_SECOND[windows.unit]) is None:
             likely = guess_unit(np.array([number]))
-            advice = f"--time-unit {likely} would fit" if likely else "choose another unit"
+            advice = (
+                f"{option('--time-unit', likely)} would fit" if likely else "choose another unit"
+            )
             raise OperError(
                 f"{batch.location.of(sample)}: column {windows.column!r} is {number:,.20g}, not a "
                 f"date in the years 1 to 9999 as {UNIT_NAMES[windows.unit]} since 1970; {advice}"
@@ -268,7 +278,7 @@ def _refuse_mixed(batch: Batch, times: Times, column: str, unit: TimeUnit) -> No
     raise OperError(
         f"{batch.location.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other "
         f"samples have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; correct it, or pass "
-        f"--time-unit {unit} if it is right"
+        f"{option('--time-unit', unit)} if it is right"
     )
 
 

@@ -12,6 +12,7 @@ from oper.analysis.plan_facts import fit
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.spoken import option
 from oper.cost.workload import Fetch
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
@@ -217,9 +218,9 @@ def _drift(plan: Plan, drifts: Sequence[NamedDrift]) -> list[Section]:
     for number, drift in enumerate(drifts):
         if drift.plan != plan.digest:
             raise OperError(
-                f"--drift: expected the drift of this plan ({plan.digest[:_DIGITS]}…), got that of "
-                f"another one ({drift.plan[:_DIGITS]}…, counts of {drift.profile}); give what "
-                "`oper drift PLAN PROFILE --json` prints for this plan"
+                f"{option('--drift')}: expected the drift of this plan ({plan.digest[:_DIGITS]}…), "
+                f"got that of another one ({drift.plan[:_DIGITS]}…, counts of {drift.profile}); "
+                "give what `oper drift PLAN PROFILE --json` prints for this plan"
             )
         charts.append(drift_chart(drift, number))
     return [Section("drift", "When the data changes", charts=charts)]
@@ -232,8 +233,9 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
         chart = counted_chart(plan, counters)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise OperError(
-            "--counters: expected what `oper.counters(model)` returns, got what another version "
-            f"does, or what was changed ({type(error).__name__}: {error}); count the run again"
+            f"{option('--counters')}: expected what `oper.counters(model)` returns, got what "
+            f"another version does, or what was changed ({type(error).__name__}: {error}); count "
+            "the run again"
         ) from error
     return [Section("run", "After a run", charts=[chart])]
 
@@ -275,8 +277,9 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
             if compared != mine:
                 digits = _DIGITS if name == "profile" else None
                 raise OperError(
-                    f"--compare: expected {name} {str(mine)[:digits]}, as the plan has, got "
-                    f"{str(compared)[:digits]}; compare with the plan's own profile and options"
+                    f"{option('--compare')}: expected {name} {str(mine)[:digits]}, as the plan "
+                    f"has, got {str(compared)[:digits]}; compare with the plan's own profile and "
+                    "options"
                 )
     allowed = 0.0 if plan.limits is None else plan.limits.extra_memory
 
@@ -300,11 +303,14 @@ def not_given(material: Material) -> list[str]:
     given = (
         (
             material.profile,
-            "--profile P: accesses of each table, their skew, the time by kind of row, and what "
-            "more memory would do",
+            f"{option('--profile')}: accesses of each table, their skew, the time by kind of "
+            "row, and what more memory would do",
         ),
-        (material.runs, "--compare FILE, from oper compare --json: other methods"),
-        (material.drifts, "--drift FILE, from oper drift --json: newer data"),
-        (material.counters, "--counters FILE, from a run: predicted beside counted traffic"),
+        (material.runs, f"{option('--compare')}, from `oper compare --json`: other methods"),
+        (material.drifts, f"{option('--drift')}, from `oper drift --json`: newer data"),
+        (
+            material.counters,
+            f"{option('--counters')}, from a run: predicted beside counted traffic",
+        ),
     )
     return [option for value, option in given if not value]

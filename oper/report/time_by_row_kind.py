@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.holder_sets import Sums
 from oper.cost.objective import evaluate
 from oper.plan.memories import HOST
@@ -59,8 +60,9 @@ def check_profile(plan: Plan, profile: Profile) -> None:
     check_tables(plan, profile)
     if profile.digest != plan.profile:
         raise OperError(
-            "--profile: the plan was made from another profile of these tables; name that one, or "
-            "give what `oper drift PLAN PROFILE --json` prints for a newer one as --drift"
+            f"{option('--profile')}: the plan was made from another profile of these tables; name "
+            "that one, or give what `oper drift PLAN PROFILE --json` prints for a newer one as "
+            f"{option('--drift')}"
         )
 
 

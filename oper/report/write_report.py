@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.files.input_files import refuse_url
 from oper.files.json_file import read_json
 from oper.files.overwrite_rules import was_written
@@ -116,26 +117,26 @@ def _counters(path: Path | str) -> list[dict[str, Any]]:
 class _Kind(NamedTuple):
     """What an option's file is: what made it, how to make one, and whether content is one."""
 
-    option: str
+    name: str
     made_by: str
     remedy: str
     fits: Callable[[Any], Any]
 
 
 _COMPARE = _Kind(
-    "--compare",
+    "compare",
     "what `oper compare --json` printed",
-    "oper compare PROFILE --topology NAME --json > FILE",
+    "`oper compare PROFILE --topology NAME --json > FILE`",
     lambda content: isinstance(content, dict) and content.get("runs"),
 )
 _DRIFT = _Kind(
-    "--drift",
+    "drift",
     "what `oper drift --json` printed",
-    "oper drift PLAN PROFILE --json > FILE",
+    "`oper drift PLAN PROFILE --json > FILE`",
     lambda content: isinstance(content, dict) and content.get("verdict"),
 )
 _COUNTERS = _Kind(
-    "--counters",
+    "counters",
     "a list of what `oper.counters(model)` returned on each rank",
     "json.dump the list that all ranks gather",
     lambda content: (
@@ -148,7 +149,9 @@ def _printed(path: Path | str, kind: _Kind, read: Callable[[Any], _T]) -> _T:
     """Return what `read` makes of the JSON of a file. OperError if the file is of another kind."""
 
     def refuse(got: str) -> OperError:
-        return OperError(f"{kind.option} {path}: expected {kind.made_by}, got {got}: {kind.remedy}")
+        return OperError(
+            f"{option(f'--{kind.name}')} {path}: expected {kind.made_by}, got {got}: {kind.remedy}"
+        )
 
     if not Path(path).is_file():
         refuse_url(path)

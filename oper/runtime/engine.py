@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.allreduce import node_sum
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
@@ -538,7 +539,7 @@ def _check_agreement(
         raise OperError(
             f"the plan is for {plan.ranks} ranks, and {node.ranks} "
             + ("is running without a process group" if alone else "are running")
-            + f"; plan for as many (--topology), or start {plan.ranks}"
+            + f"; plan for as many ({option('--topology')}), or start {plan.ranks}"
             + (" and call torch.distributed.init_process_group first" if alone else "")
         )
     if plan.workload.training:

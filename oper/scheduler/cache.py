@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.scheduler.cache_settings import EVICTIONS, ON_DEMAND, PUSHES, Synchronisation
 from oper.scheduler.row_addresses import width_of
 from oper.scheduler.transmissions import TRANSMISSIONS, as_moves
@@ -70,9 +71,11 @@ class Caches:
         sync: Synchronisation = ON_DEMAND,
     ) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise OperError(f"--workers {workers}: 1 to {MOST_WORKERS} were needed")
+            raise OperError(f"{option('--workers', workers)}: 1 to {MOST_WORKERS} were needed")
         if eviction not in EVICTIONS:
-            raise OperError(f"--evict {eviction[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
+            raise OperError(
+                f"{option('--evict', eviction[:40])}: one of {', '.join(EVICTIONS)} was needed"
+            )
         self.workers, self.capacity, self.sync = workers, np.array(capacity), sync
         rows = torch.tensor(list(capacity), dtype=torch.int64)
         sizes = torch.tensor([list(row_bytes), list(gradient_bytes)], dtype=torch.int64)

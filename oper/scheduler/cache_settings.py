@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.base.units import parse_bytes, parse_share
 
 EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
@@ -40,7 +41,7 @@ class Synchronisation:
         inf."""
         kind, colon, bound = text.partition(":")
         if kind == "fae":
-            return cls(kind, frequent=parse_share(bound, "--sync fae"))
+            return cls(kind, frequent=parse_share(bound, f"{option('--sync')} fae"))
         if kind in PUSHES and not colon:
             return cls(kind)
         if text == "het":
@@ -48,8 +49,9 @@ class Synchronisation:
         staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
         if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
             raise OperError(
-                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het, het:S or het-exact:S "
-                "was needed, with S the staleness in updates, such as het-exact:10, or inf"
+                f"{option('--sync', text[:40])}: bsp, on-demand, peer, fae:SHARE, het, het:S or "
+                "het-exact:S was needed, with S the staleness in updates, such as het-exact:10, or "
+                "inf"
             )
         return cls("het-printed" if kind == "het" else kind, staleness)
 
@@ -120,10 +122,7 @@ class CacheSettings:
     @property
     def synchronisation(self) -> Synchronisation:
         """`sync`, parsed."""
-        try:
-            return Synchronisation.parse(self.sync)
-        except OperError as error:
-            raise OperError(str(error).replace("--sync", "sync")) from None
+        return Synchronisation.parse(self.sync)
 
     def bytes_of(self, all_bytes: int) -> float:
         """The size in bytes, where all rows take `all_bytes`."""

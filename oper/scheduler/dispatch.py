@@ -31,6 +31,7 @@ import torch
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.scheduler.cache import Caches, LookedUp
 from oper.scheduler.fae import FrequentRows
 from oper.scheduler.laia_infrequency import REFRESH, Infrequency
@@ -66,10 +67,10 @@ class Policy:
             if kind in _KINDS and 0 <= looked_at <= 1 and (kind not in BLIND or not at):
                 return replace(found, share=looked_at)
         raise OperError(
-            f"--policy {text[:40]!r}: {_FORMS} was needed, with K tables that are looked at, ALPHA "
-            f"from 0 to 1, the share of samples that are assigned exactly, and N rounds, 1 to "
-            f"{_MOST_ROUNDS:,}; but for the first two @SHARE may follow, from 0 to 1, the share of "
-            "samples that are looked at"
+            f"{option('--policy', text[:40])}: {_FORMS} was needed, with K tables that are looked "
+            "at, ALPHA from 0 to 1, the share of samples that are assigned exactly, and N rounds, "
+            f"1 to {_MOST_ROUNDS:,}; but for the first two @SHARE may follow, from 0 to 1, the "
+            "share of samples that are looked at"
         )
 
     @classmethod

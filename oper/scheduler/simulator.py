@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.defaults import DIM
 from oper.base.errors import OperError, check_type
+from oper.base.spoken import option, spoken
 from oper.base.units import finite_number, whole_number
 from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import open_log
@@ -42,6 +43,14 @@ from oper.tables.table import offsets
 
 # Herald's settings: values of a row, and its optimizer, of tables that a log alone describes.
 POLICIES, SYNCS, EVICT = "random,laia,esd,grouped", "bsp,on-demand", "lru"
+
+
+def _links() -> str:
+    return spoken("--links", "link_bandwidth")
+
+
+def _cache(share: float) -> str:
+    return spoken(f"--cache {100 * share:.4g}%", f"cache_share={share:.4g}")
 
 
 @dataclass(frozen=True)
@@ -71,33 +80,36 @@ class SimulationSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("batch_size", 1), ("warm_up", 0), ("seed", 0)):
-            option = "--" + name.replace("_", "-")
-            number = whole_number(getattr(self, name), option)
+            flag = "--" + name.replace("_", "-")
+            number = whole_number(getattr(self, name), option(flag))
             if number < least:
-                raise OperError(f"{option} {number}: {least} or more was needed")
+                raise OperError(f"{option(flag, number)}: {least} or more was needed")
             object.__setattr__(self, name, number)
         if self.workers > MOST_WORKERS:
-            raise OperError(f"--workers {self.workers}: 1 to {MOST_WORKERS} were needed")
+            raise OperError(f"{option('--workers', self.workers)}: 1 to {MOST_WORKERS} were needed")
         if below := self.batch_size % self.workers:
             fitting = [self.batch_size - below, self.batch_size - below + self.workers]
             raise OperError(
-                f"--batch-size {self.batch_size}: is the samples of all {self.workers} workers "
-                "together, of which each trains as many, and a multiple of --workers was needed, "
-                f"such as {' or '.join(str(size) for size in fitting if size)}"
+                f"{option('--batch-size', self.batch_size)}: is the samples of all {self.workers} "
+                "workers together, of which each trains as many, and a multiple of "
+                f"{option('--workers')} was needed, such as "
+                f"{' or '.join(str(size) for size in fitting if size)}"
             )
-        share = finite_number(self.cache_share, "--cache")
+        share = finite_number(self.cache_share, spoken("--cache", "cache_share"))
         if share <= 0:
-            raise OperError(f"--cache {100 * share:g}%: a share above 0 was needed, such as 10%")
+            raise OperError(f"{_cache(share)}: a share above 0 was needed, such as 10%")
         given = np.ravel(np.asarray(self.link_bandwidth, dtype=object))
-        links = tuple(finite_number(each, "--links") for each in given)
+        links = tuple(finite_number(each, _links()) for each in given)
         object.__setattr__(self, "cache_share", share)
         if len(links) not in (1, self.workers):
             raise OperError(
-                f"--links: {len(links)} were given, and 1 or {self.workers} were needed, one for "
-                "each worker"
+                f"{_links()}: {len(links)} were given, and 1 or {self.workers} were "
+                "needed, one for each worker"
             )
         if min(links) <= 0:
-            raise OperError("--links: a worker without bandwidth cannot train; give more than 0")
+            raise OperError(
+                f"{_links()}: a worker without bandwidth cannot train; give more than 0"
+            )
 
     @property
     def samples_per_worker(self) -> int:
@@ -127,16 +139,17 @@ class Methods:
         evictions = tuple(_names(evict))
         if unknown := [name for name in evictions if name not in EVICTIONS]:
             raise OperError(
-                f"--evict {unknown[0][:40]!r}: {', '.join(EVICTIONS)} were needed, by commas"
+                f"{option('--evict', unknown[0][:40])}: {', '.join(EVICTIONS)} were needed, by "
+                "commas"
             )
         policies = tuple(map(Policy.parse, _names(policy)))
         syncs = tuple(map(Synchronisation.parse, _names(sync)))
         for given, synchronisation in product(policies, syncs):
             if synchronisation.kind == "fae" and given.kind not in BLIND:
                 raise OperError(
-                    f"--policy {given} --sync {synchronisation}: FAE has nothing in caches by "
-                    "which a sample could be dispatched; give it --policy "
-                    f"{' or '.join(BLIND)}"
+                    f"{option('--policy', given)} {option('--sync', synchronisation)}: FAE has "
+                    "nothing in caches by which a sample could be dispatched; give it "
+                    f"{option('--policy')} {' or '.join(BLIND)}"
                 )
         return cls(policies, syncs, evictions)
 
@@ -146,9 +159,10 @@ class Methods:
         for sync in self.syncs if wrong else ():
             if sync.kind.startswith("het"):
                 raise OperError(
-                    f"--sync {sync}: table {wrong[0].name!r} has {wrong[0].optimizer}, and HET "
-                    "pushes sums of gradients, which plain SGD alone applies as if each had come "
-                    "in its turn; give it --optimizer sgd, or --sync on-demand"
+                    f"{option('--sync', sync)}: table {wrong[0].name!r} has {wrong[0].optimizer}, "
+                    "and HET pushes sums of gradients, which plain SGD alone applies as if each "
+                    f"had come in its turn; give it {option('--optimizer', 'sgd')}, or "
+                    f"{option('--sync', 'on-demand')}"
                 )
 
 
@@ -416,16 +430,17 @@ def replay(
             except CacheTooSmallError as error:
                 least = 100 * least_share(trace, first, error.needed)
                 raise OperError(
-                    f"--cache {100 * settings.cache_share:.4g}%: iteration {number}, {name}: "
-                    f"{error}; {1.001 * least:.4g}% would be enough for it, and a smaller "
-                    "--batch-size needs less"
+                    f"{_cache(settings.cache_share)}: iteration {number}, "
+                    f"{name}: {error}; {1.001 * least:.4g}% would be enough for it, and a smaller "
+                    f"{option('--batch-size')} needs less"
                 ) from None
         batches += 1
         report(batch.samples)
     if batches < settings.warm_up + 1:
         raise OperError(
             f"the log has {batches} batches of {settings.batch_size:,} samples, and the warm-up "
-            f"takes {settings.warm_up}; give a longer log, a smaller --batch-size or --warm-up"
+            f"takes {settings.warm_up}; give a longer log, a smaller {option('--batch-size')} or "
+            f"{option('--warm-up')}"
         )
     return Simulation(
         settings,

@@ -19,6 +19,7 @@ import numpy as np
 from oper.base import native
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.files.storage import atomic_folder
 from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
@@ -48,7 +49,8 @@ def write_profile(
     """
     if not 1 <= windows <= synthesizer.samples:
         raise OperError(
-            f"--windows {windows}: 1 to {synthesizer.samples}, the number of samples, was needed"
+            f"{option('--windows', windows)}: 1 to {synthesizer.samples}, the number of samples, "
+            "was needed"
         )
     with atomic_folder(folder, FORMAT, overwrite) as temporary:
         if windows == 1:

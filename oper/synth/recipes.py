@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
@@ -143,11 +144,11 @@ def load_recipe(
     if name not in _facts():
         raise OperError(f"workload {name!r}: is unknown; there are {', '.join(workload_names())}")
     if not 0 < scale < math.inf:
-        raise OperError(f"--scale {scale}: a number above 0 was needed")
+        raise OperError(f"{option('--scale', scale)}: a number above 0 was needed")
     if zipf is not None and not 0 <= zipf <= 10:
-        raise OperError(f"--zipf {zipf}: an exponent from 0 to 10 was needed")
+        raise OperError(f"{option('--zipf', zipf)}: an exponent from 0 to 10 was needed")
     if not 0 <= churn <= 1:
-        raise OperError(f"--churn {churn}: expected a share from 0 to 1")
+        raise OperError(f"{option('--churn', churn)}: expected a share from 0 to 1")
     facts = _facts()[name]
     published = load_tables(name, dim=facts["dim"] if dim is None else dim)
     tables = tuple(replace(t, rows=_scaled(t.rows, scale)) for t in published)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.workload import MOST_SAMPLES
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, LabelModel
@@ -67,13 +68,17 @@ class Synthesizer:
 
     def __post_init__(self) -> None:
         if not 1 <= self.samples <= MOST_SAMPLES:
-            raise OperError(f"--samples {self.samples:,}: 1 to {MOST_SAMPLES:,} was needed")
+            raise OperError(
+                f"{option('--samples', self.samples)}: 1 to {MOST_SAMPLES:,} was needed"
+            )
         if not 0 <= self.seed < 1 << 63:
-            raise OperError(f"--seed {self.seed}: 0 to 2^63 - 1 was needed")
+            raise OperError(f"{option('--seed', self.seed)}: 0 to 2^63 - 1 was needed")
         if not 0 <= self.drift <= 1:
-            raise OperError(f"--drift {self.drift}: a share from 0 to 1 was needed")
+            raise OperError(f"{option('--drift', self.drift)}: a share from 0 to 1 was needed")
         if self.order not in ORDERS:
-            raise OperError(f"--order {self.order!r}: one of {', '.join(ORDERS)} was needed")
+            raise OperError(
+                f"{option('--order', self.order)}: one of {', '.join(ORDERS)} was needed"
+            )
 
     @property
     def batch_samples(self) -> int:

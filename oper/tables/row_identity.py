@@ -10,16 +10,21 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from oper.base.errors import OperError, OperWarning
+from oper.base.spoken import spoken
 from oper.tables.table import Table, VocabularyDigest
 
-COUNT_BY_THE_PLAN = "count the log by the plan's tables: oper profile LOG --tables PLAN"
+
+def count_by_the_plan() -> str:
+    """Return the remedy for a profile of other rows than a plan's."""
+    command = spoken("oper profile LOG --tables PLAN", "oper.profile(log, plan.tables)")
+    return f"count the log by the plan's tables: {command}"
 
 
 def check_same_rows(
     old: Sequence[Table],
     new: Sequence[Table],
     names: tuple[str, str] = ("the plan", "the profile"),
-    remedy: str = COUNT_BY_THE_PLAN,
+    remedy: str | None = None,
     start: Callable[[str, int], VocabularyDigest | None] | None = None,
 ) -> None:
     """Raise OperError unless a row number of an old table is the same row in the new one; tables
@@ -55,7 +60,8 @@ def check_same_rows(
             found = f"expected {found} the {mine.values:,} values of {names[0]}, got another one "
             found += f"({theirs.values:,} values) in {names[1]}"
         raise OperError(
-            f"table {table.name!r}: {found}, so that equal numbers are different rows; {remedy}"
+            f"table {table.name!r}: {found}, so that equal numbers are different rows; "
+            f"{remedy or count_by_the_plan()}"
         )
     if unknown:
         more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""

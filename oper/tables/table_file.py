@@ -9,6 +9,7 @@ from typing import Any
 
 from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.files.input_files import refuse_url
 from oper.files.json_file import read_json
 from oper.files.what_is import what_is
@@ -37,8 +38,8 @@ def load_tables(
     path = Path(spec)
     if not path.is_file():
         raise OperError(
-            f"--tables {str(spec)!r}: expected a YAML file of tables, a profile or a plan, or a "
-            f"published data set ({', '.join(published_names())}), got {what_is(path)}"
+            f"{option('--tables', str(spec))}: expected a YAML file of tables, a profile or a "
+            f"plan, or a published data set ({', '.join(published_names())}), got {what_is(path)}"
         )
     return _from_document(Document.read(path), base)
 

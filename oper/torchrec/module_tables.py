@@ -21,6 +21,7 @@ from torchrec.modules.itep_embedding_modules import (
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
@@ -148,7 +149,7 @@ def check_table(plan: Plan, config: Any, mine: Table) -> None:
     if (planned.rows, planned.dim, dtype) != (mine.rows, mine.dim, mine.dtype):
         why = ""
         if planned.dtype == "int8" and plan.workload.training:
-            why = " (int8 rows are not trained: for those, plan with --mode inference)"
+            why = f" (int8 rows are not trained: plan with {option('--mode', 'inference')})"
         raise OperError(
             f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
             f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "

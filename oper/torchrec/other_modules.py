@@ -42,7 +42,7 @@ _TO_DO = {
     Kind.SHARDED: "give the unsharded model, or leave these tables out of the plan",
     Kind.QUANTISED: (
         "shard the model before it was quantised, by a plan for inference with int8 tables (dtype "
-        "int8 of a table, `oper plan --mode inference`)"
+        "int8 of a table, mode='inference')"
     ),
     Kind.FUSED: (
         "use EmbeddingBagCollection or EmbeddingCollection, and put the optimizer on their tables "

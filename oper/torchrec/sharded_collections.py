@@ -30,6 +30,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.runtime import initial_values
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.prepared_batch import PreparedBatch
@@ -122,7 +123,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         if self.training and torch.is_grad_enabled() and not self._engine.training:
             raise OperError(
                 "the plan was made for inference, and the model is in training mode; call "
-                "model.eval() or torch.no_grad(), or make a plan with --mode training"
+                "model.eval() or torch.no_grad(), or make a plan with "
+                f"{option('--mode', 'training')}"
             )
         ctx.batch = dist_input[0]
         return self._engine.lookup(ctx.batch)

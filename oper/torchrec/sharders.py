@@ -168,7 +168,7 @@ class OperSharder(BaseEmbeddingSharder):
             part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
             if self._cache is not None and not plan.tier:
                 raise OperError(
-                    "cache: the plan has no tables in the tier; leave it out, or plan with --tier"
+                    "cache: the plan has no tables in the tier; leave it out, or plan with a tier"
                 )
         bags = isinstance(module, EmbeddingBagCollection)
         return EmbeddingEngine(
@@ -236,7 +236,7 @@ def _check_planned(params: Mapping[str, ParameterSharding]) -> None:
 
 _NOT_READ = {
     "bounds_check_mode": "give the sharder bounds= or fused_params",
-    "cache_params": "plan with --tier and give the sharder cache=oper.CacheSettings(…)",
+    "cache_params": "plan with a tier and give the sharder cache=oper.CacheSettings(…)",
     "enforce_hbm": "leave it out of the planner's constraints",
     "key_value_params": "leave the table to a sharder of TorchRec's",
     "output_dtype": "leave it out of the planner's constraints, because outputs are FP32",

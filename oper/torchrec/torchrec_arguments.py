@@ -44,7 +44,7 @@ INSTEAD = {
     "qcomm_codecs_registry": "leave it out: OPER does not quantise what travels",
     "sharded_module_order_overwrite": "leave it out: OPER looks all tables up together",
     "use_index_dedup": (
-        'make the plan with fetch="distinct" (oper plan --fetch distinct, '
+        'make the plan with fetch="distinct" ('
         'oper.OperShardingPlanner(fetch="distinct"), oper.Workload(fetch="distinct"))'
     ),
     # shard, DistributedModelParallel and DMPCollection
@@ -70,7 +70,7 @@ INSTEAD = {
     "use_sharded_relay": _NO_2D,
     "world_size": _NO_2D,
     # Of oper.Workload
-    "batch_size": "give it when the plan is made (oper plan --batch-size, oper.Workload)",
+    "batch_size": "give it when the plan is made (oper.Workload)",
 }
 
 

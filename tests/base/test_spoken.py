@@ -15,8 +15,14 @@ def test_settings_have_the_names_of_whoever_is_spoken_to() -> None:
     with by_command_line():
         assert option("--hold-out") == "--hold-out"
         assert option("--ids", "vocab") == "--ids vocab"
+        assert option("--list-separator", "|") == "--list-separator '|'"
+        assert option("--delimiter", "\x01") == r"--delimiter '\x01'"
+        assert option("--rows", "") == "--rows ''"
+        assert option("--sample", 0.1 + 0.2) == "--sample 0.3"
+        assert option("--no-header", True) == "--no-header"
         assert spoken("a", "b") == "a"
         assert all_figures() == "--json has"
+    assert option("--no-header", True) == "no_header=True"
     assert spoken("a", "b") == "b"
 
 

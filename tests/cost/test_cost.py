@@ -64,7 +64,7 @@ def test_without_a_fetch_it_is_the_usual_one_of_the_nodes() -> None:
     assert asked.fetch is None  # what `on` left as it was
     with pytest.raises(OperError, match="without fetch"):
         expected_reads(np.array([1]), np.array([1]), 7, asked, 2)
-    with pytest.raises(OperError, match="fetch 'every'"):
+    with pytest.raises(OperError, match="fetch='every'"):
         Workload("training", "every", 64)  # type: ignore[arg-type]
 
 

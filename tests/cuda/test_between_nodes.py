@@ -246,4 +246,4 @@ def test_a_row_for_each_access_is_refused(ranks, library, mode):
     plan = plan_of(case, NODES[0], fetch="raw", mode=mode)
     for error in ranks.run(4, look_up_each_row, case, plan, library, NODES[0]):
         assert "the plan fetches a row for each access, and the ranks are on 2 nodes" in error
-        assert "Plan with --fetch distinct" in error
+        assert "Plan with fetch='distinct'" in error

@@ -163,7 +163,7 @@ def test_where_there_is_no_room_for_gradients_smaller_batches_are_advised(
     given = (case, plan, str(emulated), str(emulated_nvshmem))
     for outcome in mortal_ranks.run(2, nvshmem_engines.train_without_room, *given):
         assert "bytes of NVSHMEM's memory were needed" in str(outcome)
-        assert "make batches smaller, plan with a larger --reserve" in str(outcome)
+        assert "make batches smaller, plan with a larger `reserve`" in str(outcome)
 
 
 def test_lookups_after_a_death_raise(emulated: Path, emulated_nvshmem: Path) -> None:

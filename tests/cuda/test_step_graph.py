@@ -125,7 +125,7 @@ def test_plans_with_distinct_fetches_are_refused(ranks: Ranks, library: str | No
     case = Case(31, 2)
     plan = random_plan(31, tables_of(case), 2, fetch="distinct")
     for said in ranks.run(2, steps.refused, case, plan, library):
-        assert "plan with --fetch raw" in said
+        assert "plan with fetch='raw'" in said
 
 
 def test_bad_ids_are_told_of_the_batch_that_had_them(ranks: Ranks, library: str | None) -> None:

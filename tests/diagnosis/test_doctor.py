@@ -20,6 +20,7 @@ import oper as package
 from oper.base import native
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
+from oper.base.spoken import by_command_line
 from oper.diagnosis import machine_findings
 from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.doctor import doctor
@@ -83,7 +84,8 @@ def test_a_dlrm_fits_the_plan_of_its_tables(plan: str) -> None:
 def test_python_has_the_findings_of_the_command() -> None:
     said = json.loads(fine("doctor", "gpu", "model.py:make_dlrm", "--json"))
     for topology in (None, "dgx-a100", package.Topology.load("dgx-a100")):
-        found = package.doctor("gpu", "model.py:make_dlrm", topology)
+        with by_command_line():
+            found = package.doctor("gpu", "model.py:make_dlrm", topology)
         assert {"plan": "gpu", "model": "model.py:make_dlrm", **found.to_dict()} == said
     with pytest.raises(OperError, match=r"model is a \w*Path, and a Module or str"):
         package.doctor("gpu", Path("model.py"))  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_values_that_are_no_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ids", "words"),
-    [([0, 1, 5], ["row 2:", "5", "'t'", "5 rows"]), ([0, -1, 1], ["row 1:", "--missing -1"])],
+    [([0, 1, 5], ["row 2:", "5", "'t'", "5 rows"]), ([0, -1, 1], ["row 1:", "missing='-1'"])],
 )
 def test_ids_without_a_row(tmp_path: Path, ids: list[int], words: list[str]) -> None:
     pq.write_table(pa.table({"c": ids}), tmp_path / "p.parquet")
@@ -171,7 +171,7 @@ def test_missing_holds_for_stated_tables(tmp_path: Path) -> None:
 
 def test_negative_ids_of_an_inferred_table(tmp_path: Path) -> None:
     pq.write_table(pa.table({"c": [3, -1]}), tmp_path / "p.parquet")
-    complaint(tmp_path / "p.parquet", "row 1:", "'c'", "-1", "--missing -1")
+    complaint(tmp_path / "p.parquet", "row 1:", "'c'", "-1", "missing='-1'")
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_jagged_arrays_that_do_not_fit(
 
 def test_arrays_that_say_nothing(tmp_path: Path) -> None:
     np.savez(tmp_path / "log.npz", a=[1], b=[2])
-    complaint(tmp_path / "log.npz", "a, b", "--values")
+    complaint(tmp_path / "log.npz", "a, b", "`values`")
     np.save(tmp_path / "day_0_sparse.npy", np.zeros((3, 2)))
     complaint(tmp_path / "day_0_sparse.npy", "float64")
     np.save(tmp_path / "day_0_sparse.npy", np.zeros((3, 2), np.int32))
@@ -347,15 +347,15 @@ def test_requests_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
     path = written(tmp_path, "log.csv", "a,b\n1,2\n")
-    complaint(path, "--columns 'C*'", "it has a, b", options=LogOptions(columns=("C*",)))
-    complaint(path, "--label 'y'", options=LogOptions(label="y"))
-    complaint(path, "--dense 'y'", options=LogOptions(dense=("y",)))
+    complaint(path, "`columns` 'C*'", "it has a, b", options=LogOptions(columns=("C*",)))
+    complaint(path, "`label` 'y'", options=LogOptions(label="y"))
+    complaint(path, "`dense` 'y'", options=LogOptions(dense=("y",)))
     complaint(path, "'c'", "'t'", "a, b", tables=[Table("t", 5, features=("c",))])
     other = written(tmp_path, "other.csv", "a,c\n1,2\n")
     complaint([path, other], "other.csv", "c more, b fewer")
     complaint(written(tmp_path, "twice.csv", "a,a\n1,2\n"), "line 1", "'a'")
     pq.write_table(pa.table({"x": [0.5]}), tmp_path / "p.parquet")
-    complaint(tmp_path / "p.parquet", "--columns", "it has x")
+    complaint(tmp_path / "p.parquet", "`columns`", "it has x")
 
 
 def test_batches_that_are_none() -> None:

@@ -109,7 +109,7 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
         ("a,b\n1,3|4|5\n2,7\n3,8|9\n", ["'b'", "'3|4|5'", "--list-separator '|'"]),
         ("a,b\n1,x;y\n", ["'b'", "'x;y'", "--list-separator ';'"]),
         ("a,b\n1,3 4\n2,\n3,[5]\n", ["'b'", "'3 4'", "--list-separator ' '"]),
-        ('a,b\n1,"[3, 4]"\n2,"5"\n', ["'b'", "'[3, 4]'", "--list-separator ','"]),
+        ('a,b\n1,"[3, 4]"\n2,"5"\n', ["'b'", "'[3, 4]'", "--list-separator ,"]),
         ("a\n1\n", []),
         ("a,b\n1,New York\n2,Rome\n", []),
         ("a,b\n1,10 a\n2,3 4\n", []),

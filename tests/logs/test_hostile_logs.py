@@ -176,7 +176,7 @@ def test_negative_ids_are_skipped_where_tables_are_inferred(tmp_path: Path) -> N
 def test_a_missing_value_that_no_column_can_hold(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [3, 7], "s": ["x", "y"]}), tmp_path / "x.parquet")
     only = LogOptions(columns=("a",), missing="x")
-    refused(tmp_path / "x.parquet", "--missing 'x': the columns of ids hold whole numbers", only)
+    refused(tmp_path / "x.parquet", "missing='x': the columns of ids hold whole numbers", only)
     (batch,) = read(tmp_path / "x.parquet", missing="x")
     assert batch.features["s"].values.tolist() == [1]
 

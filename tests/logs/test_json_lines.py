@@ -127,7 +127,7 @@ def test_values_that_are_no_column_are_left_out_and_named(
     assert list(log.left_out) == ["a"]
     assert log.left_out["a"].startswith(reason)
     assert everything(log.batches()) == {"id": [[7]] * len(values)}
-    with pytest.raises(OperError, match=r"column 'a' has .*leave the column out with --columns"):
+    with pytest.raises(OperError, match=r"column 'a' has .*leave the column out with `?columns`?"):
         list(open_log(path, LogOptions(columns=("a",))).batches())
 
 

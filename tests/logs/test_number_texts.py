@@ -58,7 +58,7 @@ def test_a_log_of_nothing_else_is_read_for_tables_that_name_it(tmp_path: Path) -
     assert everything(RowReader(log, prepare(log, [Table("item", 0)])).batches()) == {
         "item": [[1], [3]]
     }
-    with pytest.raises(OperError, match="no column looks like ids; name them with --columns"):
+    with pytest.raises(OperError, match="no column looks like ids; name them with `columns`"):
         prepare(log)
 
 

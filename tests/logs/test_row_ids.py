@@ -148,11 +148,11 @@ def test_dense_skips_and_counts(lists: list[list[int]], rows: int) -> None:
     ("raw", "words"),
     [
         (Jagged(np.array([0, 4, 5])), ["line 12", "'c'", "5", "'t'", "5 rows", "at least 6"]),
-        (Jagged(np.array([0, -7])), ["line 11", "-7", "--missing -7", "from Python: missing='-7'"]),
+        (Jagged(np.array([0, -7])), ["line 11", "-7", "missing='-7'"]),
         (jagged([[1], [], [0, 9]]), ["line 12", "9"]),
         (
             Jagged(coded(["1", "b", "2"])),
-            ["line 11", "'b'", "vocab", "--on-bad-id skip", 'from Python: on_bad_id="skip"'],
+            ["line 11", "'b'", "vocab", "on_bad_id='skip'"],
         ),
     ],
 )

@@ -253,7 +253,7 @@ def test_what_cannot_be_pooled_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         refused(f"compare p {given} --fetch {fetch}", "at least a sample a rank was needed")
     tables = profile.tables
     profile.tables = (replace(tables[0], pooling="none"), *tables[1:])
-    with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*--fetch auto"):
+    with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*fetch='auto'"):
         compare(profile, ranks, pooled, SETTINGS, ("row_wise",))
     assert poolable(profile) == {"t1"}
     found = compare(profile, ranks, auto, SETTINGS, QUICK)

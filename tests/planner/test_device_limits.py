@@ -147,9 +147,11 @@ def test_rows_on_all_ranks_are_the_most() -> None:
 
 
 def test_devices_that_cannot_hold_the_tables() -> None:
-    with pytest.raises(OperError, match=r"number of ranks that is enough is \d+.*20% \(--reserve"):
+    with pytest.raises(
+        OperError, match=r"number of ranks that is enough is \d+.*20% \(`?reserve`?"
+    ):
         DeviceLimits.of(beside_a_step((20_000,) * 3, "inference"))
-    with pytest.raises(OperError, match=r"nothing is left for rows.*--extra-memory"):
+    with pytest.raises(OperError, match=r"nothing is left for rows.*`?extra_memory`?"):
         DeviceLimits.of(device_problem((1,) * 3, "training"))
 
 

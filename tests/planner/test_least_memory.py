@@ -301,7 +301,7 @@ def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:
     [
         (("--reserve", "20%", "--extra-memory", "5%"), "--extra-memory says what"),
         (("--reserve", "20%", "--capacity", "2"), "a capacity says what"),
-        (("--reserve", "100%"), "reserve 1.0"),
+        (("--reserve", "100%"), "--reserve 1:"),
         (("--reserve", "much"), "--reserve 'much'"),
     ],
 )

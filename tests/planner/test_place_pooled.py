@@ -438,7 +438,7 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     refused(f"plan p -o r {given} --tier t0", "tier: its rows are cached one by one")
     tables = profile.tables
     profile.tables = (replace(tables[0], pooling="none"), *tables[1:])
-    with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*--fetch auto"):
+    with pytest.raises(OperError, match=r"1 table without pooling \(t0\).*fetch='auto'"):
         make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))
     profile.tables = tables
     profile.bag_lengths = None

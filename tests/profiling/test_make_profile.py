@@ -119,13 +119,13 @@ def test_tables_in_all_forms(log: str) -> None:
     ("options", "words"),
     [
         ({"windows": 2, "by_column": "at"}, "give one of them"),
-        ({"memory_limit": "1GB"}, "--memory-limit 1GB: without a folder"),
+        ({"memory_limit": "1GB"}, "memory_limit='1GB': without a folder"),
         ({"under_torchrun": True}, "output is None"),
-        ({"ids": "dense:5"}, "--ids 'dense:5'"),
+        ({"ids": "dense:5"}, "ids='dense:5'"),
         ({"colums": "user"}, "colums: is no option of reading a log; known are columns, dense"),
-        ({"sample": 2}, "--sample '2'"),
-        ({"deadline": "soon"}, "--deadline 'soon'"),
-        ({"columns": "nothing"}, "--columns 'nothing'"),
+        ({"sample": 2}, "`sample` '2'"),
+        ({"deadline": "soon"}, "`deadline` 'soon'"),
+        ({"columns": "nothing"}, "`columns` 'nothing'"),
     ],
     ids=lambda given: str(given) if isinstance(given, dict) else "",
 )

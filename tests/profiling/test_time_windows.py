@@ -237,11 +237,11 @@ def test_from_python(tmp_path: Path) -> None:
         find_time_windows(log.in_unit("ms"), "1d", 2)
     with pytest.raises(OperError, match="more than 2 windows"):
         count(RowReader(read, prepared), CountOptions(windows=windows, max_windows=2))
-    with pytest.raises(OperError, match="--windows 1001"):
+    with pytest.raises(OperError, match="windows=1001"):
         CountOptions(windows=EqualWindows(1001, 2000))
     with pytest.raises(OperError, match="plain numbers, and times were needed"):
         count(RowReader(log, prepared), CountOptions(windows=TimeWindows("ts", DAY)))
     with pytest.raises(OperError, match="the name of a column of times"):
         find_time_windows(open_log(tmp_path / "log.parquet"), "1d")
-    with pytest.raises(OperError, match="--time-unit 'days'"):
+    with pytest.raises(OperError, match="time_unit='days'"):
         LogOptions(time="ts", time_unit="days")  # type: ignore[arg-type]

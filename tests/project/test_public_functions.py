@@ -133,7 +133,7 @@ def test_a_report_is_written(folders: Folders, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     missing = oper.write_report(folders.plan, page, folders.profile, compared)
     assert "OPER beside other methods" in page.read_text()
-    assert [option.split()[0] for option in missing] == ["--drift", "--counters"]
+    assert [option.split()[0].strip(":,") for option in missing] == ["`drift`", "`counters`"]
 
 
 def test_print_shows_the_commands_tables(folders: Folders, tmp_path: Path) -> None:

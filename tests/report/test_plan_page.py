@@ -225,7 +225,7 @@ def test_a_plan_without_a_certificate_says_so(plan: Plan) -> None:
 
 def test_what_is_missing_is_offered(reported: Reported, tmp_path: Path) -> None:
     said = fine("report", reported.file("plan"), "-o", tmp_path / "x.html")
-    for option in ("--profile P", "--compare FILE", "--drift FILE", "--counters FILE"):
+    for option in ("--profile", "--compare", "--drift", "--counters"):
         assert f"it could show more with {option}" in said
     every: list[object] = ["--profile", reported.file("profile")]
     for name in ("compare", "drift", "counters"):
@@ -276,7 +276,7 @@ def test_material_of_another_plan_is_refused(
         replace(first, ranks=2),
         replace(first, profile="x"),
     ):
-        with pytest.raises(OperError, match=r"--compare: expected .*, as the plan has, got"):
+        with pytest.raises(OperError, match=r"`compare`: expected .*, as the plan has, got"):
             plan_page(plan, "p", Material(runs=[changed, *others]))
 
 

@@ -199,5 +199,5 @@ def test_a_user_asks_for_int8_by_the_tables_dtype(ranks, tmp_path):
         expected = cases.stored(exact.view(-1, 16), "int8").view(exact.shape)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         assert not torch.equal(found, exact)
-    with pytest.raises(RankFailedError, match=r"int8 rows are not trained.*--mode inference"):
+    with pytest.raises(RankFailedError, match=r"int8 rows are not trained.*mode='inference'"):
         ranks.run(2, cases.serve_collection, tmp_path / "training")

@@ -16,7 +16,7 @@ from oper.scheduler.cache_settings import CacheSettings
     ("settings", "text"),
     [
         ({"evict": "fifo"}, "evict 'fifo': one of lru"),
-        ({"sync": "never"}, "sync 'never': bsp"),
+        ({"sync": "never"}, "sync='never': bsp"),
         ({"sync": "fae:1%"}, "simulated only"),
         ({"size": "0%"}, "size '0%': more than 0"),
         ({"size": "-1GB"}, "size"),

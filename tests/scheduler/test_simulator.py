@@ -211,16 +211,16 @@ def test_the_function_has_the_commands_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"workers": 3}, "--batch-size 1024: .* all 3 workers .* such as 1023 or 1026"),
-        ({"workers": 0}, "--workers 0: 1 or more"),
-        ({"workers": 65, "batch_size": 65}, "--workers 65: 1 to 64"),
-        ({"batch_size": 4}, "--batch-size 4: .* such as 8$"),
-        ({"batch_size": 8.0}, "--batch-size: is '8.0', and a whole number"),
-        ({"cache_share": 0}, "--cache 0%: a share above 0"),
-        ({"cache_share": "10%"}, "--cache '10%': a finite number"),
-        ({"link_bandwidth": [1, 2]}, "--links: 2 were given, and 1 or 8"),
-        ({"link_bandwidth": 0}, "--links: a worker without bandwidth"),
-        ({"warm_up": -1}, "--warm-up -1: 0 or more"),
+        ({"workers": 3}, "batch_size=1024: .* all 3 workers .* such as 1023 or 1026"),
+        ({"workers": 0}, "workers=0: 1 or more"),
+        ({"workers": 65, "batch_size": 65}, "workers=65: 1 to 64"),
+        ({"batch_size": 4}, "batch_size=4: .* such as 8$"),
+        ({"batch_size": 8.0}, "`batch_size`: is '8.0', and a whole number"),
+        ({"cache_share": 0}, "cache_share=0: a share above 0"),
+        ({"cache_share": "10%"}, "cache_share '10%': a finite number"),
+        ({"link_bandwidth": [1, 2]}, "link_bandwidth: 2 were given, and 1 or 8"),
+        ({"link_bandwidth": 0}, "link_bandwidth: a worker without bandwidth"),
+        ({"warm_up": -1}, "warm_up=-1: 0 or more"),
     ],
 )
 def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:

@@ -313,9 +313,9 @@ def test_counters_grow_where_they_must() -> None:
     ("arguments", "named"),
     [
         ({"name": "criteo"}, "criteo-kaggle"),
-        ({"name": "avazu", "scale": 0.0}, "--scale"),
-        ({"name": "avazu", "scale": float("nan")}, "--scale"),
-        ({"name": "avazu", "zipf": -1.0}, "--zipf"),
+        ({"name": "avazu", "scale": 0.0}, "scale="),
+        ({"name": "avazu", "scale": float("nan")}, "scale="),
+        ({"name": "avazu", "zipf": -1.0}, "zipf="),
     ],
 )
 def test_bad_recipes_are_refused(arguments: dict, named: str) -> None:
@@ -325,13 +325,13 @@ def test_bad_recipes_are_refused(arguments: dict, named: str) -> None:
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe("avazu", scale=0.001)
-    with pytest.raises(OperError, match="--samples"):
+    with pytest.raises(OperError, match=r"`samples`|samples="):
         Synthesizer(recipe, 0)
-    with pytest.raises(OperError, match="--drift"):
+    with pytest.raises(OperError, match=r"`drift`|drift="):
         Synthesizer(recipe, 10, drift=1.5)
-    with pytest.raises(OperError, match="--order"):
+    with pytest.raises(OperError, match=r"`order`|order="):
         Synthesizer(recipe, 10, order="random")  # type: ignore[arg-type]
-    with pytest.raises(OperError, match="--windows"):
+    with pytest.raises(OperError, match=r"`windows`|windows="):
         write_profile(Synthesizer(recipe, 10), tmp_path / "profile", windows=11)
     assert list(tmp_path.iterdir()) == []
 

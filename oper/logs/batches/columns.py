@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import LogOptions, TimeUnit
 from oper.logs.batches.number_texts import NumberTexts
@@ -102,17 +103,19 @@ def choose(source: Source, options: LogOptions) -> Selection:
     columns = source.columns
     names = [c.name for c in columns]
 
-    def only(name: str | None, option: str) -> str | None:
+    def only(name: str | None, setting: str) -> str | None:
         if name is not None and name not in names:
-            raise OperError(f"{option} {name!r}: {source.name} has no such column; {_list(names)}")
+            raise OperError(f"{setting} {name!r}: {source.name} has no such column; {_list(names)}")
         return name
 
-    label = only(options.label, "--label") or ("label" if "label" in names else None)
+    label = only(options.label, option("--label")) or ("label" if "label" in names else None)
     time = only(options.time, "the time column")
     reserved = {label, time}
-    dense_names = None if options.dense is None else _match(source, names, options.dense, "--dense")
+    dense_names = (
+        None if options.dense is None else _match(source, names, options.dense, option("--dense"))
+    )
     if options.columns:
-        features = _match(source, names, options.columns, "--columns")
+        features = _match(source, names, options.columns, option("--columns"))
     else:
         taken = reserved | set(dense_names or ())
         # A column without a name is what pandas writes of its index.
@@ -127,13 +130,13 @@ def choose(source: Source, options: LogOptions) -> Selection:
     if repeated:
         raise OperError(
             f"{source.name}: two columns are called {repeated[0]!r}; rename one, or leave them out "
-            "with --columns"
+            f"with {option('--columns')}"
         )
     both = sorted(set(features) & set(dense_names))
     if both:
         raise OperError(
-            f"--columns and --dense: both name {', '.join(both)} of {source.name}, and a column "
-            "is read as one of them; remove it from the other"
+            f"{option('--columns')} and {option('--dense')}: both name {', '.join(both)} of "
+            f"{source.name}, and a column is read as one of them; remove it from the other"
         )
     return Selection(features, dense_names, label, time, options.batch_rows, options.time_unit)
 
@@ -142,7 +145,8 @@ def no_ids(source: Source) -> OperError:
     """Return the error of a file without columns that look like ids."""
     names = [c.name for c in source.columns]
     return OperError(
-        f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
+        f"{source.name}: no column looks like ids; name them with {option('--columns')}; "
+        f"{_list(names)}"
     )
 
 
@@ -178,7 +182,7 @@ def match_feature(wanted: str, names: Collection[str]) -> str | None:
 
 
 def _match(
-    source: Source, names: Sequence[str], patterns: Sequence[str], option: str
+    source: Source, names: Sequence[str], patterns: Sequence[str], setting: str
 ) -> tuple[str, ...]:
     chosen: dict[str, None] = {}
     known = set(names)
@@ -189,7 +193,7 @@ def _match(
         if not _PLAIN.fullmatch(pattern):
             found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not found:
-            text = f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
+            text = f"{setting} {pattern!r}: matches no column of {source.name}; {_list(names)}"
             raise NoSuchColumnError(text, pattern, _list(names))
         chosen.update(dict.fromkeys(found))
     # The file's order is kept, so that the order of the patterns does not matter.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.base.units import whole_number
 from oper.logs.batches.separators import separator
 
@@ -71,25 +72,26 @@ class LogOptions:
 
     def __post_init__(self) -> None:
         if self.on_bad_id not in ("error", "skip"):
-            raise OperError(f"--on-bad-id {self.on_bad_id!r}: error or skip was needed")
+            raise OperError(f"{option('--on-bad-id', self.on_bad_id)}: error or skip was needed")
         if self.time_unit not in (None, *get_args(TimeUnit)):
-            raise OperError(f"--time-unit {self.time_unit!r}: s, ms, us or ns was needed")
+            raise OperError(f"{option('--time-unit', self.time_unit)}: s, ms, us or ns was needed")
         if whole_number(self.batch_rows, "batch_rows") < 1:
             raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
         if len(self.values) != len(self.lengths):
             raise OperError(
-                f"--values names {len(self.values)} arrays and --lengths {len(self.lengths)}; "
-                "each feature needs one of each"
+                f"{option('--values')} names {len(self.values)} arrays and {option('--lengths')} "
+                f"{len(self.lengths)}; each feature needs one of each"
             )
         if self.rows is not None:
             _bounds(self.rows)
         for name in ("delimiter", "list_separator"):
             if (given := getattr(self, name)) is not None:
-                separator(given, f"--{name.replace('_', '-')}")
+                separator(given, option(f"--{name.replace('_', '-')}"))
         if self.delimiter is not None and self.delimiter == self.list_separator:
             raise OperError(
-                f"--delimiter and --list-separator are both {self.delimiter!r}: expected different "
-                "separators of columns and of the ids within one"
+                f"{option('--delimiter')} and {option('--list-separator')} are both "
+                f"{self.delimiter!r}: expected different separators of columns and of the ids "
+                "within one"
             )
 
     @classmethod
@@ -122,7 +124,7 @@ class LogOptions:
         first, last = (_resolve(bound, samples) for bound in _bounds(self.rows))
         if last is not None and last <= (first or 0):
             raise OperError(
-                f"--rows {self.rows!r}: selects no sample"
+                f"{option('--rows', self.rows)}: selects no sample"
                 + (f" of the log's {samples:,}" if samples is not None else "")
                 + "; FROM must be below TO"
             )
@@ -136,7 +138,9 @@ _ROWS = re.compile(rf"\s*{_BOUND}\s*:\s*{_BOUND}\s*")
 def _bounds(rows: str) -> tuple[str, str]:
     match = _ROWS.fullmatch(rows)
     if not match or any(b.endswith("%") and float(b[:-1]) > 100 for b in match.groups()):
-        raise OperError(f"--rows {rows!r}: a range such as 0:64000, 64000: or 0:80% was needed")
+        raise OperError(
+            f"{option('--rows', rows)}: a range such as 0:64000, 64000: or 0:80% was needed"
+        )
     return match[1], match[2]
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 
 SPACES = " \t"
 # An exponent needs its sign, because `12e4` may be hexadecimal digits.
@@ -78,10 +79,10 @@ class NumberTexts:
                 first[name] = _first(texts, found, place)
         if name in self._pointed and name in self._other:
             raise OperError(
-                f"column {name!r} has {self._pointed[name]}, and {self._other[name]}: a column "
-                "of whole numbers that are written with a point must have no other values; correct "
-                "the log, pass --missing if one value means that there is no id, or write the "
-                "column to Parquet as integers or as texts"
+                f"column {name!r} has {self._pointed[name]}, and {self._other[name]}: a column of "
+                "whole numbers that are written with a point must have no other values; correct "
+                f"the log, pass {option('--missing')} if one value means that there is no id, or "
+                "write the column to Parquet as integers or as texts"
             )
         if self._missing is not None:
             is_absent = pc.or_(is_absent, pc.equal(trimmed, self._missing))
@@ -96,7 +97,7 @@ class NumberTexts:
             raise OperError(
                 f"column {name!r} has {_first(texts, pa.array(inexact), place)}, a floating-point "
                 "number of 2^53 or more, which may stand for several ids; write the ids as "
-                "integers, or leave the column out with --columns"
+                f"integers, or leave the column out with {option('--columns')}"
             )
         plain = pa.array(values.astype(np.int64)).cast(pa.string())
         return pc.replace_with_mask(texts, pointed, plain)

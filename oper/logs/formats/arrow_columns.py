@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.batches.number_texts import NumberTexts
@@ -147,7 +148,7 @@ def _scalars(
     elif not any(is_kind(kind) for is_kind in _WHOLE):
         raise OperError(
             f"{location.file}: expected integers, texts or lists of them in column {name!r}, got "
-            f"{kind}; leave it out with --columns, or write it as one of these"
+            f"{kind}; leave it out with {option('--columns')}, or write it as one of these"
         )
     jagged = _without_nulls(column, lengths)
     values = jagged.values.to_numpy(zero_copy_only=False)
@@ -158,7 +159,7 @@ def _scalars(
             sample = jagged.sample_of(bad)
             raise OperError(
                 f"{location.of(sample)}: column {name!r} is {float(values[bad])!r}, and a whole "
-                "number was needed for an id; leave the column out with --columns"
+                f"number was needed for an id; leave the column out with {option('--columns')}"
             )
     elif kind == pa.uint64():
         return Jagged(values.view(np.int64), jagged.lengths, unsigned=True)
@@ -177,7 +178,7 @@ def _integers_of_decimals(
         bad = next(i for i, v in enumerate(values) if v != int(v) or not -(2**63) <= v < 2**63)
         raise OperError(
             f"{location.of(jagged.sample_of(bad))}: column {name!r} is {values[bad]}, and an id "
-            "must be a whole number of 64 bits; leave the column out with --columns"
+            f"must be a whole number of 64 bits; leave the column out with {option('--columns')}"
         ) from error
 
 
@@ -231,7 +232,7 @@ def _decoded(texts: Any, name: str, location: Location) -> Any:
     except pa.ArrowInvalid as error:
         raise OperError(
             f"{location.file}: expected texts in UTF-8 in column {name!r}, got {kind} that is not; "
-            "leave it out with --columns, or write it as texts or whole numbers"
+            f"leave it out with {option('--columns')}, or write it as texts or whole numbers"
         ) from error
 
 
@@ -244,7 +245,7 @@ def _coded(column: Any, lengths: NDArray[np.int32] | None, name: str, location: 
     if longest > _MOST_TEXT_BYTES:
         raise OperError(
             f"{location.file}: column {name!r} has a text of {longest:,} bytes, and at most "
-            f"{_MOST_TEXT_BYTES:,} can be an id; leave it out with --columns"
+            f"{_MOST_TEXT_BYTES:,} can be an id; leave it out with {option('--columns')}"
         )
     if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
         plain = column.dictionary_decode()
@@ -275,6 +276,6 @@ def floats_of(column: Any, name: str, location: Location) -> NDArray[np.float32]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OperError(
             f"{location.file}: column {name!r} of type {column.type} cannot be read as numbers "
-            f"({error}); leave it out of --dense and --label"
+            f"({error}); leave it out of {option('--dense')} and {option('--label')}"
         ) from error
     return values.to_numpy(zero_copy_only=False)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.batches.log_options import LogOptions
@@ -158,11 +159,11 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
             ".npy or FBGEMM .pt"
         )
     listed, given = options.list_separator, options.delimiter
-    listed = listed if listed is None else separator(listed, "--list-separator")
+    listed = listed if listed is None else separator(listed, option("--list-separator"))
     beginning = first_lines(path)
     lines = [line.decode("utf-8", "replace") for _, line in beginning.lines()]
     if given is not None:
-        delimiter = separator(given, "--delimiter")
+        delimiter = separator(given, option("--delimiter"))
     else:
         delimiter = find_delimiter(path, lines, listed)
     form = Form((), delimiter)
@@ -202,7 +203,7 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
     if repeated is not None:
         raise OperError(
             f"{path}, line 1: two columns are called {repeated!r}; rename one, or pass "
-            "--no-header if it is a sample"
+            f"{option('--no-header', True)} if it is a sample"
         )
     return TextSource(path, Form(columns, delimiter, not options.no_header, separator=listed))
 
@@ -214,14 +215,14 @@ def _no_names(path: Path, header: bytes, names: Sequence[str], delimiter: str | 
         # Without a header each line would be one value.
         return OperError(
             f"{path}: its first line, {shown}, has values, and no character separates columns in "
-            f"every line; pass --no-header and --list-separator {mark[0]!r} if a line is one bag "
-            f"of ids, or --delimiter {mark[0]!r} if it separates columns (from Python: "
-            "no_header=True, list_separator=…, delimiter=…)"
+            f"every line; pass {option('--no-header', True)} and "
+            f"{option('--list-separator', mark[0])} if a line is one bag of ids, or "
+            f"{option('--delimiter', mark[0])} if it separates columns"
         )
     return OperError(
         f"{path}: expected names of columns in the first line, got values, {shown}; if it is a "
-        "sample, pass --no-header (from Python: no_header=True); if these are names, choose "
-        "columns by them with --columns"
+        f"sample, pass {option('--no-header', True)}; if these are names, "
+        f"choose columns by them with {option('--columns')}"
     )
 
 

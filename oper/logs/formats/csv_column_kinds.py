@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from oper.base.spoken import option, spoken
+from oper.base.spoken import option
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
@@ -25,10 +25,6 @@ from oper.logs.formats.arrow_columns import column_of
 from oper.logs.formats.delimiters import ANY
 
 _LEAST, _LIMIT = -(2**63), 2**64
-_ONE_COLUMN = (
-    "is the only one, because no character separates columns in every line; pass --delimiter if "
-    "columns are separated by"
-)
 _LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -90,7 +86,7 @@ def _columns(
     columns = [replace(column_of(field, bags), texts=True) for field in schema]
     unread = ANY.search(columns[0].name) if len(columns) == 1 else None
     if unread and options.delimiter is None:
-        columns[0] = replace(columns[0], doubt=f"{_ONE_COLUMN} {unread[0]!r}")
+        columns[0] = replace(columns[0], doubt=_only_column(unread[0]))
     numbers = [c.name for c in columns if c.kind == "dense"]
     texts = [] if bags else [f.name for f in schema if is_text(f.type)]
     if len({c.name for c in columns}) < len(columns):
@@ -115,6 +111,14 @@ def _columns(
                 column = replace(column, doubt=doubt)
         result.append(column)
     return result
+
+
+def _only_column(unread: str) -> str:
+    """Return the doubt about a single column whose lines have a character that separates none."""
+    return (
+        "is the only one, because no character separates columns in every line; pass "
+        f"{option('--delimiter')} if columns are separated by {unread!r}"
+    )
 
 
 def _with_words_for_missing(
@@ -224,7 +228,7 @@ def _looks_like_bags(texts: Any) -> str:
             shown = given.filter(has)[0].as_py()[:_MOST_SHOWN]
             return (
                 f"values such as {shown!r} are one id each; if they are several ids, pass "
-                f"{spoken(f'--list-separator {mark!r}', f'list_separator={mark!r}')}"
+                f"{option('--list-separator', mark)}"
             )
     return ""
 
@@ -253,5 +257,5 @@ def _perhaps_a_sample() -> str:
     """Return the doubt about a column whose name is like its values."""
     return (
         "is named by the first line, which is like those below it; if it is a sample, not the "
-        f"names of columns, pass {spoken('--no-header', 'no_header=True')}"
+        f"names of columns, pass {option('--no-header', True)}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.csv as pacsv
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.logs.batches.columns import Column
 from oper.logs.formats.delimiters import single_byte, with_single_bytes
 from oper.logs.formats.text_lines import Chunk
@@ -103,7 +104,7 @@ class Form:
                 if value and not _is_number(value):
                     return OperError(
                         f"{where}: expected a number in column {name!r}, got {value!r}; correct "
-                        "the line, or read the column as ids with --columns"
+                        f"the line, or read the column as ids with {option('--columns')}"
                     )
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 
 _CERTAIN = ("::", "\x01")  # hardly ever within values
 _POSSIBLE = (";", "|")
@@ -46,7 +47,7 @@ def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None)
         marks = ([found] if found else [usual] if usual in header else []) + possible
         raise OperError(
             f"{path}: its columns may be separated by {' or '.join(map(repr, marks))}; pass "
-            f"--delimiter {marks[0]!r} or --delimiter {marks[1]!r} (from Python: delimiter=…)"
+            f"{option('--delimiter', marks[0])} or {option('--delimiter', marks[1])}"
         )
     if found is not None or usual in header:
         return found or usual
@@ -54,9 +55,9 @@ def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None)
     if asked is not None and len(plain) > 1:
         raise OperError(
             f"{path}: every line has {asked!r} equally often, and no other separator of columns; "
-            f"pass --delimiter {asked!r} if it separates columns, --list-separator {asked!r} if a "
-            "line is one bag of ids, or --delimiter ',' if a line is one value (from Python: "
-            "delimiter=…, list_separator=…)"
+            f"pass {option('--delimiter', asked)} if it separates columns, "
+            f"{option('--list-separator', asked)} if a line is one bag of ids, or "
+            f"{option('--delimiter', ',')} if a line is one value"
         )
     return usual
 

@@ -104,7 +104,7 @@ _FORMATS = tuple(
         "run `git lfs pull` to get the log": {
             "Git LFS pointer": rb"version https://git-lfs\.github\.com/",
         },
-        "remove its first line, which names the separator, and pass --delimiter": {
+        "remove its first line, which names the separator, and give it as the delimiter": {
             "CSV for Excel": rb"(\xef\xbb\xbf)?\"?sep=.\"?\r?\n",
         },
         "it is no log": {

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from oper.base.errors import OperError, one_line
+from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.arrow_columns import batch_of, column_of
@@ -65,8 +66,8 @@ def is_json(path: Path) -> bool:
     if isinstance(value, list):
         if value and all(isinstance(v, int | float | str) for v in value):
             raise OperError(
-                f"{path}: expected a JSON object on each line, got a list; write "
-                '{"item": [1, 2]} to name the column, or pass --delimiter to read it as CSV'
+                f'{path}: expected a JSON object on each line, got a list; write {{"item": [1, '
+                f"2]}} to name the column, or pass {option('--delimiter')} to read it as CSV"
             )
         raise _array(path)
     return True
@@ -116,7 +117,7 @@ class JsonLinesSource(KnownSize):
             if name not in self._types:
                 raise OperError(
                     f"{self.name}: column {name!r} has {reasons[name]}; write values of one kind "
-                    "or lists of them, or leave the column out with --columns"
+                    f"or lists of them, or leave the column out with {option('--columns')}"
                 )
         schema = pa.schema([pa.field(n, self._types[n]) for n in dict.fromkeys(wanted)])
         form = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError, one_line
+from oper.base.spoken import option
 from oper.files.input_files import LOG, open_file
 from oper.files.storage import HEADER_ERRORS, read_npy_header
 from oper.logs.batches.batch import Batch, Jagged, Location
@@ -202,7 +203,8 @@ class JaggedSource(KnownSize):
                 if rest:
                     raise OperError(
                         f"{self.name}: {name!r} has {rest:,} ids more than the sum of "
-                        f"{length_name!r}; is that the right pair of --values and --lengths?"
+                        f"{length_name!r}; is that the right pair of {option('--values')} and "
+                        f"{option('--lengths')}?"
                     )
 
 
@@ -217,8 +219,8 @@ def _check_lengths(
     if (len(sizes) and int(sizes.max()) > left) or int(sizes.sum()) > left:
         bad = int(np.argmax(np.cumsum(sizes) > left))
         raise OperError(
-            f"{location.of(bad)}: {lengths!r} needs more ids than {name!r} has; is that the "
-            "right pair of --values and --lengths?"
+            f"{location.of(bad)}: {lengths!r} needs more ids than {name!r} has; is that the right "
+            f"pair of {option('--values')} and {option('--lengths')}?"
         )
 
 
@@ -264,7 +266,7 @@ class CriteoArraysSource(KnownSize):
         if misplaced:
             raise OperError(
                 f"{self.name}: {misplaced[0]!r} is a dense column of transformed numbers, which "
-                "cannot be ids; leave it out of --columns"
+                f"cannot be ids; leave it out of {option('--columns')}"
             )
         features = [(n, self._sparse.index(n)) for n in selection.features]
         dense = [self._dense.index(n) for n in selection.dense]
@@ -314,8 +316,8 @@ def open_npz(
             found = {_ROLES[n]: n for n in sorted(form & set(names))}
             return CriteoArraysSource(path, found, None)
     raise OperError(
-        f"{path}: holds {_listed(names) or 'no arrays'}; name the arrays of ids and of "
-        "bag sizes with --values and --lengths"
+        f"{path}: holds {_listed(names) or 'no arrays'}; name the arrays of ids and of bag sizes "
+        f"with {option('--values')} and {option('--lengths')}"
     )
 
 

@@ -4,6 +4,7 @@ In: `Problem`. Out: `Baseline`. Partitions are those of the threshold asked for;
 milp_solver.py.
 """
 
+from oper.base.spoken import option, spoken
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
@@ -38,8 +39,9 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         if found.status == "infeasible":
             raise NoPlacementError(Status.INFEASIBLE, reason)
         reason += (
-            f" in {limit_seconds:g} s; a larger --time-limit gives it more, a larger "
-            "--threshold makes fewer partitions"
+            f" in {limit_seconds:g} s; a larger "
+            f"{spoken('--time-limit', 'limit_seconds')} gives it more, a larger "
+            f"{option('--threshold')} makes fewer partitions"
         )
         raise NoPlacementError(Status.TIME_LIMIT, reason)
     status = Status.OK if found.status == "optimal" else Status(found.status)

@@ -37,6 +37,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.holder_sets import Sums, everywhere_set, single_owner_sets
 from oper.cost.vectors_per_bag import PartAccesses, pooled_of
 from oper.planner.baselines.baseline import (
@@ -171,7 +172,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     if status:
         raise OperError(
             f"TorchRec's planner failed: {said[-1]}. If torchrec is not installed, leave "
-            "`torchrec` out of --methods, or install it: see the README"
+            f"`torchrec` out of {option('--methods')}, or install it: see the README"
         )
     if answer is None:
         reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"

@@ -6,7 +6,7 @@ from typing import NoReturn
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
-from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
+from oper.tables.row_identity import check_same_rows, count_by_the_plan
 from oper.tables.table import Table, fingerprint
 
 
@@ -22,11 +22,12 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         if mine is None or fingerprint([mine]) != fingerprint([table]):
             raise OperError(
                 f"table {table.name!r} has {table.describe()} in the profile, and in the plan "
-                f"{mine.describe() if mine else 'there is none of that name'}; {COUNT_BY_THE_PLAN}"
+                f"{mine.describe() if mine else 'there is none of that name'}; "
+                f"{count_by_the_plan()}"
             )
     raise OperError(
         f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
-        f"come in another order; {COUNT_BY_THE_PLAN}"
+        f"come in another order; {count_by_the_plan()}"
     )
 
 
@@ -56,7 +57,7 @@ class TableChanges:
             raise OperError(
                 f"table {table.name!r} and all others of the profile are not in the plan, whose "
                 f"first is {plan.tables[0].name!r}: there is no row to start from; make a plan "
-                f"with `oper plan`, or {COUNT_BY_THE_PLAN}"
+                f"with `oper plan`, or {count_by_the_plan()}"
             )
         for table in numbered:
             if table.name in known:
@@ -80,7 +81,7 @@ def _check_rows_stay(old: Table, new: Table) -> None:
             f"{old.describe()}; {why}: {remedy}, or make a plan with `oper plan`"
         )
 
-    as_before = COUNT_BY_THE_PLAN
+    as_before = count_by_the_plan()
     if fingerprint([replace(old, rows=new.rows)]) != fingerprint([new]):
         refuse("its rows may become more, and nothing else may change", as_before)
     if new.rows < old.rows:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from oper.base.defaults import HORIZON
 from oper.base.errors import OperError, check_type
+from oper.base.spoken import option
 from oper.base.units import parse_bytes, parse_share, whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
@@ -123,8 +124,8 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
     except OperError:
         pass  # what was needed is told below
     raise OperError(
-        f"--max-move {given!r}: a size was needed, such as 64MB, or a share of the tables' bytes, "
-        "such as 1%"
+        f"{option('--max-move', given)}: a size was needed, such as 64MB, or a share of the "
+        "tables' bytes, such as 1%"
     )
 
 

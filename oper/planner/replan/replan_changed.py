@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, plural
+from oper.base.spoken import option
 from oper.plan.memories import ReplanRecord
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
@@ -197,7 +198,7 @@ def _check_limit(limit: MoveLimit, must_move: Migration) -> None:
     if not limit.allows(must_move.link_bytes):
         most = format_bytes(limit.most_bytes or 0.0)
         raise OperError(
-            f"--max-move {most}: {format_bytes(must_move.link_bytes)} "
+            f"{option('--max-move', most)}: {format_bytes(must_move.link_bytes)} "
             f"({plural(must_move.rows, 'row')}) must move, as their ranks are gone or cannot hold "
             "them any more; allow that, or keep these ranks and their limits"
         )

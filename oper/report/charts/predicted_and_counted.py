@@ -5,6 +5,7 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes
+from oper.base.spoken import option
 from oper.plan.plan import Plan
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, bytes_unit, spec
 
@@ -19,8 +20,8 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
     the plan's ranks."""
     if len(counters) != plan.ranks:
         raise OperError(
-            f"--counters: expected the counters of the plan's {plan.ranks} ranks, in their order, "
-            f"got those of {len(counters)}; give the counters of a run by this plan"
+            f"{option('--counters')}: expected the counters of the plan's {plan.ranks} ranks, in "
+            f"their order, got those of {len(counters)}; give the counters of a run by this plan"
         )
     counted = dict.fromkeys(_KINDS, 0.0)
     for rank, collections in enumerate(counters):
@@ -29,8 +30,9 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
             for kind, name in (("fetch", "fetched_bytes"), ("gradient", "gradient_bytes")):
                 if len(found[name]) != plan.ranks:
                     raise OperError(
-                        f"--counters: {name} of rank {rank} is of {len(found[name])} ranks, and "
-                        f"the plan of {plan.ranks}; give the counters of a run by this plan"
+                        f"{option('--counters')}: {name} of rank {rank} is of {len(found[name])} "
+                        f"ranks, and the plan of {plan.ranks}; give the counters of a run by this "
+                        "plan"
                     )
                 away = sum(b for other, b in enumerate(found[name]) if other != rank)
                 counted[kind] += away / steps / plan.ranks

@@ -21,6 +21,7 @@ import torch
 
 from oper.base.arrays import Ints, as_int64
 from oper.base.free_memory import FreeMemory
+from oper.base.spoken import option
 from oper.plan.plan import Plan
 from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
@@ -121,7 +122,8 @@ class Heap:
         if device is not None and device.kind != "cpu":
             advice = (
                 f"a step takes about {plan.cost.step_bytes:,} bytes of a rank beside it; plan with "
-                "a larger --reserve or less --extra-memory, or for more ranks"
+                f"a larger {option('--reserve')} or less {option('--extra-memory')}, or for more "
+                "ranks"
             )
         sizes = slot_bytes(plan, buckets)
         return cls(node, plan.layout.slots, *sizes, device, advice, symmetric, spare)

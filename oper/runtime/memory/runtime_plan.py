@@ -13,12 +13,13 @@ import numpy as np
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.cost.allreduce import node_sum
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
-from oper.tables.row_identity import COUNT_BY_THE_PLAN, check_same_rows
+from oper.tables.row_identity import check_same_rows, count_by_the_plan
 from oper.topology.transports import NVSHMEM
 
 REPLICA = native.shared("field replica", LOCAL - 1)
@@ -28,7 +29,7 @@ _MOST_RANKS = native.shared("ranks of a device's step", 72)
 FLAT_BYTES = 1 << 21
 NOT_FOR_TRAINING = (
     "the plan was made for inference, and the model is to be trained by it; make a plan with "
-    "--mode training, or call model.eval() first"
+    "mode='training', or call model.eval() first"
 )
 
 
@@ -86,7 +87,8 @@ def check_trainable(plan: Plan) -> None:
         if table.dtype == "int8":
             raise OperError(
                 f"table {table.name!r}: the plan has int8 rows, which can be looked up and not "
-                "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
+                "trained; plan for fp32, fp16 or bf16, or make the plan with "
+                f"{option('--mode', 'inference')}"
             )
     layout, some = plan.layout, copied_to_nodes(plan.layout)
     if layout.unread_copies.any():
@@ -108,7 +110,8 @@ def check_for_devices(plan: Plan, where: str) -> None:
         names = ", ".join(plan.tier_names[:3]) + ", …" * (len(plan.tier) > 3)
         raise OperError(
             f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
-            f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
+            f"{where} do not read: plan without {option('--tier')}, or train on CPU ranks (device "
+            "cpu)"
         )
 
 
@@ -143,9 +146,9 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
         raise OperError(
             f"{plan!r}: the plan fetches a row for each access, and the ranks are on {len(nodes)} "
             f"nodes: on {where} distinct rows cross the network, once for each node. Plan with "
-            "--fetch distinct, which is what plans for several nodes do unless told otherwise; or "
-            f"for inference with transport: {NVSHMEM} in the topology; or take CPU ranks (device "
-            "cpu)"
+            f"{option('--fetch', 'distinct')}, which is what plans for several nodes do unless "
+            f"told otherwise; or for inference with transport: {NVSHMEM} in the topology; or take "
+            "CPU ranks (device cpu)"
         )
 
 
@@ -169,7 +172,7 @@ def check_same_step(plan: Plan, other: Plan) -> None:
         plan.numbered_tables(),
         other.numbered_tables(),
         ("the model's plan", "the new plan"),
-        f"make the new plan from a profile of the same vocabulary: {COUNT_BY_THE_PLAN}",
+        f"make the new plan from a profile of the same vocabulary: {count_by_the_plan()}",
         other.vocabulary_start,
     )
     names = {table.name for table in plan.tables}

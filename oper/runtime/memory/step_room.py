@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from oper.base.errors import OperError, first_line
+from oper.base.spoken import option
 from oper.cost.step_memory import DeviceStep, mailbox_row_bytes
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import Cuda
@@ -61,5 +62,6 @@ class StepRoom:
         return NoRoomError(
             f"{first_line(error)}; a step of {accesses:,} accesses takes up to "
             f"{round(step.batch_bytes):,} bytes of a device beside rows, replicas' sums and the "
-            "model: make batches smaller, plan with a larger --reserve, or for more ranks"
+            f"model: make batches smaller, plan with a larger {option('--reserve')}, or for more "
+            "ranks"
         )

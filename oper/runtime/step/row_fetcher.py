@@ -23,6 +23,7 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.comm.shared_segment import aligned
 from oper.runtime.memory.heap import TableMemory
@@ -128,9 +129,10 @@ class RowFetcher:
             with self._symmetric.reading():
                 if not self._distinct and bool(self._far_of(batch).any()):
                     raise OperError(
-                        "gradients of weights need the rows again, and a plan with --fetch raw "
-                        "reads those of other nodes in the lookup's kernel alone: plan with "
-                        "--fetch distinct, or look up under torch.no_grad()"
+                        "gradients of weights need the rows again, and a plan with "
+                        f"{option('--fetch', 'raw')} reads those of other nodes in the lookup's "
+                        f"kernel alone: plan with {option('--fetch', 'distinct')}, or look up "
+                        "under torch.no_grad()"
                     )
                 fetched = self._fetch(batch, None)
                 return self._weight_gradients(batch, grad, fetched, batch.features)

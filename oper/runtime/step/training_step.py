@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oper.base.errors import OperError
+from oper.base.spoken import option
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.placement import Placement
@@ -112,8 +113,9 @@ class TrainingStep:
             )
         if self._fetcher.needs_rows:
             raise OperError(
-                "a step of a plan with --fetch distinct cannot be captured, as the host must know "
-                "how many rows are copied: plan with --fetch raw, or call the step as it is"
+                f"a step of a plan with {option('--fetch', 'distinct')} cannot be captured, as the "
+                f"host must know how many rows are copied: plan with {option('--fetch', 'raw')}, "
+                "or call the step as it is"
             )
         if self._checked_features is not None:
             raise OperError(

@@ -337,7 +337,7 @@ _UNKNOWN = object()
 # Settings of `fused_params` that the sharders read themselves.
 OTHER_SETTINGS = {"output_dtype", "weights_precision", "bounds_check_mode"}
 
-_CACHE = "caches rows of tables in the tier: plan with --tier and give cache=oper.CacheSettings(…)"
+_CACHE = "caches rows of tables in the tier: plan with a tier and give cache=oper.CacheSettings(…)"
 _READS_AHEAD = "prepares a batch ahead in TorchRec's TrainPipelineSparseDist, without a setting"
 _COUNTS = "counts what it reads: see oper.counters and oper.monitor"
 _CLIPS = "clips no gradients of tables: lower learning_rate, or clip those of the lookup's output"

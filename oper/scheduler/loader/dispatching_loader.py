@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError, check_type
+from oper.base.spoken import option
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
 from oper.runtime.comm.lost_ranks import rank_names, told
@@ -137,7 +138,7 @@ class DispatchingLoader:
         if not plan.workload.training:
             raise OperError(
                 "DispatchingLoader was given a plan for inference, and one for training was "
-                "needed: make it with --mode training"
+                f"needed: make it with {option('--mode', 'training')}"
             )
         _check_types(policy, cache, seed, features)
         chosen = _policy(policy, alpha)
@@ -246,7 +247,7 @@ def _policy(text: str, alpha: float | None) -> Policy | None:
     try:
         return Policy.parse(text)
     except OperError as error:
-        raise OperError(f"{str(error).replace('--policy', 'policy')}; or {LOCALITY}") from None
+        raise OperError(f"{error}; or {LOCALITY}") from None
 
 
 def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:

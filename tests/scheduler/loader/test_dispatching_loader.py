@@ -290,9 +290,9 @@ def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"policy": "near"}, "policy 'near': random, in-order, .* or locality"),
+        ({"policy": "near"}, "policy='near': random, in-order, .* or locality"),
         ({"policy": "laia", "alpha": 0.5}, "alpha 0.5: is of policy 'esd'"),
-        ({"alpha": 2}, "policy 'esd:2'"),
+        ({"alpha": 2}, "policy='esd:2'"),
         ({"ahead": 0}, "ahead 0: at least 1"),
         ({"policy": None}, "policy is a NoneType, and a name"),
         ({"cache": "10%"}, "cache is a str, and oper.CacheSettings"),
