@@ -133,7 +133,7 @@ def test_tables_and_arrays_name_their_times(tmp_path: Path) -> None:
 def test_a_log_of_times_alone(tmp_path: Path) -> None:
     said = profiled(tmp_path, {"ts": seconds}, ())
     assert said.status == 2
-    assert "expected a column of ids, got only times: ts" in said.errors
+    assert "expected a column of ids, got only columns that are left out: ts (times" in said.errors
     assert "--columns" in said.errors
 
 
