@@ -2,9 +2,12 @@
 
 The first values of a column show whether it is a time or the number of a sample, whatever rule
 makes rows of them. Times are left out unless the user names them: texts that are all dates, and
-numbers that are all dates in one unit under the name of a time. Numbers under another name are only
-warned of, because ids can look like dates: a snowflake id is a date in nanoseconds. The samples'
-numbers count up, or, in a shuffled log, all differ.
+numbers that are all dates in one unit under the name of a time. Under a name that says nothing,
+milliseconds and microseconds are left out if they also go up with the log and most of them differ:
+so many ids are hardly ever given, and those that contain a time are numbers of the samples. Other
+numbers are only warned of, because ids can look like dates: ids that count up reach seconds, and a
+snowflake id is a date in nanoseconds. The samples' numbers count up, or, in a shuffled log, all
+differ.
 """
 
 import re
@@ -26,6 +29,8 @@ from oper.logs.row_ids import without
 # together: of ten, one in 100,000.
 MANY_VALUES, ALL_DISTINCT = 10_000, 0.9
 _LEAST_TIMES, _LONGEST_SECONDS = 10, 25 * 365 * 86_400
+# Times in a log's order: so many are no earlier than the ones before, and so many differ.
+_IN_ORDER, _DIFFERENT = 0.99, 0.5
 
 # The words of a name that is a time's, and those of a name that is not, whatever else is in it.
 _TIME_WORDS = re.compile(
@@ -63,8 +68,15 @@ def first_look(log: Log, missing: Mapping[str, str | None]) -> dict[str, Look]:
 
 def is_time_name(name: str) -> bool:
     """Whether a column's name is that of a time, such as ts, event_time or createdAt."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    return any(map(_TIME_WORDS.fullmatch, words)) and not any(map(_ID_WORDS.fullmatch, words))
+    return any(map(_TIME_WORDS.fullmatch, _words(name))) and not _is_id_name(name)
+
+
+def _is_id_name(name: str) -> bool:
+    return any(map(_ID_WORDS.fullmatch, _words(name)))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def _look(ids: Jagged, name: str, bags: bool) -> Look:
@@ -80,6 +92,8 @@ def _look(ids: Jagged, name: str, bags: bool) -> Look:
             return Look(time=time)
         different = len(np.unique(values))
         finding = "" if bags else _times(values)
+        if finding and not _is_id_name(name) and _are_in_order(values, different):
+            return Look(time=f"times: {finding.removeprefix('its ')}, in the log's order")
         if not (bags or finding) and len(values) > MANY_VALUES and (values[1:] > values[:-1]).all():
             finding = f"its first {len(values):,} values count up, from sample to sample"
     many = different > max(MANY_VALUES, ALL_DISTINCT * len(values))
@@ -108,6 +122,19 @@ def _times(values: NDArray[np.int64]) -> str:
     if unit is None or bounds[1] - bounds[0] > _LONGEST_SECONDS * PER_SECOND[unit]:
         return ""
     return f"its {_dates(bounds, unit, len(values))}"
+
+
+def _are_in_order(values: NDArray[np.int64], different: int) -> bool:
+    """Return whether dates are milliseconds or microseconds that go up with the log, not by equal
+    steps, and most of them differ."""
+    steps = np.diff(values)
+    unit = guess_unit(np.array([values.min(), values.max()], dtype=np.float64))
+    return bool(
+        unit in ("ms", "us")
+        and np.mean(steps >= 0) >= _IN_ORDER
+        and different >= _DIFFERENT * len(values)
+        and steps.min() < steps.max()
+    )
 
 
 def _dates(bounds: NDArray[np.float64], unit: TimeUnit, number: int) -> str:
