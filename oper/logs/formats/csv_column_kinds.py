@@ -31,9 +31,6 @@ _ONE_COLUMN = (
 )
 _LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NAMED = re.compile(r"\s*[^\W\d][\w.-]*[=:](?=.)")
-_LETTER = re.compile(r"[^\W\d]")
 
 
 def csv_columns(
@@ -146,21 +143,6 @@ def _has_spaces(given: Any) -> str:
 def _first_text(texts: Any, mask: Any) -> str:
     found = texts.filter(mask)
     return str(found[0].as_py()[:_MOST_SHOWN]) if len(found) else ""
-
-
-def are_values(names: Sequence[str]) -> bool:
-    """Whether the fields of a file's first line are rather values than names: numbers, dates and
-    others without a letter, and empty ones."""
-    given = [name.strip() for name in names if name.strip()]
-    return bool(given) and all(_NUMBER.fullmatch(n) or not _LETTER.search(n) for n in given)
-
-
-def are_named_values(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether the fields of a file's first two lines are values with their names, such as
-    `user=5` or `user:5`: the same name in both, and another one in each field."""
-    pairs = [(_NAMED.match(a), _NAMED.match(b)) for a, b in zip(first, second, strict=False)]
-    keys = [(a[0], b[0]) for a, b in pairs if a and b]
-    return bool(first) and len(keys) == len(first) and all(a == b for a, b in keys)
 
 
 def _names_are_alike(without: Any, with_names: Any) -> bool:
