@@ -88,7 +88,7 @@ _FORMATS = tuple(
             rb"|(\w+: +(\"[^\"\n]*\"|[^\s\",]+) +)+\w+: +(\"[^\"\n]*\"|[^\s\",]+) *\r?\n)",
         },
         "keep the objects alone: sed 's/^[^{]*//'": {
-            "JSON behind other text": rb"[^\n{\x1e]*[^\n{\x1e\s\"][^\n{\x1e]*"
+            "JSON behind other text": rb"[^\n{\x1e]*\w[^\n{\x1e]*"
             rb"\{\s*\"(?:[^\"\\\n]|\\.)*\"\s*:",
         },
         r"remove the record separators: tr -d '\036'": {
