@@ -234,10 +234,12 @@ def test_most_lines_are_checked_together(tmp_path: Path, monkeypatch: pytest.Mon
     lines[500] = '{"a": -5, "d": true}'
     (tmp_path / "log").write_text("\r\n".join(lines))
     read: list[int] = []
-    monkeypatch.setattr(
-        "oper.logs.formats.json_columns._object",
-        lambda path, number, line, is_first: read.append(number) or json.loads(line),
-    )
+
+    def parsed(path: Path, number: int, line: bytes, is_first: bool) -> Any:
+        read.append(number)
+        return json.loads(line)
+
+    monkeypatch.setattr("oper.logs.formats.json_columns._object", parsed)
     columns = JsonColumns(tmp_path / "log")
     assert columns.samples == 1000
     assert [str(kind) for kind, _ in columns.kinds().values()] == [
