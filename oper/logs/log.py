@@ -68,7 +68,7 @@ class Log:
 
     def _check_missing(self, missing: str | None) -> None:
         """OperError where the value that means "no id" cannot be in any column of ids."""
-        texts = any(self._columns[name].texts for name in self.features)
+        texts = not self.texts.isdisjoint(self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
                 f"{option('--missing', missing[:80])}: the columns of ids hold whole numbers, so "
@@ -84,6 +84,11 @@ class Log:
     def bags(self) -> frozenset[str]:
         """The columns of ids that may have several in a sample."""
         return frozenset(n for n in self.nameable if self._columns[n].bags)
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """The columns that may hold texts."""
+        return frozenset(n for n, column in self._columns.items() if column.texts)
 
     @cached_property
     def raw(self) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Raw values to row ids, by a table's rule: dense, hash or vocab."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,10 @@ def missing_is(value: Any) -> str:
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:
-    """The ids without those equal to `missing`, the value that means "no id"."""
+    """Return the ids without those equal to `missing`, the value that means "no id".
+
+    Texts become integers if `missing` was the only text that is none.
+    """
     if missing is None:
         return raw
     whole = _WHOLE.fullmatch(missing)
@@ -158,6 +162,10 @@ def without(raw: Jagged, missing: str | None) -> Jagged:
         else:
             same = pa.compute.equal(texts, missing).to_numpy(zero_copy_only=False)
         absent = same[raw.values.indices.to_numpy()]
+        if (codes_are_integers | same).all():
+            by_code = np.zeros(len(same), np.int64)
+            by_code[codes_are_integers] = numbers
+            raw = replace(raw, values=by_code[raw.values.indices.to_numpy()])
     elif number is not None:
         absent = (raw.values.view(np.uint64) if raw.unsigned else raw.values) == number
     else:

@@ -1,11 +1,13 @@
-"""Columns of a log that are times, that are hardly features, or that have a stray value.
+"""Columns of a log that are times, or that are hardly features.
 
 The first values of a column show whether it is a time or the number of a sample, whatever rule
 makes rows of them. Times are left out unless the user names them: texts that are all dates, and
-numbers that are all dates in one unit under the name of a time. Numbers under another name are only
-warned of, because ids can look like dates: a snowflake id is a date in nanoseconds. The samples'
-numbers count up, or, in a shuffled log, all differ. A column of row ids with one stray value would
-become another table altogether.
+numbers that are all dates in one unit under the name of a time. Under a name that says nothing,
+milliseconds and microseconds are left out if they also go up with the log and most of them differ:
+so many ids are hardly ever given, and those that contain a time are numbers of the samples. Other
+numbers are only warned of, because ids can look like dates: ids that count up reach seconds, and a
+snowflake id is a date in nanoseconds. The samples' numbers count up, or, in a shuffled log, all
+differ.
 """
 
 import re
@@ -17,10 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from oper.base.spoken import option
-from oper.logs.batches.batch import Jagged, Location
+from oper.logs.batches.batch import Jagged
 from oper.logs.batches.log_options import TimeUnit
-from oper.logs.batches.text_numbers import decimals
 from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, date_text, guess_unit
 from oper.logs.log import Log
 from oper.logs.row_ids import without
@@ -29,10 +29,8 @@ from oper.logs.row_ids import without
 # together: of ten, one in 100,000.
 MANY_VALUES, ALL_DISTINCT = 10_000, 0.9
 _LEAST_TIMES, _LONGEST_SECONDS = 10, 25 * 365 * 86_400
-# A column has a stray value if such a share of its values is row ids, up to the first batch with
-# another one.
-_STRAY = 0.9
-
+# Times in a log's order: so many are no earlier than the ones before, and so many differ.
+_IN_ORDER, _DIFFERENT = 0.99, 0.5
 
 # The words of a name that is a time's, and those of a name that is not, whatever else is in it.
 _TIME_WORDS = re.compile(
@@ -70,8 +68,15 @@ def first_look(log: Log, missing: Mapping[str, str | None]) -> dict[str, Look]:
 
 def is_time_name(name: str) -> bool:
     """Whether a column's name is that of a time, such as ts, event_time or createdAt."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    return any(map(_TIME_WORDS.fullmatch, words)) and not any(map(_ID_WORDS.fullmatch, words))
+    return any(map(_TIME_WORDS.fullmatch, _words(name))) and not _is_id_name(name)
+
+
+def _is_id_name(name: str) -> bool:
+    return any(map(_ID_WORDS.fullmatch, _words(name)))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def _look(ids: Jagged, name: str, bags: bool) -> Look:
@@ -87,6 +92,8 @@ def _look(ids: Jagged, name: str, bags: bool) -> Look:
             return Look(time=time)
         different = len(np.unique(values))
         finding = "" if bags else _times(values)
+        if finding and not _is_id_name(name) and _are_in_order(values, different):
+            return Look(time=f"times: {finding.removeprefix('its ')}, in the log's order")
         if not (bags or finding) and len(values) > MANY_VALUES and (values[1:] > values[:-1]).all():
             finding = f"its first {len(values):,} values count up, from sample to sample"
     many = different > max(MANY_VALUES, ALL_DISTINCT * len(values))
@@ -117,6 +124,19 @@ def _times(values: NDArray[np.int64]) -> str:
     return f"its {_dates(bounds, unit, len(values))}"
 
 
+def _are_in_order(values: NDArray[np.int64], different: int) -> bool:
+    """Return whether dates are milliseconds or microseconds that go up with the log, not by equal
+    steps, and most of them differ."""
+    steps = np.diff(values)
+    unit = guess_unit(np.array([values.min(), values.max()], dtype=np.float64))
+    return bool(
+        unit in ("ms", "us")
+        and np.mean(steps >= 0) >= _IN_ORDER
+        and different >= _DIFFERENT * len(values)
+        and steps.min() < steps.max()
+    )
+
+
 def _dates(bounds: NDArray[np.float64], unit: TimeUnit, number: int) -> str:
     first, last = (date_text(bound / PER_SECOND[unit]) for bound in bounds.tolist())
     return (
@@ -136,50 +156,3 @@ def _texts_of_times(values: pa.DictionaryArray) -> str:
     except pa.ArrowInvalid:
         return ""
     return f"times: first {len(values):,} values are dates such as {values[0].as_py()!r}"
-
-
-class StrayValue:
-    """Finds the first value of a column that is no row id, batch by batch, and looks at nothing
-    after the batch that has it.
-
-    A column of texts or of hashes has no stray value: few of its values are row ids.
-    """
-
-    def __init__(self, rows: int) -> None:
-        """`rows`: integers from 0 to rows − 1 are row ids."""
-        self._rows = rows
-        self._good = self._bad = 0
-        self._first = ""
-
-    def add(self, ids: Jagged, location: Location) -> None:
-        """Look at a batch's values, of which there may be none."""
-        if self._bad or not len(ids.values):
-            return
-        good = self._are_rows(ids)
-        self._good += int(np.count_nonzero(good))
-        self._bad += len(good) - int(np.count_nonzero(good))
-        if self._bad:
-            position = int(np.argmin(good))
-            where = location.of(ids.sample_of(position))
-            self._first = f"{ids.shown(position):.100} in {where}"
-
-    def sentence(self) -> str:
-        """What the stray value made of the column; empty where there is none."""
-        if not self._bad or self._good < _STRAY * (self._good + self._bad):
-            return ""
-        return (
-            f"{self._first}, is no row id from 0 to {self._rows - 1:,}, so all values of the "
-            "column get a vocabulary and its row numbers; if the value is wrong, correct the log, "
-            f"or pass {option('--missing')} where it means that there is no id"
-        )
-
-    def _are_rows(self, ids: Jagged) -> NDArray[np.bool_]:
-        values = ids.values
-        if not isinstance(values, pa.DictionaryArray):
-            good = np.asarray(values.view(np.uint64) < self._rows)
-            # Negative ids stop the command or are skipped, and make no vocabulary.
-            return good if ids.unsigned else good | (values < 0)
-        is_integer, integers = decimals(values.dictionary)
-        by_code = np.zeros(len(is_integer), dtype=bool)
-        by_code[is_integer] = integers.view(np.uint64) < self._rows
-        return np.asarray(by_code[values.indices.to_numpy()])

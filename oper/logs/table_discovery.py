@@ -8,6 +8,7 @@ integers get a vocabulary. Tables that are given without rows get them the same 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from oper.base.formatting import format_bytes
 from oper.base.spoken import option
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
+from oper.logs.odd_values import odd_values
 from oper.logs.row_ids import missing_is, without
-from oper.logs.suspicious_columns import ALL_DISTINCT, MANY_VALUES, Look, StrayValue, first_look
+from oper.logs.suspicious_columns import ALL_DISTINCT, MANY_VALUES, Look, first_look
 from oper.logs.vocabulary import (
     ValueCounter,
     digest_of,
@@ -165,21 +167,39 @@ def prepare(
             for name in log.features
         ]
     # Doubts are of wrong separators and the like, which choosing columns does not mend.
-    for name, doubt in log.doubts(_distinct(matched(log, tables))).items():
+    doubts = log.doubts(_distinct(matched(log, tables)))
+    for name, doubt in doubts.items():
         warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     given = with_missing(tables, log.options.missing)
     looks = first_look(whole, {t.name: t.ids.missing for t in given}) if unnamed else {}
     # --values names the columns too.
-    times = {n: look.time for n, look in looks.items() if look.time and not log.options.values}
-    tables = tuple(table for table in given if table.name not in times)
-    if not tables:
-        raise OperError(
-            f"{log.names[0]}: expected a column of ids, got only times: {', '.join(times)}; name "
-            f"the columns of ids with {option('--columns')}"
-        )
+    others = {n: look.time for n, look in looks.items() if look.time and not log.options.values}
+    tables = _without(given, others, log)
     found: dict[str, str] = {}  # why a column is hardly a feature, by its name
     tables = _sized(whole, tables, inferred, looks, found, advance)
-    contents = _vocabularies(whole, tables, advance)
+    counters = _counters(whole, tables, advance)
+    for name, counter in counters.items():
+        odd = odd_values(counter, _MOST_DENSE_ROWS)
+        by_default = inferred and name not in log.raw  # has a vocabulary by its values alone
+        if odd is None or (odd.kind == "large" and not by_default):
+            continue
+        columns = [c for i, _, c in matched(log, tables) if tables[i].name == name]
+        missing = next(t.ids.missing for t in tables if t.name == name)
+        value, place = odd.first(whole.batches(columns, ids_only=True), missing)
+        if unnamed and odd.kind == "fraction":
+            others[name] = odd.reason(value, place)
+        elif unnamed and by_default and odd.kind == "stray" and odd.certain:
+            raise OperError(odd.refusal(name, value, place))
+        elif doubts.keys().isdisjoint(columns):  # A doubt may explain them.
+            warnings.warn(
+                f"column {name!r}: {odd.warning(value, place)}", OperWarning, stacklevel=2
+            )
+    tables = _without(tables, others, log)
+    contents = {
+        table.name: ranked(counters[table.name], table.ids.min_count, table.rows)
+        for table in tables
+        if table.ids.kind == "vocab"
+    }
     for name, content in contents.items() if unnamed else ():
         ids = pc.sum(content["count"]).as_py() or 0
         if len(content) > max(MANY_VALUES, ALL_DISTINCT * ids):
@@ -203,7 +223,7 @@ def prepare(
     known = tuple(
         _with_vocabulary(t, contents[t.name]) if t.name in contents else t for t in tables
     )
-    return Prepared(known, contents, log.left_out | times if all_columns else {})
+    return Prepared(known, contents, log.left_out | others if all_columns else {})
 
 
 def _with_vocabulary(table: Table, content: Any) -> Table:
@@ -264,7 +284,6 @@ def _sized(
     vocabulary: set[int] = set()
     seen = dict.fromkeys(open_tables, 0)
     samples = 0
-    stray = {index: StrayValue(_MOST_DENSE_ROWS) for index in open_tables}
     for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
@@ -277,9 +296,7 @@ def _sized(
                         "`ids: vocab`, or `ids: hash` with its rows"
                     )
                 vocabulary.add(index)
-                stray[index].add(ids, batch.location)
             elif len(ids.values):
-                stray[index].add(ids, batch.location)
                 seen[index] += len(ids.values)
                 low, high = ids.bounds()
                 if low < 0 and log.options.on_bad_id == "error":
@@ -300,8 +317,6 @@ def _sized(
         table = tables[index]
         if inferred and (index in vocabulary or largest[index] >= _MOST_DENSE_ROWS):
             result[index] = replace(table, ids=replace(table.ids, kind="vocab"))
-            if sentence := stray[index].sentence():
-                warnings.warn(f"column {table.name!r}: {sentence}", OperWarning, stacklevel=3)
         else:
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)
@@ -347,19 +362,36 @@ def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:
     return list(dict.fromkeys(column for _, _, column in columns))
 
 
-def _vocabularies(
+def _without(tables: Sequence[Table], left_out: Mapping[str, str], log: Log) -> tuple[Table, ...]:
+    """Return the tables whose columns are not left out; OperError if there are none."""
+    kept = tuple(table for table in tables if table.name not in left_out)
+    if not kept:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())
+        raise OperError(
+            f"{log.names[0]}: expected a column of ids, got only columns that are left out: "
+            f"{reasons}; name the columns of ids with {option('--columns')}"
+        )
+    return kept
+
+
+def _counters(
     log: Log, tables: Sequence[Table], advance: Callable[[int], None]
-) -> dict[str, Any]:
-    counters = {i: ValueCounter() for i, t in enumerate(tables) if t.ids.kind == "vocab"}
-    if not counters:
-        return {}
-    columns = [m for m in matched(log, tables) if m[0] in counters]
-    for batch in log.batches(_distinct(columns), ids_only=True):
-        for index, _, column in columns:
-            ids = without(batch.features[column], tables[index].ids.missing)
-            counters[index].add(ids)
-        advance(batch.samples)
-    return {
-        tables[i].name: ranked(counter, tables[i].ids.min_count, tables[i].rows)
-        for i, counter in counters.items()
-    }
+) -> dict[str, ValueCounter]:
+    """Return the counts of the values of each table that has a vocabulary, by its name; of tables
+    of hashes whose columns may hold texts, those of the first batch."""
+    counters = {table.name: ValueCounter() for table in tables if table.ids.kind == "vocab"}
+    hashed = {t.name for t in tables if t.ids.kind == "hash"}
+    for names, batches in ((set(counters), None), (hashed, 1)):
+        columns = [m for m in matched(log, tables) if tables[m[0]].name in names]
+        if batches:
+            columns = [m for m in columns if m[2] in log.texts]
+        if not columns:
+            continue
+        for batch in islice(log.batches(_distinct(columns), ids_only=True), batches):
+            for index, _, column in columns:
+                table = tables[index]
+                counter = counters.setdefault(table.name, ValueCounter())
+                counter.add(without(batch.features[column], table.ids.missing))
+            if not batches:
+                advance(batch.samples)
+    return counters

@@ -466,6 +466,17 @@ FOREIGN: dict[str, tuple[str, bytes]] = {
     "a table for a terminal,": ("CSV", b"+---+---+\n| u | i |\n+---+---+\n| 1 | 2 |\n+---+---+\n"),
     "Markdown": ("CSV", b"| u | i |\n|---|:-:|\n| 1 | 2 |\n"),
     "INI or TOML": ("CSV", b"[a]\nu = 1\n[b]\nu = 2\n"),
+    "YAML": ("JSON", b"- user: 5\n  item: 7\n- user: 6\n  item: 8\n"),
+    "YAML,": ("JSON", b"---\nuser: 5\nitem: 7\n---\nuser: 6\nitem: 8\n"),
+    "YAML or textproto": ("JSON", b"# proto-file: a.proto\nuser: 5\nitem: 7\n"),
+    "textproto": ("JSON", b"sample {\n  user: 5\n  item: 7\n}\n"),
+    "textproto,": ("JSON", b'user: 5 item: "a b"\nuser: 6 item: "c"\n'),
+    "JSON behind": ("sed", b'2026-01-01T00:00:00Z {"u":5}\n2026-01-01T00:00:01Z {"u": 6}\n'),
+    "JSON behind other text": ("sed", b'INFO\t5,{"u": {"v": 1}}\nINFO\t6,{"u": {}}\n'),
+    "a JSON text sequence": ("tr -d", b'\x1e{"u":5}\n\x1e{"u":6}\n'),
+    "comment": ("remove the comments", b"# made by x\nuser,item\n1,2\n"),
+    "a comment": ("remove the comments", b"# made\n# by x\nuser item\n1 2\n"),
+    "fixed width": ("--delimiter space", b"u    i    c\n1    5    New York\n2    6    Rome\n"),
     "XML": ("CSV", b'<rows>\n<r u="1" i="2"/>\n<r u="3" i="4"/>\n</rows>\n'),
     "JSON lines below comments": ("remove", b'// made by x\n{"u": 1}\n{"u": 2}\n'),
     "SAS": ("Parquet", b"HEADER RECORD*******LIBRARY HEADER RECORD!!!!!!!" + b"0" * 32),
@@ -487,8 +498,25 @@ def test_formats_that_are_not_read(tmp_path: Path, name: str, packed: bool) -> N
         path.write_bytes(gzip.compress(content) if packed else content)
         if packed and content[:2] == b"PK":
             complaint(path, file, "within gzip", "unpack")
+        elif file == "log.parquet" and name in ("comment", "a comment", "fixed width"):
+            complaint(path, "expected Parquet, as its name says, got text")
         else:
-            complaint(path, file, name, remedy)
+            complaint(path, file, name.rstrip(","), remedy)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".npy", ".npz", ".pt", ".parquet.gz"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", '{"a": 1}\n', "a\x01é\n" + "1\x01x\n" * 400])
+def test_texts_under_the_name_of_another_format(tmp_path: Path, ending: str, text: str) -> None:
+    path = tmp_path / f"log{ending}"
+    path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
+    complaint(path, "as its name says, got text", f"rename it without {ending.removesuffix('.gz')}")
+    path.rename(tmp_path / "log")
+    assert sum(b.samples for b in open_log(tmp_path / "log").batches()) in (1, 400)
+
+
+def test_parquet_under_the_name_of_a_text(tmp_path: Path) -> None:
+    log = open_log(parquet(tmp_path).rename(tmp_path / "log.csv"))
+    assert sum(b.samples for b in log.batches()) == 20_000
 
 
 def test_formats_that_are_not_read_from_sqlite_and_torch(tmp_path: Path) -> None:
@@ -504,7 +532,11 @@ def test_binary_logs_within_gzip(tmp_path: Path, make: Callable[[Path], Path]) -
     complaint(tmp_path / "log.gz", "within gzip", "unpack it first")
 
 
-@pytest.mark.parametrize("text", ["1,2", "Object,b\n1,2", "LZ,BZh\n1,2", "1:2,3\n4:5,6"])
+@pytest.mark.parametrize(
+    "text",
+    ["1,2", "Object,b\n1,2", "LZ,BZh\n1,2", "1:2,3\n4:5,6", "a: b,c: d\n1,2", '5,{""u"":5}',
+     "#user,item\n1,2", "# user,item\n1,2", "%a b,c\nx y,z", "a  b,c  d\n1,2\n3,4", "-,b\n1,2"],
+)  # fmt: skip
 def test_texts_that_only_begin_like_them(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, "log", f"{text}\n")
     assert len(open_log(path, LogOptions(no_header=True)).features) == 2

@@ -24,11 +24,17 @@ LINES = ["1,5,7", "2,6,8", "3,5,9"]
         "2019-01-05,10:30,1",
         "\ufeff1,2,3",
         "\n\n1,2,3",
+        "2026-01-01T00:00:00Z,5,7",
+        "2026-01-01 00:00:00.5+01:00,true,",
+        "123e4567-e89b-12d3-a456-426614174000,0x1F,68fd1e64",
+        "1,NULL,false",
+        "CAUSBQoDdGFnAB12CD==,CAUSBQoDdGFnAB12,aGVsbG8sIHdvcmxkIQ1=",
     ],
 )
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_a_first_line_of_values_is_refused(tmp_path: Path, first: str, delimiter: str) -> None:
-    text = "\n".join([first, *LINES]).replace(",", delimiter)
+    lines = [first] * 4 if first.endswith("=") else [first, *LINES]
+    text = "\n".join(lines).replace(",", delimiter)
     (tmp_path / "log.csv").write_text(text, encoding="utf-8")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
     assert said.status == 2, said
@@ -179,5 +185,31 @@ def test_values_with_their_names_are_refused(tmp_path: Path, delimiter: str, mar
     (tmp_path / "log.csv").write_text(f"a:user{delimiter}a:item\n" + "".join(lines))
     assert list(open_log(tmp_path / "log.csv").features) == ["a:user", "a:item"]
     (tmp_path / "log.csv").write_text("ns:id,b:c\n" + "ns:5,b:6\n" * 3)
-    named = LogOptions(columns=("ns:id",))
-    assert list(open_log(tmp_path / "log.csv", named).features) == ["ns:id"]
+    assert list(open_log(tmp_path / "log.csv").features) == ["ns:id", "b:c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "are_names"),
+    [
+        ("wd:item,wd:value\nwd:Q42,wd:red\n", True),
+        ("ns:id,ns:kind\nns:a,ns:b\n", True),
+        ("user:bob,at:5\nuser:ann,at:6\n", False),
+        ("user:bob,tag:a\nuser:bob7,tag:b\nuser:ann,tag:c\n", False),
+        ("2026-01-01 10:00,user=5\n2026-01-01 10:01,user=6\n", False),
+    ],
+)
+def test_names_and_values_with_a_prefix(tmp_path: Path, text: str, are_names: bool) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    if are_names:
+        log = open_log(tmp_path / "log.csv")
+        assert list(log.features) == text.split("\n", maxsplit=1)[0].split(",")
+        assert log.count_samples() == text.count("\n") - 1
+        return
+    with pytest.raises(OperError, match="values with names, such as 'user"):
+        open_log(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("name", ["UserFeatureHash2", "face2face", "true_item", "Data2026Release1"])
+def test_names_that_are_hardly_values(tmp_path: Path, name: str) -> None:
+    (tmp_path / "log.csv").write_text(f"{name}\n5\n6\n")
+    assert open_log(tmp_path / "log.csv").features == (name,)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare, read
+from oper.logs.formats.json_columns import JsonColumns
 from tests.support.commands import oper
 from tests.support.log_contents import everything, within_a_function
 
@@ -178,3 +179,89 @@ def test_windows_and_hold_out(tmp_path: Path) -> None:
             lines = said.out.replace("log.jsonl", "p").replace("out-p", "out").splitlines()
             outputs.append([line for line in lines if "second" not in line])
         assert outputs[0] == outputs[1]
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.integers(0, 9)
+    | st.floats()
+    | st.sampled_from(["", "x", "1", "2026-01-01", "a\\b", '"', "{", "é\u2028"])
+)
+lines_of_objects = st.lists(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "é", "", '"']),
+        scalars | st.lists(scalars, max_size=3) | st.just({"a": 1}) | st.just([[1]]),
+        max_size=3,
+    ).map(lambda value: json.dumps(value, ensure_ascii=len(value) > 1))
+    | st.sampled_from(
+        ['{"a": 1} {"a": 2}', '{"a":', "1}", "{}", "", "[1]", '{"a": 01}', '{"a": "\\ud83d"}', "x"]
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@within_a_function
+@given(lines_of_objects, st.sampled_from(["\n", "\r\n", " \n", "\n\n"]), st.integers(1, 200))
+def test_columns_are_those_that_each_line_shows(
+    tmp_path: Path, lines: list[str], end: str, piece: int
+) -> None:
+    """However many lines are checked at a time: Python's parser reads each of them otherwise."""
+    (tmp_path / "log").write_bytes(end.join(lines).encode())
+
+    def found() -> Any:
+        try:
+            columns = JsonColumns(tmp_path / "log")
+        except OperError as error:
+            return str(error)
+        # Beside an integer, the first float of a column of numbers may have any line.
+        kinds = {n: kind or len(reason) > 0 for n, (kind, reason) in columns.kinds().items()}
+        return columns.samples, list(kinds.items()), columns.longest >= max(map(len, lines)) - 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oper.logs.formats.json_columns._PIECE_BYTES", piece)
+        fast = found()
+        patch.setattr(JsonColumns, "_check", lambda self, piece: False)
+        assert fast == found()
+
+
+def test_most_lines_are_checked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser reads the lines until all columns and kinds are known."""
+    monkeypatch.setattr("oper.logs.formats.json_columns._PIECE_BYTES", 1000)
+    lines = [json.dumps({"a": n, "b": [str(n)], "c": n / 7}) for n in range(1000)]
+    lines[500] = '{"a": -5, "d": true}'
+    (tmp_path / "log").write_text("\r\n".join(lines))
+    read: list[int] = []
+
+    def parsed(path: Path, number: int, line: bytes, is_first: bool) -> Any:
+        read.append(number)
+        return json.loads(line)
+
+    monkeypatch.setattr("oper.logs.formats.json_columns._object", parsed)
+    columns = JsonColumns(tmp_path / "log")
+    assert columns.samples == 1000
+    assert [str(kind) for kind, _ in columns.kinds().values()] == [
+        "int64", "list<item: string>", "double", "bool",
+    ]  # fmt: skip
+    assert 501 in read
+    assert len(read) < 80
+
+
+def test_bounds_of_integers_that_are_checked_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oper.logs.formats.json_columns._PIECE_BYTES", 100)
+    for values, kind in (
+        ([*range(99), -(2**63)], "int64"),
+        ([*range(99), 2**63], "uint64"),
+        ([*range(99), 2**63, *range(99)], "uint64"),
+        ([-1, *range(99), 2**63], "None"),
+        ([*range(99), 2**63, -1], "None"),
+        ([*range(50), -1, *range(99), 2**63, 1], "None"),
+    ):
+        (tmp_path / "log").write_text("".join(f'{{"a": {v}, "b": [{v}]}}\n' for v in values))
+        kinds = JsonColumns(tmp_path / "log").kinds()
+        assert str(kinds["a"][0]) == kind
+        assert str(kinds["b"][0]) == ("None" if kind == "None" else f"list<item: {kind}>")

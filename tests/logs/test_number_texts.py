@@ -1,7 +1,6 @@
 """Numbers in text files: whole numbers with a point, and spaces around numbers and names."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -176,17 +175,3 @@ def test_times_with_spaces(tmp_path: Path) -> None:
     (batch,) = log.batches()
     assert batch.time is not None
     assert batch.time.tolist() == [10.0, 86_400.0]
-
-
-@pytest.mark.parametrize("word", ["NULL", "N/A", "null", "NA"])
-def test_words_for_missing_among_whole_numbers_are_warned_of(tmp_path: Path, word: str) -> None:
-    """They make texts of all ids, unless `missing` names them."""
-    path = written(tmp_path, "1", word, "3", "3")
-    with pytest.warns(OperWarning, match=rf"'{word}' stands among whole .*missing='{word}'"):
-        assert prepare(open_log(path, ITEM)).tables[0].ids.kind == "vocab"
-    log = open_log(path, LogOptions(columns=("item",), missing=word))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", OperWarning)
-        prepared = prepare(log)
-    assert [(t.name, t.rows, t.ids.kind) for t in prepared.tables] == [("item", 4, "dense")]
-    assert everything(RowReader(log, prepared).batches()) == {"item": [[1], [], [3], [3]]}

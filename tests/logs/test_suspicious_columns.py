@@ -25,7 +25,11 @@ DOUBTFUL = {
     "shuffled": (random.permutation(SAMPLES), "different"),
     "name": ([f"s{n}" for n in range(SAMPLES)], "different"),
 }
+in_order = np.cumsum(random.integers(0, 900, SAMPLES)) + 1_400_000_000_000
+in_order[::500] -= 3_000  # a few come late
 TIMES = {
+    "x_ms": in_order,
+    "c3": in_order * 1000 + random.integers(0, 999, SAMPLES),
     "ts": seconds,
     "event_time": seconds * 1000 + 7,
     "createdAt": seconds * 10**6,
@@ -104,6 +108,12 @@ def test_times_in_lists_and_in_small_logs(tmp_path: Path) -> None:
         ("ts", 1_400_000_000 + np.arange(SAMPLES)),  # dates, but they count up
         ("tweet_id", 1_500_000_000_000_000_000 + random.integers(0, 10**17, SAMPLES)),
         ("timeId", seconds),
+        ("event_id", in_order),
+        ("x", random.permutation(in_order)),
+        ("x", 1_400_000_000_000 + np.arange(SAMPLES) * 10),  # counts up
+        ("x", np.repeat(in_order[:400], 50)),  # few differ, as users in the order of their ids
+        ("x", np.cumsum(random.integers(1, 9, SAMPLES)) + 1_400_000_000),
+        ("x", in_order * 10**6),  # snowflake ids
         ("item", seconds),
         ("time", np.append(seconds[1:], 77)),  # one is no date
         ("time", [f"2024-01-{d % 28 + 1:02d} 10:00" for d in range(SAMPLES - 1)] + ["never"]),
@@ -133,7 +143,7 @@ def test_tables_and_arrays_name_their_times(tmp_path: Path) -> None:
 def test_a_log_of_times_alone(tmp_path: Path) -> None:
     said = profiled(tmp_path, {"ts": seconds}, ())
     assert said.status == 2
-    assert "expected a column of ids, got only times: ts" in said.errors
+    assert "expected a column of ids, got only columns that are left out: ts (times" in said.errors
     assert "--columns" in said.errors
 
 

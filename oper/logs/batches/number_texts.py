@@ -27,6 +27,7 @@ SPACES = " \t"
 # An exponent needs its sign, because `12e4` may be hexadecimal digits.
 _POINTED = r"^-?[0-9]+(\.[0-9]*([eE][+-][0-9]{1,3})?|[eE][+-][0-9]{1,3})$"
 _INTEGER = "^-?[0-9]+$"
+COMMA = "^[+-]?[0-9]+,[0-9]+$"  # a decimal comma, or two ids
 _MOST_EXACT = 2.0**53  # A float from here on may stand for several integers.
 ABSENT = tuple(pacsv.ConvertOptions().null_values)  # "NaN", "NULL", "N/A" and others
 

@@ -28,8 +28,14 @@ from oper.logs.batches.log_options import LogOptions
 from oper.logs.batches.number_texts import SPACES
 from oper.logs.batches.separators import separator
 from oper.logs.formats.arrow_columns import batch_of
-from oper.logs.formats.csv_column_kinds import are_named_values, are_values, csv_columns
+from oper.logs.formats.csv_column_kinds import csv_columns
 from oper.logs.formats.csv_form import Form
+from oper.logs.formats.csv_header import (
+    are_encoded,
+    are_values,
+    comment_above,
+    named_value,
+)
 from oper.logs.formats.delimiters import ANY, find_delimiter
 from oper.logs.formats.text_lines import (
     Chunk,
@@ -45,6 +51,7 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 _BLOCK_BYTES = 1 << 22
 _BRACKETS = "[](){} "
 _BOM = b"\xef\xbb\xbf"
+_MOST_COMPARED = 100  # lines that tell names from values with names
 
 
 class TextSource:
@@ -162,6 +169,11 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
     listed = listed if listed is None else separator(listed, option("--list-separator"))
     beginning = first_lines(path)
     lines = [line.decode("utf-8", "replace") for _, line in beginning.lines()]
+    if comment := comment_above(lines):
+        raise OperError(
+            f"{path}: expected names of columns in the first line, got a comment, "
+            f"{comment[:80]!r}; remove the comments"
+        )
     if given is not None:
         delimiter = separator(given, option("--delimiter"))
     else:
@@ -194,11 +206,17 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
         what = "" if options.no_header else " with a line of column names"
         raise OperError(f"{path}: cannot be read as text{what} ({error}); is it a log?") from error
     is_asked_for = options.no_header or not set(names).isdisjoint(options.columns)
-    if not is_asked_for and are_values(names):
-        raise _no_names(path, header, names, given)
-    if not is_asked_for and len(lines) > 1:
-        second = form.plain(lines[1].encode()).decode()
-        _refuse_named_values(path, fields, form.fields(second) or [])
+    if not is_asked_for:
+        others = [form.plain(line.encode()).decode() for line in lines[1:_MOST_COMPARED]]
+        below = [form.fields(line) or [] for line in others]
+        if are_values(names) or are_encoded(fields, below[0] if below else []):
+            raise _no_names(path, header, names, given)
+        if named := named_value(fields, below):
+            raise OperError(
+                f"{path}: expected names of columns in the first line, got values with names, "
+                f"such as {named[:80]!r}, as in the second line; write the names once, as the "
+                "first line, and below it the values only, or convert the log to JSON lines"
+            )
     repeated = next((name for name, number in Counter(names).items() if number > 1), None)
     if repeated is not None:
         raise OperError(
@@ -224,15 +242,6 @@ def _no_names(path: Path, header: bytes, names: Sequence[str], delimiter: str | 
         f"sample, pass {option('--no-header', True)}; if these are names, "
         f"choose columns by them with {option('--columns')}"
     )
-
-
-def _refuse_named_values(path: Path, first: Sequence[str], second: Sequence[str]) -> None:
-    if are_named_values(first, second):
-        raise OperError(
-            f"{path}: expected names of columns in the first line, got values with names, such as "
-            f"{first[0][:80]!r}, as in the second line; write the names once, as the first line, "
-            "and below it the values only, or convert the log to JSON lines"
-        )
 
 
 def _trimmed(field: str) -> str:

@@ -19,7 +19,7 @@ import pyarrow.csv as pacsv
 from oper.base.spoken import option
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
-from oper.logs.batches.number_texts import ABSENT, SPACES, are_integers, are_pointed
+from oper.logs.batches.number_texts import ABSENT, COMMA, SPACES, are_integers, are_pointed
 from oper.logs.batches.timestamps import is_text
 from oper.logs.formats.arrow_columns import column_of
 from oper.logs.formats.delimiters import ANY
@@ -27,9 +27,6 @@ from oper.logs.formats.delimiters import ANY
 _LEAST, _LIMIT = -(2**63), 2**64
 _LIST_SEPARATORS = ("|", ";", "^", "\x02", "\x1d", " ", ",")
 _MOST_SHOWN = 80  # characters of a value in a reason
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NAMED = re.compile(r"\s*[^\W\d][\w.-]*[=:](?=.)")
-_LETTER = re.compile(r"[^\W\d]")
 
 
 def csv_columns(
@@ -89,10 +86,7 @@ def _columns(
         columns[0] = replace(columns[0], doubt=_only_column(unread[0]))
     numbers = [c.name for c in columns if c.kind == "dense"]
     texts = [] if bags else [f.name for f in schema if is_text(f.type)]
-    if len({c.name for c in columns}) < len(columns):
-        return columns
-    columns = _with_words_for_missing(schema, columns, parse, options.missing)
-    if not (numbers or texts):
+    if not (numbers or texts) or len({c.name for c in columns}) < len(columns):
         return columns
     table = parse(
         column_types=dict.fromkeys([*numbers, *texts], pa.string()),
@@ -119,32 +113,6 @@ def _only_column(unread: str) -> str:
         "is the only one, because no character separates columns in every line; pass "
         f"{option('--delimiter')} if columns are separated by {unread!r}"
     )
-
-
-def _with_words_for_missing(
-    schema: Any, columns: list[Column], parse: Callable[..., Any], missing: str | None
-) -> list[Column]:
-    """Return the columns, with a doubt of those whose whole numbers have words such as `NULL` among
-    them: Arrow reads these as nulls, but in a log they are values, which make texts of all ids."""
-    whole = [f.name for f, c in zip(schema, columns, strict=True) if pa.types.is_integer(f.type)]
-    if not whole:
-        return columns
-    given = parse(column_types=dict.fromkeys(whole, pa.string()), include_columns=whole)
-    words = pa.array([word for word in ABSENT if word and "nan" not in word.lower()])
-    result = []
-    for column in columns:
-        found = ""
-        if column.name in whole:
-            trimmed = pc.utf8_trim(given[column.name].combine_chunks(), SPACES)
-            found = _first_text(trimmed, pc.is_in(trimmed, words))
-        if found and found != missing and not column.doubt:
-            column = replace(
-                column,
-                doubt=f"{found!r} stands among whole numbers, so that all values are read as "
-                f"texts; pass {option('--missing', found)} if it means that there is no id",
-            )
-        result.append(column)
-    return result
 
 
 def _with_other_values(column: Column, given: Any) -> Column:
@@ -181,21 +149,6 @@ def _first_text(texts: Any, mask: Any) -> str:
     return str(found[0].as_py()[:_MOST_SHOWN]) if len(found) else ""
 
 
-def are_values(names: Sequence[str]) -> bool:
-    """Whether the fields of a file's first line are rather values than names: numbers, dates and
-    others without a letter, and empty ones."""
-    given = [name.strip() for name in names if name.strip()]
-    return bool(given) and all(_NUMBER.fullmatch(n) or not _LETTER.search(n) for n in given)
-
-
-def are_named_values(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether the fields of a file's first two lines are values with their names, such as
-    `user=5` or `user:5`: the same name in both, and another one in each field."""
-    pairs = [(_NAMED.match(a), _NAMED.match(b)) for a, b in zip(first, second, strict=False)]
-    keys = [(a[0], b[0]) for a, b in pairs if a and b]
-    return bool(first) and len(keys) == len(first) and all(a == b for a, b in keys)
-
-
 def _names_are_alike(without: Any, with_names: Any) -> bool:
     """Whether the first line, of names, is like those below: where these have no texts, it has none
     either, and somewhere it is not empty.
@@ -222,6 +175,8 @@ def _looks_like_bags(texts: Any) -> str:
         if mark in " ,":
             form = rf"^[\[({{ ]*[0-9]+ *({re.escape(mark)} *[0-9]+ *)*[\])}} ]*$"
             suspect = number > 0 and pc.all(pc.match_substring_regex(given, form)).as_py()
+            # Two ids or a decimal comma: the whole log tells (odd_values.py).
+            suspect &= not pc.all(pc.match_substring_regex(given, f"{COMMA}|^[0-9]+$")).as_py()
         else:
             suspect = 2 * number > len(given)
         if suspect:
@@ -238,8 +193,9 @@ def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int]
     if odd is None:
         return replace(column, kind="ids", reason="")
     sample, value = odd
-    needed = "no whole number" if re.search("[^0-9+-]", value) else "no 64-bit number"
-    return replace(column, reason=f"{value[:_MOST_SHOWN]!r} in line {line_of(sample)} is {needed}")
+    is_not = "no whole number" if re.search("[^0-9+-]", value) else "no 64-bit number"
+    is_not = "not in plain digits" if value.startswith("+") else is_not
+    return replace(column, reason=f"{value[:_MOST_SHOWN]!r} in line {line_of(sample)} is {is_not}")
 
 
 def _first_that_is_no_id(texts: Any) -> tuple[int, str] | None:

@@ -17,6 +17,7 @@ _POSSIBLE = (";", "|")
 _ASKED = (" ", ":", "~", "^", "#", "\x02", "\x1c", "\x1d", "\x1e", "\x1f", "¦")
 ANY = re.compile("[,\t" + re.escape("".join((*_CERTAIN, *_POSSIBLE, *_ASKED))) + "]")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_WIDE = re.compile(r"\S {2,}\S")  # spaces that fill a column up
 _MOST_LINES = 1000
 _STAND_IN = "\x1f"  # Arrow takes single bytes only
 
@@ -58,6 +59,13 @@ def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None)
             f"pass {option('--delimiter', asked)} if it separates columns, "
             f"{option('--list-separator', asked)} if a line is one bag of ids, or "
             f"{option('--delimiter', ',')} if a line is one value"
+        )
+    wide = sum(_WIDE.search(line) is not None for line in plain)
+    if list_separator != " " and _WIDE.search(plain[0]) and 2 * wide > len(plain) > 1:
+        raise OperError(
+            f"{path}: expected a separator of columns, got columns of fixed width; pass "
+            f"{option('--delimiter', 'space')} if no value is empty or has a space, or convert it: "
+            "pandas.read_fwf, then DataFrame.to_parquet"
         )
     return usual
 

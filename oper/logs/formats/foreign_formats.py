@@ -76,6 +76,21 @@ _FORMATS = tuple(
             "pickle": rb"\x80[\x02-\x05]",
             "LMDB": rb".{16}\xde\xc0\xef\xbe",
         },
+        "write one JSON object per line for each sample": {
+            "YAML": rb"(%YAML[^\n]*\n)?---[ \t]*\r?\n"
+            rb"|(#[^\n]*\n)*- +[\w.-]+:( [^\n]*)?\r?\n( +[\w.-]+:|- )",
+            "YAML or textproto": rb"(#[^\n]*\n)*([\w.-]+):([ \t][^\n]*)?\r?\n"
+            rb"\s*(?!\2:)[\w.-]+:(\s|\Z)",
+            "textproto": rb"(#[^\n]*\n)*(\w+:?\s*[{<]\s*\w+\s*[:{<]"
+            rb"|(\w+: +(\"[^\"\n]*\"|[^\s\",]+) +)+\w+: +(\"[^\"\n]*\"|[^\s\",]+) *\r?\n)",
+        },
+        "keep the objects alone: sed 's/^[^{]*//'": {
+            "JSON behind other text": rb"[^\n{\x1e]*\w[^\n{\x1e]*"
+            rb"\{\s*\"(?:[^\"\\\n]|\\.)*\"\s*:",
+        },
+        r"remove the record separators: tr -d '\036'": {
+            "a JSON text sequence": rb"\x1e\s*[{\[]",
+        },
         "write one line per sample, as CSV with a line of column names, or as Parquet": {
             # Comments and samples without features may be first.
             "LIBSVM or LIBFFM": rb"(#[^\n]*\n|[-+]?[0-9.]+[ \t]*\r?\n)*[-+]?[0-9.][0-9.,]*"
@@ -116,6 +131,8 @@ _FORMATS = tuple(
     for name, signature in formats.items()
 )
 _PATTERNS = tuple((f, re.compile(f.signature, re.DOTALL)) for f in _FORMATS)
+# Endings that only a format of bytes has.
+_BINARY = {".parquet": "Parquet", ".npy": ".npy", ".npz": ".npz", ".pt": "FBGEMM .pt"}
 _READ = re.compile(rb"PAR1|\x93NUMPY|PK[\x03\x05]")  # formats that are read, though not gzipped
 
 
@@ -138,6 +155,13 @@ def refuse(path: Path, head: bytes) -> None:
         raise _refused(path, found.name, found.remedy)
     if _is_tfrecord(head):
         raise _refused(path, "TFRecord", _TO_PARQUET)
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    if ending in _BINARY and _is_text(head):
+        shown = head.partition(b"\n")[0].decode("utf-8", "replace")[:40]
+        raise OperError(
+            f"{path}: expected {_BINARY[ending]}, as its name says, got text, {shown!r}; rename it "
+            f"without {ending} if it is CSV or JSON lines"
+        )
 
 
 def _refused(path: Path, name: str, remedy: str) -> OperError:
@@ -163,6 +187,13 @@ def _refuse_zip(path: Path) -> None:
             f"FBGEMM, or {_TO_PARQUET}"
         )
     raise _refused(path, "a zip archive", f"{_UNPACK}, and pass its files")
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether a file's beginning is UTF-8 without control characters of other formats."""
+    text = head.decode("utf-8", "ignore")
+    is_whole = len(head) - len(text.encode()) < 4 * (len(head) == HEAD_BYTES) + 1
+    return is_whole and re.search(r"[\0\x03-\x08\x0e-\x1b]", text) is None
 
 
 def _is_tfrecord(head: bytes) -> bool:

@@ -1,9 +1,8 @@
 """JSON lines: an object per line, with a value or a list of values for each column.
 
-A file is read through once when it is opened, because only that tells its columns: any line may
-have another one, or the first value that is not an integer. Python's parser does this: it refuses
-objects that are nested too deeply, which would end the process in Arrow's. Arrow parses batches
-with the types that were found, so columns are read as those of Parquet are.
+A file is read through once when it is opened, because only that tells its columns
+(`json_columns.py`). Arrow parses batches with the types that were found, so columns are read as
+those of Parquet are.
 """
 
 import json
@@ -20,39 +19,21 @@ from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.arrow_columns import batch_of, column_of
+from oper.logs.formats.json_columns import BOM, JsonColumns, invalid
 from oper.logs.formats.text_lines import Chunk, beginning, chunks, first_line
 
 _BLOCK_BYTES = 1 << 22
-_BOM = b"\xef\xbb\xbf"
-# Lines without such bytes have integers from 0 to 10^18.
-_EXTREME = re.compile(rb"[0-9]{19}|-")
-_TYPES = {
-    frozenset[type](): pa.null(),
-    frozenset({bool}): pa.bool_(),
-    frozenset({int}): pa.int64(),
-    frozenset({float}): pa.float64(),
-    frozenset({int, float}): pa.float64(),
-    frozenset({str}): pa.string(),
-}
-_NAMES = {
-    bool: "a truth value",
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def is_json(path: Path) -> bool:
     """Return whether a file is JSON lines; OperError where it is JSON of another form."""
-    line = first_line(path).removeprefix(_BOM).strip()
+    line = first_line(path).removeprefix(BOM).strip()
     if not line.startswith((b"{", b"[")):
         return False
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        head = beginning(path, 1 << 16).removeprefix(_BOM).decode("utf-8", "ignore")
+        head = beginning(path, 1 << 16).removeprefix(BOM).decode("utf-8", "ignore")
         if re.match(r"\s*\[\s*(\{\s*\"|\[\s*[-0-9\"\[]|$)", head) and not re.match(
             r"\s*\[[^\n]*\],", head.partition("\n")[0]
         ):
@@ -86,21 +67,11 @@ class JsonLinesSource(KnownSize):
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
-        self._longest = 0  # bytes of a line
-        self.samples = 0
-        found: dict[str, _Values] = {}
-        for number, line in (entry for chunk in chunks(path) for entry in chunk.lines()):
-            self._longest = max(self._longest, len(line))
-            self.samples += 1
-            extreme = _EXTREME.search(line) is not None
-            for name, value in _object(path, number, line, self.samples == 1).items():
-                if (values := found.get(name)) is None:
-                    values = found[name] = _Values()
-                values.add(value, number, extreme)
+        found = JsonColumns(path)
+        self.samples, self._longest = found.samples, found.longest
         self._types: dict[str, Any] = {}
         columns = []
-        for name, values in found.items():
-            kind, reason = values.kind()
+        for name, (kind, reason) in found.kinds().items():
             if kind is None:
                 columns.append(Column(name, "other", reason=reason))
             else:
@@ -137,66 +108,8 @@ class JsonLinesSource(KnownSize):
                 try:
                     pajson.read_json(pa.BufferReader(line), blocks, form)
                 except pa.ArrowInvalid as bad:
-                    raise _invalid(self._path, number, bad) from bad
+                    raise invalid(self._path, number, bad) from bad
             raise chunk.unparsed(one_line(error)) from error
         if not chunk.is_parsed(table.num_rows):
             raise chunk.unparsed(f"{chunk.samples():,} lines gave {table.num_rows:,} samples")
         return table
-
-
-class _Values:
-    """The values of one column: the first line of each kind, and the bounds of integers."""
-
-    def __init__(self) -> None:
-        self._scalars: dict[type, int] = {}
-        self._items: dict[type, int] = {}  # of lists
-        self._low = self._high = 0
-
-    def add(self, value: Any, line: int, extreme: bool) -> None:
-        """Note a value; `extreme`: it may be an integer that is negative or large."""
-        kind = type(value)
-        if kind not in self._scalars and value is not None:
-            self._scalars[kind] = line
-        if kind is list:
-            for item in set(map(type, value)):
-                if item is not type(None):
-                    self._items.setdefault(item, line)
-        if extreme:
-            integers = [v for v in (value if kind is list else [value]) if type(v) is int]
-            self._low = min([self._low, *integers])
-            self._high = max([self._high, *integers])
-
-    def kind(self) -> tuple[Any, str]:
-        """Return the Arrow type of all values, or None and the reason."""
-        is_list = set(self._scalars) == {list}
-        kinds = self._items if is_list else self._scalars
-        kind = _TYPES.get(frozenset(kinds))
-        if kind is None:
-            found = " and ".join(f"{_NAMES[k]} in line {n}" for k, n in list(kinds.items())[:2])
-            return None, f"lists with {found}" if is_list else found
-        if kind == pa.int64() and self._high >= 2**63:
-            kind = pa.uint64()
-        if kind in (pa.int64(), pa.uint64()) and (
-            self._high >= 2**64 or self._low < (0 if kind == pa.uint64() else -(2**63))
-        ):
-            bad = self._high if self._high >= 2**63 else self._low
-            return None, f"the integer {bad}, and integers must fit in 64 bits together"
-        return pa.list_(kind) if is_list else kind, ""
-
-
-def _object(path: Path, number: int, line: bytes, is_first: bool) -> dict[str, Any]:
-    """Return the object of a line."""
-    try:
-        value = json.loads((line.removeprefix(_BOM) if is_first else line).decode())
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, number, error) from error
-    if type(value) is not dict:
-        raise _invalid(path, number, None)
-    return value
-
-
-def _invalid(path: Path, number: int, error: Exception | None) -> OperError:
-    found = "another value" if error is None else one_line(error)
-    return OperError(
-        f"{path}, line {number}: expected a JSON object, got {found}; correct or remove the line"
-    )
