@@ -221,9 +221,9 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         place = self._engine.device.torch_device
         # DistributedDataParallel refuses models that train nothing, and serving trains nothing.
         trains = given[config.name].requires_grad or not self._engine.training
-        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place), trains)
-        holder = nn.Module()
-        holder.register_parameter("weight", parameter)
+        rows = torch.empty(0, config.embedding_dim, device=place)
+        parameter = table_parameters.TableParameter(rows, trains)
+        holder = table_parameters.TableHolder(config.name, parameter)
         getattr(self, self._collection)[config.name] = holder
         return parameter
 

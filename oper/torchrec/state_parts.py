@@ -135,19 +135,21 @@ def _own_key(content: Mapping[Any, Any], key: str | int) -> Any:
 def load_part(part: Any, saved: Mapping[str, Any]) -> None:
     """Give a part its state dict."""
     if isinstance(part, KeyedOptimizer):
-        _begin_states(part, saved.get("state", {}))
+        _take_states(part, saved.get("state", {}))
     part.load_state_dict(saved)
 
 
-def _begin_states(optimizer: Any, saved: Mapping[str, Any], prefix: str = "") -> None:
-    """Give parameters that have taken no step the states that were saved: TorchRec's optimizers
-    load only into states that are there."""
+def _take_states(optimizer: Any, saved: Mapping[str, Any], prefix: str = "") -> None:
+    """Give parameters the states that were saved, and take those that had taken no step then away:
+    TorchRec's optimizers load only into states that are there."""
     if isinstance(optimizer, CombinedOptimizer):
         for key, part in optimizer.optimizers:
             inner = CombinedOptimizer.prepend_opt_key(key, prefix) if key else prefix
-            _begin_states(part, saved, inner)
+            _take_states(part, saved, inner)
     elif not isinstance(optimizer, FusedOptimizer):
         for key, parameter in optimizer.params.items():
             states = saved.get(CombinedOptimizer.prepend_opt_key(key, prefix))
-            if states is not None and not optimizer.state.get(parameter):
+            if not states:
+                optimizer.state.pop(parameter, None)
+            elif optimizer.state.get(parameter, {}).keys() != states.keys():
                 optimizer.state[parameter] = dict(states)

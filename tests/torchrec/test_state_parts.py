@@ -95,6 +95,25 @@ def test_every_optimizer_is_loaded_whole_and_from_deltas(
             compare(found, wanted, 0)
 
 
+@pytest.mark.parametrize("arrangement", [how for how in ARRANGEMENTS if how != "tables"])
+@pytest.mark.parametrize("dense", DENSE)
+def test_a_stepped_optimizer_takes_a_checkpoint_of_before_its_first_step(
+    tmp_path: Path, dense: str, arrangement: str
+) -> None:
+    model, optimizer, _ = made("adagrad", dense, arrangement)
+    oper.save(model, tmp_path / "run", state={"dense": optimizer})
+    found = []
+    for trained in (False, True):
+        other, other_optimizer, other_layers = made("adagrad", dense, arrangement)
+        if trained:
+            for step in range(2):
+                train_step(other, other_layers, batch(7 + step))
+        oper.load(other, tmp_path / "run", state={"dense": other_optimizer})
+        train_step(other, other_layers, batch(3))
+        found.append(content(other, other_layers))
+    compare(found[1], found[0], 0)
+
+
 @pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam"])
 def test_combined_optimizers_go_to_other_ranks(worlds, tmp_path, kind):
     saved = worlds.run(2, cases.saved_combined, kind, tmp_path)[0]

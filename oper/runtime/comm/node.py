@@ -25,6 +25,7 @@ from oper.runtime.comm.liveness import Liveness, watch_for_deaths
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Message, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
+from oper.runtime.comm.wait_marks import WaitMarks
 
 _PROBLEM_BYTES = 1024
 Shared = TypeVar("Shared", bound=Segment | DeviceSegment)
@@ -242,6 +243,9 @@ class Node:
             self.group.see(self.liveness)
             # Not this object's method, which the group would keep.
             self.group.take_in = self._messages.take_in
+        if others:
+            waits = self.share_first(WaitMarks.segment(len(self.peers)))
+            self.liveness.wait_marks = WaitMarks(waits, self.peers, self.rank)
         self._resources.callback(self.liveness.forget)  # before the descriptors are closed
         watch_for_deaths(self.liveness)
 

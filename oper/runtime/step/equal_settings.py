@@ -1,4 +1,4 @@
-"""Equal settings: the optimizers' settings that a script may change, compared by all ranks in a step.
+"""Equal settings: settings of optimizers that a script may change, compared by all ranks in a step.
 
 Every rank updates its copies of a row by its own settings, so copies come apart where these differ,
 and a row with one owner is trained by the owner's settings. So each rank leaves a digest of its
