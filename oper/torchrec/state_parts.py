@@ -82,6 +82,23 @@ def check_loadable(content: Mapping[str, Any]) -> None:
             ) from error
 
 
+def drop_unsaved_states(
+    parts: Mapping[str, Any], index: SavedIndex, content: Mapping[str, Any]
+) -> None:
+    """Leave out of optimizers' state dicts the states of parameters that had taken no step when
+    the optimizer was saved: they are to take their first step again."""
+    known = {path[0] for path in index.paths.values()}
+    saved = {tuple(map(str, path[:3])) for path in index.paths.values()}
+    for name, part in parts.items():
+        if name not in known or not isinstance(part, torch.optim.Optimizer):
+            continue
+        states = content[name].get("state", {})
+        for key, values in list(states.items()):
+            of_table = any(isinstance(value, Streamed) for value in values.values())
+            if values and not of_table and (name, "state", str(key)) not in saved:
+                del states[key]
+
+
 def take_saved_names(
     parts: Iterable[str], index: SavedIndex, flat: dict[str, Any], paths: Paths
 ) -> None:
