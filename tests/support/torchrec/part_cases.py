@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -135,14 +134,15 @@ def wrapped_by_torchrec(rank: int, group: dist.ProcessGroup, folder: Path) -> No
 
 def fully_sharded(rank: int, group: dist.ProcessGroup) -> None:
     """FSDP takes the rest of a model by the remedy that its refusal names, and trains it as
-    DistributedDataParallel does."""
+    averaged gradients do."""
     mesh = DeviceMesh.from_group(group, "cpu")
     refused = towers(group, "collections")
     with pytest.raises(OperError, match=r"'users': expected its own parameter.*ignored_params"):
         fully_shard(refused, mesh=mesh)
     losses: list[list[torch.Tensor]] = []
-    for wrap in (_fully_sharded, _data_parallel):
-        model = wrap(towers(group, "collections"), group)
+    for by_hand in (False, True):
+        model: Any = towers(group, "collections")
+        model = model if by_hand else _fully_sharded(model, group)
         dense = [p for p in model.parameters() if len(p)]
         optimizer = torch.optim.SGD(dense, lr=0.1)
         losses.append([])
@@ -150,6 +150,10 @@ def fully_sharded(rank: int, group: dist.ProcessGroup) -> None:
             optimizer.zero_grad()
             loss = model(batch(10 * step + rank)).square().mean()
             loss.backward()
+            for parameter in dense if by_hand else ():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, group=group)
+                    parameter.grad /= dist.get_world_size(group)
             optimizer.step()
             losses[-1].append(loss.detach())
     torch.testing.assert_close(losses[0], losses[1])
@@ -163,7 +167,3 @@ def _fully_sharded(model: nn.Module, group: dist.ProcessGroup) -> Any:
         for p in part.fused_optimizer.params.values()
     }
     return fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"), ignored_params=ignored)
-
-
-def _data_parallel(model: nn.Module, group: dist.ProcessGroup) -> Any:
-    return DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
