@@ -66,34 +66,92 @@ def load_index(file: BufferedReader) -> Any:
 
 def _check_instructions(content: bytes) -> None:
     """Raise ValueError if a pickle has instructions that no index has, an argument beyond its end,
-    or numbers of its memo that do not follow each other."""
-    at, memo, size = 0, 0, len(content)
+    numbers of its memo that do not follow each other, or a tuple of too many values."""
+    at, size, values = 0, len(content), _Values()
     while at < size:
         code = content[at]
         at += 1
+        begin = at
         if (fixed := _ARGUMENT_BYTES.get(code)) is not None:
             at += fixed
             if code == _STOP:
                 return
-            memo += code == _MEMOIZE
         elif (length := _LENGTH_BYTES.get(code)) is not None:
             at += length + int.from_bytes(content[at : at + length], "little")
         elif lines := _LINES.get(code):
             for _ in range(lines):
                 at = _line_end(content, at)
-        elif code == _PUT or code in _MEMO_BYTES:
-            if code == _PUT:
-                end = _line_end(content, at)
-                number = int(content[at : min(end, at + 20)])
-            else:
-                end = at + _MEMO_BYTES[code]
-                number = int.from_bytes(content[at:end], "little")
-            if not 0 <= number <= memo:
-                raise ValueError(f"it keeps a value as number {number}, and had {memo}")
-            at, memo = end, max(memo, number + 1)
+        elif code == _PUT:
+            at = _line_end(content, at)
+        elif code in _MEMO_BYTES:
+            at += _MEMO_BYTES[code]
         else:
             raise ValueError(f"it has the instruction {bytes([code])!r}, which no index has")
+        values.follow(code, content[begin : min(at, begin + 20)])
     raise ValueError("it ends early")
+
+
+_MOST_VALUES = 4096  # of a tuple with the tuples in it, which are paths and shapes
+_TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
+_TAKEN_AND_LEFT = {  # values of the stack, by instructions that do not leave one more
+    **dict.fromkeys(b"\x80\x95", (0, 0)),
+    **dict.fromkeys(b"0ab", (1, 0)),
+    **dict.fromkeys(b"Q", (1, 1)),
+    **dict.fromkeys(b"s", (2, 0)),
+    **dict.fromkeys(b"R\x81\x93", (2, 1)),
+    **dict.fromkeys(b"\x92", (3, 1)),
+}
+_TAKEN_TO_MARK = {**dict.fromkeys(b"1eu\x90", 0), **dict.fromkeys(b"ld", 1)}
+_MARK, _TUPLE, _PUTS, _GETS = b"("[0], b"t"[0], b"pqr", b"ghj"
+
+
+class _Values:
+    """The sizes of the values on the stack of a pickle and in its memo: a tuple's is one more than
+    those of its values, and that of all else is one.
+
+    A tuple that holds one tuple of the memo twice, which does the same, has twice as many values a
+    step: Python would go through all of them to hash or compare it.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[int] = []
+        self._marks: list[int] = []
+        self._memo: list[int] = []
+
+    def follow(self, code: int, argument: bytes) -> None:
+        """Do to the sizes what an instruction does to the values."""
+        stack = self._stack
+        if code == _MEMOIZE:
+            self._memo.append(stack[-1])
+        elif code in _PUTS:
+            self._put(_number(code, argument))
+        elif code in _GETS:
+            stack.append(self._memo[_number(code, argument)])
+        elif code == _MARK:
+            self._marks.append(len(stack))
+        elif code == _TUPLE or code in _TUPLES:
+            first = self._marks.pop() if code == _TUPLE else len(stack) - _TUPLES[code]
+            size = 1 + sum(stack[first:])
+            if first < 0 or size > _MOST_VALUES:
+                raise ValueError(f"it has a tuple of more than {_MOST_VALUES} values")
+            stack[first:] = [size]
+        elif (left := _TAKEN_TO_MARK.get(code)) is not None:
+            stack[self._marks.pop() :] = [1] * left
+        else:
+            taken, left = _TAKEN_AND_LEFT.get(code, (0, 1))
+            if taken > len(stack):
+                raise ValueError("it takes values that it does not have")
+            stack[len(stack) - taken :] = [1] * left
+
+    def _put(self, number: int) -> None:
+        if not 0 <= number <= len(self._memo):
+            raise ValueError(f"it keeps a value as number {number}, and had {len(self._memo)}")
+        self._memo[number:] = [self._stack[-1], *self._memo[number + 1 :]]
+
+
+def _number(code: int, argument: bytes) -> int:
+    """Return the number of a value in the memo: a line of text, or the bytes of an integer."""
+    return int(argument) if code in b"gp" else int.from_bytes(argument, "little")
 
 
 def _line_end(content: bytes, at: int) -> int:

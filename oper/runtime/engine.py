@@ -15,7 +15,7 @@ The paper's §5, on one rank of M. An engine is made of
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.device_signals import DeviceSignals
+from oper.runtime.step.equal_settings import EqualSettings
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
@@ -215,7 +216,12 @@ class EmbeddingEngine:
     def _make_gradients(self, memory: TableMemory, exchange: RowExchange | None) -> Gradients:
         replicas, copies = self._make_allreduce(), self._make_copies()
         means = any(table.pooling == "mean" for table in self.tables)
-        how = (self.counters, self.gradient_scale, means)
+        settings = None
+        if self.ranks > 1:
+            name = self.features.name_of
+            tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
+            settings = EqualSettings(self.node, tables)
+        how = (self.counters, self.gradient_scale, means, settings)
         return Gradients(memory, self.source, exchange, replicas, copies, *how)
 
     def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
@@ -530,10 +536,15 @@ def _check_agreement(
     that it can be trained if it is for training. For all ranks to call; OperError on all of them:
     they compare what they were given before any of them checks its own.
     """
-    settings = [(t.index, t.features, t.pooling, t.optimizer) for t in tables]
-    given = repr((settings, weighted, gradient_scale)).encode()
     node.agree(runtime_plan.plan_digest(plan), "plan")
-    node.agree(given, "tables and optimizers")
+    given = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
+    for number, table in enumerate(tables):
+        name = plan.tables[table.index].name
+        given[f"table {number}"] = f"{name!r} of features {', '.join(table.features)}"
+        given[f"pooling of {name!r}"] = table.pooling
+        for setting, value in asdict(table.optimizer).items():
+            given[f"{setting} of {name!r}"] = repr(value)
+    node.agree_on(given, "tables and optimizers")
     if node.ranks != plan.ranks:
         alone = node.group is None and not dist.is_initialized()
         raise OperError(

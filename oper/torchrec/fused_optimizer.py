@@ -122,6 +122,22 @@ class BucketOptimizer(FusedOptimizer):
             "parameters to an optimizer of their own"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BucketOptimizer":
+        probe = torch.empty(0)
+        if probe.__deepcopy__({}) is probe:  # DistributedModelParallel.copy, which keeps tensors
+            return self
+        raise self._cannot_be("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._cannot_be("pickled")
+
+    def _cannot_be(self, done: str) -> OperError:
+        return OperError(
+            f"optimizer of {', '.join(self.params)}: its states lie in memory that all ranks "
+            f"share, and cannot be {done}: save its state_dict(), and load it into another model's "
+            "fused_optimizer"
+        )
+
     def _take_learning_rate(self) -> None:
         if others := sorted(_FIXED & self.param_groups[0].keys()):
             raise _fixed(others)

@@ -51,6 +51,7 @@ from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import STEPS
 from oper.torchrec.state_parts import (
     check_parts,
+    drop_unsaved_states,
     flattened,
     is_stateful,
     load_part,
@@ -109,6 +110,7 @@ def load(
     given = dict(state or {})
     with streaming(model):
         content = of_each_rank(lambda: whole_state(model, parts_of(state)), group)
+        drop_unsaved_states(given, index, content)
         flat, paths = of_each_rank(lambda: flattened("load", content), group)
         take_saved_names(given, index, flat, paths)
         tables = {name: value for name, value in flat.items() if isinstance(value, StreamedTable)}

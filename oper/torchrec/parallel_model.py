@@ -31,6 +31,26 @@ class ShardedModel(DistributedModelParallel):
         super().__init__(*given, **named)
         self.register_load_state_dict_post_hook(_with_names_of_users)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a part of the model inside: torch follows the names of parameters by attributes,
+        as in functional_call and distributed.checkpoint.state_dict."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_dmp_wrapped_module" in self._modules:
+                inside = self.module
+                for parts in (inside._modules, inside._parameters, inside._buffers):
+                    if name in parts:
+                        return parts[name]
+            raise
+
+    def no_sync(self) -> None:
+        """Refuse DistributedDataParallel's way of accumulation, which tables do not follow."""
+        raise OperError(
+            "no_sync: expected oper.accumulate(model), which holds back the gradients of tables: "
+            "use it in the place of no_sync; the dense part adds up gradients until zero_grad"
+        )
+
     def state_dict(
         self,
         destination: dict[str, Any] | None = None,
@@ -47,6 +67,17 @@ class ShardedModel(DistributedModelParallel):
             of_modules = mine._metadata.items()
             found._metadata.update(((prefix + path).rstrip("."), v) for path, v in of_modules)
         return found
+
+    def load_state_dict(
+        self, state_dict: Any, prefix: str = "", strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state dict; raises OperError with `assign`, because tables keep their rows."""
+        if assign:
+            raise OperError(
+                "load_state_dict: expected assign=False, got True, and rows stay where the plan "
+                "has them: leave assign out"
+            )
+        return super().load_state_dict(state_dict, prefix, strict)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
         # Torch calls this of a part of a model, and then loads the parts inside by their own names.

@@ -223,9 +223,9 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         place = self._engine.device.torch_device
         # DistributedDataParallel refuses models that train nothing, and serving trains nothing.
         trains = given[config.name].requires_grad or not self._engine.training
-        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place), trains)
-        holder = nn.Module()
-        holder.register_parameter("weight", parameter)
+        rows = torch.empty(0, config.embedding_dim, device=place)
+        parameter = table_parameters.TableParameter(rows, trains)
+        holder = table_parameters.TableHolder(config.name, parameter)
         getattr(self, self._collection)[config.name] = holder
         return parameter
 
@@ -370,11 +370,10 @@ def _save_tables(
 
 def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Take the tables out of a state dict that is being loaded."""
-    values = {}
-    for table in range(len(module._configs)):
-        key = prefix + module._key(table)
-        if key in state_dict:
-            values[table] = state_dict[key]
-            state_dict[key] = module._weights[table]
+    keys = {table: prefix + module._key(table) for table in range(len(module._configs))}
+    values = {table: state_dict[key] for table, key in keys.items() if key in state_dict}
+    module._blocks.agree_on(values)
+    for table in values:
+        state_dict[keys[table]] = module._weights[table]
     module._parameters_check.accept_writes()
     module._blocks.write(values)

@@ -161,6 +161,7 @@ class OperSharder(BaseEmbeddingSharder):
             plan = plan_of(plan)
             if not isinstance(params, OperModulePlan):
                 module_tables.check_path(path)
+                module_tables.check_places_of_tables(module, [(path, module)])
                 _check_planned(params)
             check_hooks(module, module_tables.parameters(module))
             placed_on = device_for(plan, device)

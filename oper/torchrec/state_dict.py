@@ -16,7 +16,7 @@ are written back. The same holds for the number of Adam's steps, one for all tab
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -139,17 +139,27 @@ class TableBlocks:
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
         each rank writes what it has, or whole tensors, of which each writes its block.
-        StreamedTables are written already."""
+        StreamedTables are written already. OperError on all ranks if one has values of another
+        size."""
         self._warn_of_missing_steps()
         name = state.name if state else None
+        blocks, problem = [], ""
+        try:
+            for table, value in values.items():
+                if not isinstance(value, TableRows):
+                    parts = self._parts(table, value, state)
+                    blocks += [RowBlock(table, first, part) for first, part in parts]
+        except OperError as error:
+            problem = str(error)
+        self._engine.node.check_all(problem, "load values")
         self.replaced(values, name)
-        blocks = [
-            RowBlock(table, first, part)
-            for table, value in values.items()
-            if not isinstance(value, TableRows)
-            for first, part in self._parts(table, value, state)
-        ]
         self._engine.write_rows(blocks, name)
+
+    def agree_on(self, tables: Iterable[int]) -> None:
+        """OperError on all ranks if they are about to load different tables: rows would be new on
+        some ranks and old on others."""
+        given = {f"table {self._tables[table].name!r}": "given" for table in tables}
+        self._engine.node.agree_on(given, "the tables of a state dict")
 
     @torch.inference_mode(mode=False)
     def read_steps(self, table: int) -> torch.Tensor:

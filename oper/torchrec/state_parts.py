@@ -82,6 +82,23 @@ def check_loadable(content: Mapping[str, Any]) -> None:
             ) from error
 
 
+def drop_unsaved_states(
+    parts: Mapping[str, Any], index: SavedIndex, content: Mapping[str, Any]
+) -> None:
+    """Leave out of optimizers' state dicts the states of parameters that had taken no step when
+    the optimizer was saved: they are to take their first step again."""
+    known = {path[0] for path in index.paths.values()}
+    saved = {tuple(map(str, path[:3])) for path in index.paths.values()}
+    for name, part in parts.items():
+        if name not in known or not isinstance(part, torch.optim.Optimizer):
+            continue
+        states = content[name].get("state", {})
+        for key, values in list(states.items()):
+            of_table = any(isinstance(value, Streamed) for value in values.values())
+            if values and not of_table and (name, "state", str(key)) not in saved:
+                del states[key]
+
+
 def take_saved_names(
     parts: Iterable[str], index: SavedIndex, flat: dict[str, Any], paths: Paths
 ) -> None:
@@ -135,19 +152,21 @@ def _own_key(content: Mapping[Any, Any], key: str | int) -> Any:
 def load_part(part: Any, saved: Mapping[str, Any]) -> None:
     """Give a part its state dict."""
     if isinstance(part, KeyedOptimizer):
-        _begin_states(part, saved.get("state", {}))
+        _take_states(part, saved.get("state", {}))
     part.load_state_dict(saved)
 
 
-def _begin_states(optimizer: Any, saved: Mapping[str, Any], prefix: str = "") -> None:
-    """Give parameters that have taken no step the states that were saved: TorchRec's optimizers
-    load only into states that are there."""
+def _take_states(optimizer: Any, saved: Mapping[str, Any], prefix: str = "") -> None:
+    """Give parameters the states that were saved, and take those that had taken no step then away:
+    TorchRec's optimizers load only into states that are there."""
     if isinstance(optimizer, CombinedOptimizer):
         for key, part in optimizer.optimizers:
             inner = CombinedOptimizer.prepend_opt_key(key, prefix) if key else prefix
-            _begin_states(part, saved, inner)
+            _take_states(part, saved, inner)
     elif not isinstance(optimizer, FusedOptimizer):
         for key, parameter in optimizer.params.items():
             states = saved.get(CombinedOptimizer.prepend_opt_key(key, prefix))
-            if states is not None and not optimizer.state.get(parameter):
+            if not states:
+                optimizer.state.pop(parameter, None)
+            elif optimizer.state.get(parameter, {}).keys() != states.keys():
                 optimizer.state[parameter] = dict(states)

@@ -26,6 +26,39 @@ _WRITE_ROWS = (
 )
 
 
+class TableParameter(nn.Parameter):
+    """The empty parameter of a table. Writes to its `data` are seen, as writes to itself are."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The parameter without its history: torch's own `data` does not count writes."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
+
+class TableHolder(nn.Module):
+    """The module that has a table's parameter, under the name `weight`, for good."""
+
+    def __init__(self, table: str, weight: nn.Parameter) -> None:
+        super().__init__()
+        self._table = table
+        self.register_parameter("weight", weight)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and value is not self._parameters.get(name):
+            got = type(value).__name__
+            raise OperError(
+                f"table {self._table!r}: expected its own parameter, got another {got}, which "
+                f"changes no row: {_WRITE_ROWS}; and give fully_shard "
+                "ignored_params={*collection.fused_optimizer.params.values()} of all collections, "
+                "each sharded by oper.shard"
+            )
+        super().__setattr__(name, value)
+
+
 class TableParameters:
     """The parameters of a collection's tables; `trained` says which tables have an optimizer.
 
@@ -67,7 +100,8 @@ class TableParameters:
             )
         frozen = []
         for number, (holder, weight) in enumerate(zip(self._holders, self._weights, strict=True)):
-            if holder._parameters.get("weight") is not weight or len(weight):
+            found = holder._parameters.get("weight")
+            if found is not weight or len(weight):
                 raise self._refused(number, "its parameter was replaced, which changes no row")
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise OperError(

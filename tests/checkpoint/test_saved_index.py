@@ -1,5 +1,6 @@
 """The index of a checkpoint: what torch wrote is read, and nothing that a pickle names is run."""
 
+import io
 import os
 import pickle
 import re
@@ -7,7 +8,7 @@ import tempfile
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import numpy as np
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from oper.base.errors import OperError
+from oper.checkpoint.index_pickle import load_index
 from oper.checkpoint.saved_index import Extent, Shard, read_index
 from tests.support.checkpoint.saved_folders import Part, write
 from tests.support.examples import examples
@@ -221,3 +223,49 @@ def test_an_empty_shard_of_a_rank_beyond_the_rows_needs_no_place(tmp_path: Path)
     write(tmp_path / "made", {"a": (torch.rand(2, 3), [Part((0, 2)), Part((2, 2))])}, {})
     (tensor,) = read_index(tmp_path / "made").tensors.values()
     assert [shard.sizes for shard in tensor.shards] == [(2, 3)]
+
+
+_KEYS: dict[str, bytes] = {
+    "pairs": b"\x86",
+    "threes": b"h\x00\x87",
+    "marked": b"t",
+}
+
+
+@pytest.mark.parametrize("tuples", _KEYS)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_tuple_of_one_tuple_many_times_is_refused(
+    tmp_path: Path, tuples: str, protocol: int
+) -> None:
+    """To hash it Python would go through 2^40 values."""
+    parts = [b")"]
+    for number in range(40):
+        kept = b"\x94" if protocol == 4 else b"q%c" % number
+        again = b"h%c" % number
+        build = _KEYS[tuples]
+        before = b"(" if build == b"t" else b""
+        parts.append(kept + b"0" + before + again + again + build)
+    content = b"\x80%c}" % protocol + b"".join(parts) + b"K\x01s."
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(OperError, match="a tuple of more than 4096 values"):
+        read_index(tmp_path)
+
+
+_PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+
+
+@hypothesis.given(
+    st.recursive(
+        _PLAIN,
+        lambda inner: (
+            st.lists(inner, max_size=5)
+            | st.lists(inner, max_size=5).map(tuple)
+            | st.dictionaries(st.text() | st.tuples(st.integers(), st.text()), inner, max_size=5)
+        ),
+    ),
+    st.integers(2, pickle.HIGHEST_PROTOCOL),
+)
+def test_plain_values_are_read_as_they_are(value: object, protocol: int) -> None:
+    shared = [value, (value, [value]), {"again": value}]
+    content = io.BufferedReader(cast(Any, io.BytesIO(pickle.dumps(shared, protocol))))
+    assert repr(load_index(content)) == repr(shared)

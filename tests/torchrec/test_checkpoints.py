@@ -86,6 +86,16 @@ def test_initial_rows_depend_on_neither_plan_nor_ranks(worlds):
         compare(other, found[0], 0)
 
 
+@pytest.mark.parametrize("values", ["whole", "shards"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_dicts_that_lack_a_table_on_one_rank(worlds, strict, values):
+    worlds.run(3, cases.unlike_names, strict, values)
+
+
+def test_state_dicts_with_another_size_on_one_rank(worlds):
+    worlds.run(2, cases.unlike_sizes)
+
+
 def test_a_model_with_weights_keeps_rank_zeros(worlds):
     worlds.run(2, cases.rank_zeros_weights)
 

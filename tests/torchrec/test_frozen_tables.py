@@ -42,8 +42,14 @@ def test_frozen_while_gradients_are_held_back(worlds):
     worlds.run(2, cases.accumulated)
 
 
-def test_ranks_that_freeze_different_tables(worlds):
-    worlds.run(2, cases.unlike)
+@pytest.mark.parametrize("options", [{}, *BETWEEN_NODES])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_ranks_that_freeze_different_tables(worlds, everywhere, options):
+    worlds.run(2, cases.unlike, everywhere, **options)
+
+
+def test_ranks_that_freeze_different_tables_while_gradients_are_held_back(worlds):
+    worlds.run(2, cases.unlike_while_held)
 
 
 def test_tables_of_the_tier(worlds):

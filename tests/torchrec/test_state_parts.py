@@ -95,6 +95,34 @@ def test_every_optimizer_is_loaded_whole_and_from_deltas(
             compare(found, wanted, 0)
 
 
+@pytest.mark.parametrize("arrangement", ["plain", "combined", "named", "with groups"])
+@pytest.mark.parametrize("dense", DENSE)
+def test_a_stepped_optimizer_takes_a_checkpoint_of_before_its_first_step(
+    tmp_path: Path, dense: str, arrangement: str
+) -> None:
+    model, optimizer, _ = made("adagrad", dense, arrangement)
+    oper.save(model, tmp_path / "run", state={"dense": optimizer})
+    found = []
+    for trained in (False, True):
+        other, other_optimizer, other_layers = made("adagrad", dense, arrangement)
+        if trained:
+            for step in range(2):
+                train_step(other, other_layers, batch(7 + step))
+        oper.load(other, tmp_path / "run", state={"dense": other_optimizer})
+        train_step(other, other_layers, batch(3))
+        found.append(content(other, other_layers))
+    compare(found[1], found[0], 0)
+
+
+def test_an_optimizer_of_which_nothing_was_saved_is_named(tmp_path: Path) -> None:
+    """A keyed optimizer has nothing to save before its first step."""
+    model, optimizer, layers = made("adagrad", "adam", "keyed")
+    oper.save(model, tmp_path / "run", state={"dense": optimizer})
+    train_step(model, layers, batch(0))
+    with pytest.raises(OperError, match=r"has no 'dense\.state\..*', which the model or its state"):
+        oper.load(model, tmp_path / "run", state={"dense": optimizer})
+
+
 @pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam"])
 def test_combined_optimizers_go_to_other_ranks(worlds, tmp_path, kind):
     saved = worlds.run(2, cases.saved_combined, kind, tmp_path)[0]

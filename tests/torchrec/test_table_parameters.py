@@ -1,22 +1,27 @@
 """Changes that scripts make to sharded tables by way of their modules and parameters: each has its
 effect, or is refused by name."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.modules.embedding_configs import CountBasedEvictionPolicy
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import oper
 from oper.base.errors import OperError
+from tests.support.torchrec import part_cases
 from tests.support.torchrec.models import SAMPLES, Model, batch
-from tests.support.torchrec.one_rank import plan_of
+from tests.support.torchrec.one_rank import parallel, plan_of, profile_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -59,7 +64,8 @@ IN_PLACE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "init": (lambda model: nn.init.ones_(wide(model)), "was written to, which changes no row"),
     "copy": (lambda model: wide(model).detach().zero_(), "was written to, which changes no row"),
     "data": (put_data, "was replaced, which changes no row"),
-    "replaced": (replace_weight, "was replaced, which changes no row"),
+    "in data": (lambda model: wide(model).data.mul_(2), "was written to, which changes no row"),
+    "clamp": (lambda model: wide(model).data.clamp_(-1, 1), "was written to"),
 }
 
 
@@ -70,6 +76,62 @@ def test_changes_of_parameters_that_reach_no_row(what: str) -> None:
     change(model)
     with pytest.raises(OperError, match=f"table 'wide': .*{message}"):
         model(batch(0))
+
+
+def test_a_tables_parameter_is_not_replaced() -> None:
+    with pytest.raises(
+        OperError, match="table 'wide': expected its own parameter, got another Par"
+    ):
+        replace_weight(sharded())
+
+
+def test_reading_data_of_parameters_is_no_write() -> None:
+    model = sharded()
+    assert wide(model).data.shape == (0, 16)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+        parameter.data.norm()
+    model(batch(0))[0].backward()
+
+
+def test_torch_follows_the_names_of_parameters() -> None:
+    model = sharded()
+    loss, state = model(batch(0))[0], dict(model.state_dict())
+    assert model.over is model.module.over
+    found: dict[str, Any] = get_model_state_dict(model)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    parameters = dict(model.named_parameters())
+    assert torch.func.functional_call(model, parameters, (batch(0),))[0] == loss
+    doubled = {n: 2 * v.detach() for n, v in parameters.items() if n.startswith("over")}
+    other = torch.func.functional_call(model, doubled, (batch(0),))[0]
+    assert other != loss
+    set_model_state_dict(model, {name: 0 * value for name, value in state.items()})
+    assert not any(value.any() for value in model.state_dict().values())
+    with pytest.raises(AttributeError, match="nothing"):
+        model.nothing  # noqa: B018
+    tables = {name: value.detach().clone() for name, value in parameters.items()}
+    with pytest.raises(OperError, match="table 'wide': its parameter was replaced"):
+        torch.func.functional_call(model, tables, (batch(0),))
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "deepcopy": (lambda model: copy.deepcopy(model.fused_optimizer), "cannot be copied: save its"),
+    "pickle": (lambda model: pickle.dumps(model.fused_optimizer), "cannot be pickled: save its"),
+    "no_sync": (lambda model: model.no_sync(), r"expected oper\.accumulate\(model\)"),
+    "assign": (lambda model: model.load_state_dict({}, assign=True), "expected assign=False"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_calls_that_are_refused_by_name(what: str) -> None:
+    call, message = REFUSED[what]
+    with pytest.raises(OperError, match=message):
+        call(sharded())
+
+
+def test_fully_shard_of_the_rest_of_a_model(worlds: Any) -> None:
+    worlds.run(2, part_cases.fully_sharded)
 
 
 @pytest.mark.parametrize("change", [replace_module, add_module, delete_module])
@@ -111,6 +173,24 @@ def test_tied_weights_that_would_come_apart(tie: Callable[[Any], str]) -> None:
         oper.shard(plain, plan_of(Model("cpu")))
     for place in places.split(" and "):
         assert place in str(error.value)
+    planner = oper.OperShardingPlanner("cpu:1", profile_of(Model("meta")))
+    with pytest.raises(OperError, match="expected its weight at one place of the model"):
+        planner.plan(plain)
+
+
+def test_tables_of_one_collection_that_are_tied_without_a_plan_of_the_model() -> None:
+    """A plan of TorchRec's planner, and OPER's plan by the sharders."""
+    plain = Model("cpu")
+    tie_tables(plain)
+    plan = plan_of(Model("cpu"))
+    sharders: Any = [
+        oper.OperEmbeddingBagCollectionSharder(plan),
+        oper.OperEmbeddingCollectionSharder(plan),
+    ]
+    planned = EmbeddingShardingPlanner(Topology(1, "cpu")).plan(plain, sharders)
+    places = r"'embedding_bags\.mean\.weight' and 'embedding_bags\.other\.weight'"
+    with pytest.raises(OperError, match=places):
+        parallel(plain, sharders=sharders, plan=planned)
 
 
 @pytest.mark.parametrize(

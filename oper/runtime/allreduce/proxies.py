@@ -24,6 +24,7 @@ class Proxies:
     def __init__(self, node: Node, device: Device | None = None) -> None:
         """`device`: where what is received is put, the CPU unless given."""
         self._node, self._device = node, device or Cpu()
+        self.rank = node.rank
         firsts = [node.peers[0]] * node.ranks
         if node.group is not None and node.ranks > len(node.peers):
             own = node.peers[0].to_bytes(8)

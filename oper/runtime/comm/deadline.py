@@ -3,6 +3,8 @@
 import time
 
 SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
+HEARTBEAT_SECONDS = 0.5  # between two heartbeats of a rank that waits; marks are more frequent
+COMPARE_SECONDS = 1.0  # before a deadline: each rank that waits gives heartbeats from then on
 # What a slice of a wait may take on a busy machine, with the checks after it: a longer one is a
 # pause.
 _MAX_SLICE_SECONDS = 5.0
@@ -15,6 +17,8 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._asked, self._waited = time.monotonic(), 0.0
+        # Heartbeats and wait marks of the ranks COMPARE_SECONDS before its end, when they are read.
+        self.seen: dict[int, str] | None = None
 
     def ended(self) -> bool:
         """Whether it has passed. To be called between the slices of the wait."""

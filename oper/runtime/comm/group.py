@@ -20,10 +20,11 @@ import torch.distributed as dist
 from oper.base.errors import OperError, first_line, one_line
 from oper.base.units import positive_seconds
 from oper.runtime.comm import process_end
-from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
+from oper.runtime.comm.deadline import COMPARE_SECONDS, HEARTBEAT_SECONDS, SLICE_SECONDS, Deadline
 from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.lost_ranks import (
     LostRankError,
+    all_wait,
     did_not_come,
     died,
     is_stopped,
@@ -31,9 +32,8 @@ from oper.runtime.comm.lost_ranks import (
     rank_names,
     told,
 )
+from oper.runtime.comm.wait_marks import mark_wait
 
-_HEARTBEAT_SECONDS = 0.5  # between heartbeats
-_COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartbeats from then on
 _NO_STORE = (
     "the process group's store, which rank 0 serves where no launcher does, does not answer either"
 )
@@ -49,6 +49,9 @@ class Seen(Protocol):
 
     def lost(self, ranks: Collection[int], action: str) -> str:
         """Why ranks that were waited for are gone; "" if none is known to be."""
+
+    def waits(self) -> dict[int, str]:
+        """The last wait mark of each of them."""
 
     def words(self) -> str:
         """Why a rank has failed, which may not have ended yet; "" if none has said so."""
@@ -110,16 +113,16 @@ class Group:
 
     def _finish(self, work: Any, action: str, ended: Callable[[Any, float], bool]) -> None:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
-        first: dict[int, str] | None = None
         with self._failing(action):
             while not ended(work, SLICE_SECONDS):
                 self.take_in()
+                mark_wait(action)
                 left = deadline.left()
-                if first is None and left <= _COMPARE_SECONDS:
-                    first = self._failures.heartbeats(left)
-                if left <= -_HEARTBEAT_SECONDS:  # who came at the deadline has given one too
-                    _raise(self._late(first, action))
-                if time.monotonic() - began >= _HEARTBEAT_SECONDS:
+                if deadline.seen is None and left <= COMPARE_SECONDS:
+                    deadline.seen = self._waits(left)
+                if left <= -HEARTBEAT_SECONDS:  # who came at the deadline has given one too
+                    _raise(self._late(deadline.seen, action))
+                if time.monotonic() - began >= HEARTBEAT_SECONDS:
                     self.heartbeat(action, left)
 
     @contextlib.contextmanager
@@ -162,7 +165,7 @@ class Group:
     def heartbeat(self, action: str, left: float) -> None:
         """Tell the others that this rank waits, for `left` seconds more, and raise LostRankError if
         one has failed; both at most twice a second."""
-        if time.monotonic() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
             self._last_heartbeat = time.monotonic()
             if seen := self._seen():
                 _raise(seen.words())
@@ -175,7 +178,7 @@ class Group:
     def _late(self, first: dict[int, str] | None, action: str) -> str:
         """Which ranks are not waiting themselves: they have given no heartbeat since the `first`
         were read."""
-        last = self._failures.heartbeats(0.0)
+        last = self._waits(0.0)
         others = [r for r in range(self.ranks) if r != self.rank]
 
         def text(late: list[int]) -> str:
@@ -190,11 +193,16 @@ class Group:
                 return seen.lost(late, action)
             return text(late)
         reasons = {r: beat.partition(" ")[2] for r, beat in sorted(last.items())}
-        waits = "; ".join(f"rank {r} for others to {what}" for r, what in reasons.items())
-        return (
-            f"all ranks wait, and not for the same ({waits}): they must call what all ranks take "
-            "part in alike and in the same order"
-        )
+        return all_wait(reasons)
+
+    def _waits(self, left: float) -> dict[int, str] | None:
+        """The last heartbeat of each rank, or, for ranks of this node, its wait mark; None if the
+        store does not answer and some ranks are of other nodes."""
+        marks = seen.waits() if (seen := self._seen()) else {}
+        if len(marks) == self.ranks:
+            return marks
+        beats = self._failures.heartbeats(left)
+        return None if beats is None else beats | marks
 
     def _lost(self, action: str, error: RuntimeError) -> OperError:
         """Why a collective failed."""

@@ -27,9 +27,18 @@ from collections.abc import Callable, Collection, Sequence
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
+from oper.runtime.comm.deadline import COMPARE_SECONDS, HEARTBEAT_SECONDS, SLICE_SECONDS, Deadline
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_ranks import LostRankError, did_not_come, died, left, told
+from oper.runtime.comm.lost_ranks import (
+    LostRankError,
+    all_wait,
+    did_not_come,
+    died,
+    left,
+    rank_names,
+    told,
+)
+from oper.runtime.comm.wait_marks import WaitMarks, mark_wait
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +62,7 @@ class Liveness:
         self._processes: dict[int, int] = {}  # of the other ranks, while they lived
         self._locks_guard = threading.RLock()  # a collection of garbage may close the node inside
         self._process = os.getpid()
+        self.wait_marks: WaitMarks | None = None  # None until the ranks share memory
         self.closed = False  # whether this rank has left the node
         self._failed = False  # whether this rank has given up, as it does when it loses another
 
@@ -163,7 +173,7 @@ class Liveness:
                 # A script may catch the error, drop its model and end: ranks that die until then
                 # are named too. Closing these descriptors ends no lock, as the locks are others'.
                 kept = self._locks if self._failed else {}
-                self.closed, self._group = True, None
+                self.closed, self._group, self.wait_marks = True, None, None
                 self._locks = {rank: os.dup(lock) for rank, lock in kept.items()}
                 if self._locks:
                     _kept.add(self)
@@ -202,11 +212,36 @@ class Liveness:
             self._group.check()  # a rank that said why it failed, before it ended
         if dead:
             raise LostRankError(died(dead, self._rank, action))
-        if deadline.ended() and late:
-            processes = self._group.processes if self._group else {}
-            raise LostRankError(did_not_come(late, deadline.seconds, self._rank, action, processes))
+        mark_wait(action)
+        left = deadline.left()
+        if deadline.seen is None and left <= COMPARE_SECONDS:
+            deadline.seen = self.waits()
+        if left <= -HEARTBEAT_SECONDS and late:  # who came at the deadline has a mark by then
+            raise LostRankError(self._late(late, deadline, action))
         if late and self._group is not None and 1 + len(self._sockets) < self._group.ranks:
-            self._group.heartbeat(action, deadline.left())  # other nodes may wait for this rank
+            self._group.heartbeat(action, left)  # other nodes may wait for this rank
+
+    def waits(self) -> dict[int, str]:
+        """The last wait mark of each rank of this node; none before the ranks share memory."""
+        return self.wait_marks.read() if self.wait_marks is not None else {}
+
+    def _late(self, late: Sequence[int], deadline: Deadline, action: str) -> str:
+        """The text that ranks are late; those that wait themselves are told apart."""
+        before, now = deadline.seen or {}, self.waits()
+        waits = {r: text.partition(" ")[2] for r, text in now.items() if before.get(r) != text}
+        absent = [rank for rank in late if rank not in waits]
+        others = [rank for rank in self._locks if rank not in waits]
+        alone = self._group is None or 1 + len(self._locks) == self._group.ranks
+        if not absent and not others and alone:
+            return all_wait(waits)
+        processes = self._group.processes if self._group else {}
+        named = absent or late
+        text = did_not_come(named, deadline.seconds, self._rank, action, processes)
+        if absent:
+            return text
+        doing = "; ".join(f"rank {rank} waits for others to {waits[rank]}" for rank in named)
+        idle = f", and {rank_names(others)} of this node for no rank" if others else ""
+        return f"{text}; {doing}{idle}"
 
     def _process_of(self, rank: int) -> int | None:
         """The process that holds a rank's lock, 0 where it cannot be known; None: the rank is not

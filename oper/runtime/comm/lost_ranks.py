@@ -62,6 +62,15 @@ def did_not_come(
     )
 
 
+def all_wait(reasons: Mapping[int, str]) -> str:
+    """The text that all ranks wait, each for the others to do something else."""
+    waits = "; ".join(f"rank {r} for others to {what}" for r, what in sorted(reasons.items()))
+    return (
+        f"all ranks wait, and not for the same ({waits}): they must call what all ranks take "
+        "part in alike and in the same order"
+    )
+
+
 def rank_names(ranks: Collection[int]) -> str:
     """Ranks in a sentence."""
     numbers = ", ".join(map(str, sorted(ranks)))

@@ -12,7 +12,7 @@ import operator
 import os
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -25,6 +25,7 @@ from oper.runtime.comm.liveness import Liveness, watch_for_deaths
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Message, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
+from oper.runtime.comm.wait_marks import WaitMarks
 
 _PROBLEM_BYTES = 1024
 Shared = TypeVar("Shared", bound=Segment | DeviceSegment)
@@ -164,6 +165,36 @@ class Node:
                 "order"
             )
 
+    def agree_on(self, settings: Mapping[str, str], what: str) -> None:
+        """Check that all ranks of the whole group have equal settings, by their names.
+
+        OperError on every rank names the first setting that differs, with the ranks' values.
+        """
+        digest = hashlib.sha256(_packed(settings)).digest()
+        if len(set(self._gather_in_group(digest, f"compare {what}"))) > 1:
+            raise self.unequal(settings, what)
+
+    def unequal(self, settings: Mapping[str, str], what: str) -> OperError:
+        """Return the error that names the first of some settings that differs between ranks, with
+        their values. To be called on all ranks of the whole group, whose settings differ."""
+        mine, action = _packed(settings), f"compare {what}"
+        sizes = self._gather_in_group(len(mine).to_bytes(8, "little"), action)
+        most = max(int.from_bytes(size, "little") for size in sizes)
+        found = [json.loads(text) for text in self._gather_in_group(mine.ljust(most), action)]
+        differences = []
+        for name in sorted({name for of_rank in found for name in of_rank}):
+            ranks_with: dict[str, list[int]] = {}
+            for rank, of_rank in enumerate(found):
+                ranks_with.setdefault(of_rank.get(name, "missing"), []).append(rank)
+            if len(ranks_with) > 1:
+                values = " and ".join(f"{v} on {rank_names(r)}" for v, r in ranks_with.items())
+                differences.append(f"{name} is {values}")
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        return OperError(
+            f"{what} must be the same on all ranks, got others: {differences[0]}{more}: give all "
+            "ranks the same"
+        )
+
     def check_all(self, problem: str, action: str) -> None:
         """OperError on every rank of the whole group where any has a problem ("": none)."""
         message = problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
@@ -212,6 +243,9 @@ class Node:
             self.group.see(self.liveness)
             # Not this object's method, which the group would keep.
             self.group.take_in = self._messages.take_in
+        if others:
+            waits = self.share_first(WaitMarks.segment(len(self.peers)))
+            self.liveness.wait_marks = WaitMarks(waits, self.peers, self.rank)
         self._resources.callback(self.liveness.forget)  # before the descriptors are closed
         watch_for_deaths(self.liveness)
 
@@ -219,6 +253,10 @@ class Node:
         """The message, of one length, of every rank of the whole group."""
         self.check_process()
         return [message] if self.group is None else self.group.gather(message, action)
+
+
+def _packed(settings: Mapping[str, str]) -> bytes:
+    return json.dumps(settings, sort_keys=True).encode()
 
 
 def _described(segment: Segment | DeviceSegment) -> bytes:

@@ -40,6 +40,7 @@ from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.captured_settings import CapturedSettings
+from oper.runtime.step.equal_settings import EqualSettings, StepSettings
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
@@ -77,8 +78,10 @@ class Gradients:
         counters: Counters,
         scale: float,
         means: bool,
+        settings: EqualSettings | None,
     ) -> None:
         self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
+        self._settings = settings
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
         self._exchange, self._source = exchange, source
         self._replicas, self._copies = replicas, copies
@@ -92,6 +95,8 @@ class Gradients:
         self._sent_buckets = [
             b for b, of in enumerate(self._in_heap) if of.trained and not of.pooled
         ]
+        if settings is not None and exchange is not None and self._sent_buckets:
+            settings.carried = exchange.carry(settings.digests)
         # No method of this object's, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
@@ -100,6 +105,8 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
+        self.frozen: tuple[str, ...] = ()  # tables, in the batch whose gradients come next
+        self._frozen: list[tuple[str, ...]] = []  # in each batch since the last update
         self.captured: CapturedSettings | None = None  # of the step that is captured now
 
     @property
@@ -166,6 +173,7 @@ class Gradients:
         assert batch.rows is not None
         rows: SortedRows = batch.rows
         held = None
+        self._frozen.append(self.frozen)
         if self._accumulating or self._held is not None:
             held = self._accumulated(batch, grad)
             self._held = held if self._accumulating else None
@@ -301,11 +309,18 @@ class Gradients:
         if self._replicas is not None:
             self._replicas.contribute(step, mine)
         self._count(rows)
+        # Of a captured step they lie in the device's memory, and are not known here.
+        settings = None if self.captured is not None else self._settings
+        if settings is not None:
+            counts = any(bucket.optimizer.counts_steps for bucket in self._buckets)
+            before = self.optimizer_steps - self.steps if counts else 0
+            settings.offer(StepSettings(tuple(self.learning_rates), before, tuple(self._frozen)))
+        self._frozen = []
         self._signals.post("published", step)
         self._signals.wait("published", step, "send its gradients")
-        self._apply(step, mailboxes)
+        self._apply(step, mailboxes, settings)
 
-    def _apply(self, step: int, mailboxes: Mailbox) -> None:
+    def _apply(self, step: int, mailboxes: Mailbox, settings: EqualSettings | None) -> None:
         """Update this rank's rows by what there is for them, then its copies of the replicas, whose
         sums come last."""
         exchange, sent = self._exchange, self._sent_buckets
@@ -318,6 +333,8 @@ class Gradients:
             # kernels bring gradients that others have by then.
             self._tell_nodes(f"read its rows (step {step})")
         received = bring()
+        if settings is not None:
+            settings.check()
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
         groups = {b: self._own_group(b) for b in trained}
         mine = {rank: mailboxes.read(rank) for rank in self._node.peers}

@@ -182,6 +182,14 @@ class RowExchange:
 
     # Gradients.
 
+    def carry(self, digests: Ints) -> bool:
+        """Let `digests` [ranks] go to all ranks with the numbers of gradients, each rank's from the
+        rank itself; whether that can be done: kernels that bring gradients bring no numbers."""
+        if self._of_gradients is not self._routes:
+            return False
+        self._routes.digests = digests
+        return True
+
     def offer_gradients(
         self, parts: Sequence[RowGradients], buckets: Sequence[int], action: str
     ) -> Callable[[], Mapping[int, RowGradients]]:

@@ -90,6 +90,9 @@ class Routes:
     ) -> None:
         self._proxies, self.owners, self.askers = proxies, owners, askers
         self._device = device
+        self._rank = proxies.rank
+        self._others = sorted({rank for of in proxies.nodes for rank in of} - {proxies.rank})
+        self.digests: Ints | None = None  # of all ranks, which go with the numbers of gradients
         self.messages: Messages = HostMessages()
         if isinstance(device, Cuda):
             self.messages = DeviceMessages(device)
@@ -117,7 +120,8 @@ class Routes:
     ) -> dict[int, RowGradients]:
         """The same of messages that are made already, owner by owner, with so many rows of each
         bucket, [owners, buckets]."""
-        asked = self.swap_counts(counts, action)
+        swap = self.swap_counts if self.digests is None else self._swap_counts_and_digests
+        asked = swap(counts, action)
         sizes = self.messages.bytes(asked, dims)
         came = self._device.new(int(sizes.sum()), torch.uint8)
         self.to_owners(messages, self.messages.bytes(counts, dims), came, sizes, action)
@@ -132,6 +136,25 @@ class Routes:
         given = torch.from_numpy(counts).reshape(-1)
         self.to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
         return theirs
+
+    def _swap_counts_and_digests(self, counts: Ints, action: str) -> Ints:
+        """As `swap_counts`, and tell every rank this rank's digest: gloo has a message for each
+        rank anyway."""
+        assert self.digests is not None
+        mine, buckets = self.digests[self._rank : self._rank + 1], counts.shape[1]
+        parts = dict.fromkeys(self._others, mine)
+        for owner, of_owner in zip(self.owners, counts, strict=True):
+            parts[owner] = np.concatenate([mine, of_owner])
+        sizes = {rank: 1 + buckets * (rank in self.askers) for rank in self._others}
+        outgoing = torch.from_numpy(np.concatenate([parts[rank] for rank in self._others]))
+        outgoing_sizes = {rank: len(part) for rank, part in parts.items()}
+        # On the host, wherever rows are.
+        incoming = torch.empty(sum(sizes.values()), dtype=torch.int64)
+        came = self._proxies.start(outgoing, outgoing_sizes, incoming, sizes, action)()
+        for rank, part in came.items():
+            self.digests[rank] = int(part[0])
+        theirs = [came[asker][1:].numpy() for asker in self.askers]
+        return np.array(theirs, dtype=np.int64).reshape(len(theirs), buckets)
 
     def to_owners(
         self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str

@@ -62,7 +62,7 @@ class TrainingStep:
         self._gradients, self._counters, self._room = gradients, counters, room
         self._features, self._checked_features = features, checked_features
         self.frozen_tables: Callable[[], frozenset[int]] = frozenset
-        self._frozen: frozenset[int] = frozenset()  # as all ranks have agreed
+        self._frozen: frozenset[int] = frozenset()  # in the last backward
         self._on_device = memory.heap.device.kind != "cpu"
         self._order = StreamOrder(memory.heap.device)
         self._all_trained = all(bucket.trained for bucket in memory.buckets)
@@ -196,7 +196,7 @@ class TrainingStep:
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
             if self._gradients is not None:
-                self._freeze(frozen | self.frozen_tables())
+                self._freeze(self._gradients, frozen | self.frozen_tables())
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
@@ -238,20 +238,21 @@ class TrainingStep:
             self._order.after_write()
         return weight_grad
 
-    def _freeze(self, frozen: frozenset[int]) -> None:
-        """Freeze these tables and no others. OperError if the ranks freeze different tables, or if
+    def _freeze(self, gradients: Gradients, frozen: frozenset[int]) -> None:
+        """Freeze these tables and no others; ranks compare them when rows are updated. OperError if
         one of the tables is in the tier."""
         if frozen == self._frozen:
             return
-        names = [self._features.name_of(table) for table in sorted(frozen)]
+        names = tuple(self._features.name_of(table) for table in sorted(frozen))
         if in_tier := [table for table in frozen if self._features.in_tier(table)]:
             raise OperError(
                 f"table {self._features.name_of(min(in_tier))!r}: expected a trained table in the "
                 "tier, got a frozen one (requires_grad is False): freeze it before the model is "
                 "sharded, or plan without the tier"
             )
-        self._node.agree(repr(names).encode(), f"the frozen tables ({', '.join(names) or 'none'})")
-        self._frozen = frozen
+        if gradients.captured is not None:  # whose settings are not compared in each step
+            self._node.agree_on(dict.fromkeys(names, "frozen"), "the frozen tables")
+        self._frozen, gradients.frozen = frozen, names
 
     def _without_frozen(self, batch: PreparedBatch) -> PreparedBatch:
         """A batch with the accesses of trained tables sorted, and of frozen tables left out."""

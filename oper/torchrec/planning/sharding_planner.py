@@ -195,6 +195,7 @@ def _tables(
             f"{type(module).__name__}: has no collection that the sharders take"
             + other_modules.instead(module)
         )
+    module_tables.check_places_of_tables(module, taken)
     return tables, module_tables.paths_of_tables(taken)
 
 

@@ -168,6 +168,40 @@ def loaded_from_dtensors(rank: int, group: dist.ProcessGroup) -> None:
         load(by_columns)
 
 
+def unlike_names(rank: int, group: dist.ProcessGroup, strict: bool, values: str) -> None:
+    """A state dict that lacks a table on one rank is refused on all, and no row changes."""
+    model, _ = sharded(group)
+    before = whole_model(model, group)
+    state: dict[str, Any] = dict(model.state_dict())
+    if values == "whole":
+        state = {key: value for key, value in before.items() if "/" not in key}
+    state = {key: value + 1 if values == "whole" else value for key, value in state.items()}
+    lacking = dist.get_world_size(group) - 1
+    if rank == lacking:
+        del state["bags.embedding_bags.wide.weight"]
+    with pytest.raises(
+        OperError, match=f"table 'wide' is given on .* and missing on rank {lacking}"
+    ):
+        model.load_state_dict(state, strict=strict)
+    compare(tables_alone(whole_model(model, group)), tables_alone(before), 0)
+    model.load_state_dict(before, strict=False)  # with names of which the model lacks some
+
+
+def unlike_sizes(rank: int, group: dist.ProcessGroup) -> None:
+    """So is one whose table has another size on one rank."""
+    model, _ = sharded(group, deadline_seconds=5)
+    before = whole_model(model, group)
+    state = {"bags.embedding_bags.wide.weight": torch.ones(50 + rank, 16)}
+    with pytest.raises(OperError, match=r"'wide': the state dict's weight is \(51, 16\)"):
+        model.load_state_dict(state, strict=False)
+    compare(tables_alone(whole_model(model, group)), tables_alone(before), 0)
+
+
+def tables_alone(values: dict[str, Any]) -> dict[str, Any]:
+    """The tables and the states of their optimizers."""
+    return {key: value for key, value in values.items() if "embedding" in key}
+
+
 def narrow(rank: int, group: dist.ProcessGroup, data_type: DataType, folder: Path) -> None:
     """Tables of 16 bits are saved and loaded as such."""
     model, _ = sharded(group, "rowwise_adagrad", data_type=data_type)

@@ -11,6 +11,7 @@ from torch import nn
 import oper
 from oper.base.errors import OperError
 from oper.scheduler.cache_settings import CacheSettings
+from tests.support.torchrec.equal_settings_cases import rows_of
 from tests.support.torchrec.models import TABLES, Model, Reference, batch
 from tests.support.torchrec.ranks import (
     DENSE_LR,
@@ -111,11 +112,27 @@ def accumulated(rank: int, group: dist.ProcessGroup) -> None:
     compare({key: got[key] for key in names}, {key: whole[key] for key in names}, 0)
 
 
-def unlike(rank: int, group: dist.ProcessGroup) -> None:
-    """Ranks that freeze different tables are told so, all of them."""
+def unlike(rank: int, group: dist.ProcessGroup, everywhere: bool, **options: Any) -> None:
+    """Ranks that freeze different tables, or of which one freezes a table, are told so, all of
+    them, and no row changes."""
+    model, optimizer = sharded(group, "sgd", deadline_seconds=5, **options)
+    before = rows_of(model.module.bags)
+    freeze(model, ("wide",) if rank else ("mean",) * everywhere)
+    other = "'mean'" if everywhere else "none"
+    with pytest.raises(OperError, match=f"tables is {other} on rank 0 and 'wide' on rank 1: give"):
+        train_step(model, optimizer, batch(rank))
+    assert all(map(torch.equal, rows_of(model.module.bags), before))
+    dist.barrier(group)
+
+
+def unlike_while_held(rank: int, group: dist.ProcessGroup) -> None:
+    """So are ranks that freeze different tables while gradients are held back."""
     model, optimizer = sharded(group, "sgd")
-    freeze(model, ("wide",) if rank else ("mean",))
-    with pytest.raises(OperError, match=r"the frozen tables .* must be the same on all ranks"):
+    freeze(model, ("wide",) * rank)
+    with oper.accumulate(model):
+        model(batch(rank))[0].backward()
+    freeze(model, ())
+    with pytest.raises(OperError, match="in batch 1 is none on rank 0 and 'wide' on rank 1: give"):
         train_step(model, optimizer, batch(rank))
     dist.barrier(group)
 

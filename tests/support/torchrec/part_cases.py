@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -14,6 +16,7 @@ from torchrec.distributed.types import ShardingEnv
 import oper
 from oper.base.errors import OperError
 from oper.tables.table import tables_of
+from oper.torchrec.parallel_model import ShardedModel
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.ranks import compare, whole
 
@@ -127,3 +130,40 @@ def wrapped_by_torchrec(rank: int, group: dist.ProcessGroup, folder: Path) -> No
     )
     with pytest.raises(OperError, match=r"'user': expected oper\.shard for a part of a model"):
         oper.save(model, folder)
+
+
+def fully_sharded(rank: int, group: dist.ProcessGroup) -> None:
+    """FSDP takes the rest of a model by the remedy that its refusal names, and trains it as
+    averaged gradients do."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    refused = towers(group, "collections")
+    with pytest.raises(OperError, match=r"'users': expected its own parameter.*ignored_params"):
+        fully_shard(refused, mesh=mesh)
+    losses: list[list[torch.Tensor]] = []
+    for by_hand in (False, True):
+        model: Any = towers(group, "collections")
+        model = model if by_hand else _fully_sharded(model, group)
+        dense = [p for p in model.parameters() if len(p)]
+        optimizer = torch.optim.SGD(dense, lr=0.1)
+        losses.append([])
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(batch(10 * step + rank)).square().mean()
+            loss.backward()
+            for parameter in dense if by_hand else ():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, group=group)
+                    parameter.grad /= dist.get_world_size(group)
+            optimizer.step()
+            losses[-1].append(loss.detach())
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def _fully_sharded(model: nn.Module, group: dist.ProcessGroup) -> Any:
+    ignored = {
+        p
+        for part in model.modules()
+        if isinstance(part, ShardedModel)
+        for p in part.fused_optimizer.params.values()
+    }
+    return fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"), ignored_params=ignored)
