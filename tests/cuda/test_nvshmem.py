@@ -105,7 +105,7 @@ def test_a_group_of_threads_waits_once_for_all_that_it_asked_for(
     emulated: Path, emulated_nvshmem: Path
 ) -> None:
     """A bag's rows fit its group's stage, and are asked for by sixteen threads."""
-    lookup = Lookup(14, dim=64, longest=16, samples=12, stage=16)
+    lookup = Lookup(14, dim=64, longest=40, samples=12, stage=40)
     given = (str(emulated), str(emulated_nvshmem), [lookup], False)
     for of_rank in mortal_ranks.run(2, serve, *given):
         assert of_rank["wrong"] == 0
