@@ -228,12 +228,11 @@ def test_no_blocks_of_a_launch_wait_for_others(
     bases = torch.zeros(1, 2, dtype=torch.int64)
     if kind == "weight gradients":
         grad = torch.empty(elements)
-        given = ("weight_gradients", grad, addresses, offsets, weights, features, bases, 0, 0)
+        given: tuple[Any, ...] = (grad, addresses, offsets, weights, features, bases, 0)
+        start = partial(torch.ops.oper_emulated.weight_gradients, *given, 0, None)
     else:
-        read = (addresses, offsets, weights, features, bases, 0, elements, torch.float32, 0)
-        given = ("pooled_rows", *read)
-    operators = torch.ops.oper_emulated
-    start = partial(getattr(operators, given[0]), *given[1:], None)
+        given = (addresses, offsets, weights, features, bases, 0, elements, torch.float32)
+        start = partial(torch.ops.oper_emulated.pooled_rows, *given, 0, None)
     waves = waves_of(emulated, sms, of_each, start)
     if sum(bags):
         assert 0 < waves <= 1 or waves % 1 >= 0.5, waves

@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(kLookupThreads, kBlocksOfShortBags)
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int dim = static_cast<int>(a.dim);
-  const auto cut = [&](unsigned block) {
-    return static_cast<int>(static_cast<int64_t>(tiles_of(a)) * block / gridDim.x);
-  };
-  const int end = cut(blockIdx.x + 1);
+  const int of_block = static_cast<int>((tiles_of(a) + gridDim.x - 1) / gridDim.x);
+  int tile = static_cast<int>(blockIdx.x) * of_block;
+  if (tile >= tiles_of(a)) return;
+  const int end = tile + of_block < tiles_of(a) ? tile + of_block : tiles_of(a);
   // The first of a group's bags in a tile of feature f.
   const auto first_bag = [&](int tile, int f) {
     return (tile - a.first_tile[f]) * (kRows * kGroups) + group;
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kLookupThreads, kBlocksOfShortBags)
     for (int u = 0; u < kRows; ++u)
       if (begin[u] < 0) next[u] = nullptr;
   };
-  int tile = cut(blockIdx.x), f = 0;
+  int f = 0;
   look(tile, f);
   for (; tile < end; ++tile) {
     const bool any_longer = longer;
