@@ -125,7 +125,7 @@ class EmbeddingEngine:
             self.features = FeatureSet(plan, self.tables, self.buckets)
             counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
             self.signals = _signals(self.node, counters, self.device)
-            self.counters = Counters(self.ranks)
+            self.counters = Counters(self.ranks, self.device)
             symmetric = SymmetricMemory.of(self.node, plan, self.device)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
             self._pool = SlotPool(plan.layout.slots)
@@ -260,7 +260,7 @@ class EmbeddingEngine:
         """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another, in
         the order of `batch.keys`, which is the given batch's where it has each feature once."""
         if self.before_use is not None:
-            self.before_use()
+            self.before_use()  # which in a step that is captured finds nothing to do: _settled
         out = self.operator.lookup(batch)
         return out.view(batch.samples, self.features.columns) if self.features.pooled else out
 
@@ -474,6 +474,12 @@ class EmbeddingEngine:
     @contextmanager
     def _settled(self) -> Iterator[None]:
         self._guard.check()
+        if self.device.capture is not None:
+            raise OperError(
+                "expected rows to be read and written between steps, got it in a step that is "
+                "captured: take, change and load state dicts outside of the step that "
+                "oper.graph_step is given"
+            )
         with self._guard.failing_together(everywhere=True):
             self._preparer.finish()
             if self.source is not None:

@@ -26,7 +26,7 @@ class StepGraph:
         self._engines = list(engines)
         self._device = device_of(engines)
         self._steps = [engine.training_step.to_capture() for engine in engines]
-        self._memory = self._memory_now()
+        self._memory = memory_of(engines)
         self._settle()
         with self._device.beside(), ExitStack() as stack:
             for captured in self._steps:
@@ -41,9 +41,7 @@ class StepGraph:
     @property
     def out_of_date(self) -> bool:
         """Whether rows, gradients or what they are found by lie elsewhere now."""
-        now = self._memory_now()
-        pairs = zip(now, self._memory, strict=False)
-        return len(now) != len(self._memory) or any(new is not old for new, old in pairs)
+        return not same_memory(memory_of(self._engines), self._memory)
 
     def run(
         self,
@@ -76,8 +74,16 @@ class StepGraph:
             if engine.before_use is not None:
                 engine.before_use()
 
-    def _memory_now(self) -> list[object]:
-        return [part for engine in self._engines for part in engine.training_step.memory]
+
+def memory_of(engines: Sequence[EmbeddingEngine]) -> list[object]:
+    """What steps of these engines read, write and find rows by now."""
+    return [part for engine in engines for part in engine.training_step.memory]
+
+
+def same_memory(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two steps have the same memory: the very objects."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(new is old for new, old in pairs)
 
 
 def device_of(engines: Sequence[EmbeddingEngine]) -> Cuda:

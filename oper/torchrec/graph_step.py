@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from oper.base.errors import OperError, check_type, first_line
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import capture_on
-from oper.runtime.step_graph import StepGraph, device_of
+from oper.runtime.step_graph import StepGraph, device_of, memory_of, same_memory
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.static_inputs import Inputs, StaticInputs, cloned, mapped
 
@@ -56,6 +56,7 @@ class GraphedStep(Generic[Result]):
         # The inputs of the last step that was run as it is, and how many had that shape till then.
         self._last: Inputs | None = None
         self._alike = 0
+        self._memory: list[object] = []  # that the tables had when it had been run
         self._mode: tuple[Any, ...] = ()  # that they were run in
         self._modules = list(model.modules())
         # Lookups that are not pooled need as many values of each key.
@@ -90,6 +91,7 @@ class GraphedStep(Generic[Result]):
         Raises what the step raises; OperError where it cannot be captured.
         """
         given = Inputs(inputs)
+        given.check_on(self._device.torch_device)
         if self._graph is not None and (self._graph.out_of_date or self._elsewhere > self._warm_up):
             self.release()
         if self._graph is None:
@@ -136,6 +138,7 @@ class GraphedStep(Generic[Result]):
         mode = self._mode_now()
         if (
             self._last is None
+            or not same_memory(memory_of(self._engines), self._memory)
             or any(engine.rows_are_moving for engine in self._engines)
             or self._counted()
             or mode != self._mode
@@ -157,7 +160,6 @@ class GraphedStep(Generic[Result]):
         )
 
     def _as_it_is(self, inputs: Inputs) -> Result:
-        inputs.check_on(self._device.torch_device)
         before = [(parameter, parameter.grad) for parameter in self._dense]
         # The last one before the step is captured, if it is of that shape.
         looks = self._graph is None and self._alike == self._warm_up
@@ -165,6 +167,7 @@ class GraphedStep(Generic[Result]):
         # Beside, as torch lets a parameter's gradient be added up on the stream of its first use.
         with self._device.beside(), used:
             result = self._step(*inputs.given)
+        self._memory = memory_of(self._engines)
         if isinstance(used, _Used):
             self._let_go = {
                 parameter

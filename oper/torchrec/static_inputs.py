@@ -87,17 +87,17 @@ class Inputs:
 
     def check_on(self, device: torch.device) -> None:
         """OperError where a tensor is elsewhere."""
-        for leaf in self.leaves:
-            place = leaf.device() if isinstance(leaf, KeyedJaggedTensor) else _place(leaf, device)
+        for place in (tensor.device for leaf in self.leaves for tensor in _given_tensors(leaf)):
             if place != device:
                 raise OperError(
-                    f"a step's inputs have a tensor on {place}, and the step is captured on "
-                    f"{device}: put the batch there before"
+                    f"expected a step's inputs on {device}, got a tensor on {place}: put the batch "
+                    "there before"
                 )
 
 
 class StaticInputs:
-    """Copies of inputs, `arguments`, into which others are copied."""
+    """Copies of inputs, `arguments`, into which others of the same device are copied: a copy from
+    the host's memory would read it after the caller has put the next batch there."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.arguments: tuple[Any, ...] = mapped(inputs.given, _copied)
@@ -178,10 +178,6 @@ def _unknown(value: Any) -> OperError:
     )
 
 
-def _place(leaf: Any, otherwise: torch.device) -> torch.device:
-    return leaf.device if isinstance(leaf, torch.Tensor) else otherwise
-
-
 def _alike(one: Any, other: Any) -> bool:
     """Whether two leaves differ in the values of tensors alone."""
     if isinstance(one, torch.Tensor):
@@ -242,6 +238,16 @@ def _copied_batch(batch: KeyedJaggedTensor, kind: type[Batch]) -> Batch:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _given_tensors(leaf: Any) -> Sequence[torch.Tensor]:
+    """The tensors that a leaf was made of."""
+    if isinstance(leaf, torch.Tensor):
+        return (leaf,)
+    if not isinstance(leaf, KeyedJaggedTensor):
+        return ()
+    parts = (leaf.values(), leaf.weights_or_none(), leaf.lengths_or_none(), leaf.offsets_or_none())
+    return [part for part in parts if part is not None]
 
 
 def _tensors(leaf: Any, like: Any) -> Sequence[torch.Tensor]:

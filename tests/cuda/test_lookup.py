@@ -1,18 +1,21 @@
 """The lookup of devices, emulated: the bits of the processor's kernels, in any order of threads."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from tests.support.cuda.devices import Device
+from tests.support.cuda.emulator import Emulator
 from tests.support.examples import examples
 
 REPLICA = LOCAL - 1
@@ -179,6 +182,70 @@ def test_more_features_than_a_launch_takes(device: Device) -> None:
     features["width"] = 0
     found = batch.on(device)
     assert_equal_bits(found, batch.on_the_processor())
+
+
+def waves_of(emulated: Path, sms: int, of_each: int, start: Callable[[], object]) -> float:
+    """How often a launch's blocks fill the device."""
+    with Emulator(emulated).device(sms, of_each) as blocks:
+        start()
+        return blocks() / (sms * of_each)
+
+
+def features_of(bags: list[int], dim: int) -> tuple[torch.Tensor, int]:
+    """Features of one shape of rows with so many bags each, and the elements of their output."""
+    features = np.zeros(len(bags), FEATURE)
+    features["dtype"], features["dim"], features["row_bytes"] = DTYPE_CODE["fp32"], dim, 4 * dim
+    features["bags"], features["out_stride"] = bags, dim
+    features["first_bag"] = np.cumsum([0, *bags[:-1]])
+    features["out_base"] = features["first_bag"] * dim
+    return as_words(features), sum(bags) * dim
+
+
+@given(
+    bags=st.one_of(
+        st.builds(
+            lambda features, bags: [bags] * features, st.integers(1, 64), st.integers(0, 3000)
+        ),
+        st.lists(st.integers(0, 9000), min_size=1, max_size=64),
+    ),
+    dim=st.sampled_from([4, 16, 64, 130]),
+    kind=st.sampled_from(["short", "long", "weighted", "weight gradients"]),
+    sms=st.integers(1, 148),
+    of_each=st.integers(1, 8),
+)
+@example([65_536] * 26, 64, "short", 132, 4)  # started 546 blocks, of which 528 fit
+@examples(60)
+def test_no_blocks_of_a_launch_wait_for_others(
+    emulated: Path, bags: list[int], dim: int, kind: str, sms: int, of_each: int
+) -> None:
+    """A second wave of a few blocks takes as long as the first one."""
+    native.ops().load_device_library(str(emulated))
+    features, elements = features_of(bags, dim)
+    count = sum(bags) * (1 if kind == "short" else 2)
+    addresses = torch.empty(count, dtype=torch.int64)  # nothing is run
+    offsets = torch.empty(sum(bags) + 1, dtype=torch.int32)
+    weights = None if kind in ("short", "long") else torch.empty(count)
+    bases = torch.zeros(1, 2, dtype=torch.int64)
+    if kind == "weight gradients":
+        grad = torch.empty(elements)
+        given: tuple[Any, ...] = (grad, addresses, offsets, weights, features, bases, 0)
+        start = partial(torch.ops.oper_emulated.weight_gradients, *given, 0, None)
+    else:
+        given = (addresses, offsets, weights, features, bases, 0, elements, torch.float32)
+        start = partial(torch.ops.oper_emulated.pooled_rows, *given, 0, None)
+    waves = waves_of(emulated, sms, of_each, start)
+    if sum(bags):
+        assert 0 < waves <= 1 or waves % 1 >= 0.5, waves
+
+
+def test_features_of_unlike_numbers_of_bags(device: Device) -> None:
+    """Blocks go on from one feature to the next, past some without bags."""
+    for seed, longest in enumerate((1, 4, 4)):
+        batch = Batch(seed, [("fp32", 8)] * 9, samples=120, longest=longest, short=seed == 1)
+        features = batch.features.numpy().view(FEATURE)
+        features["bags"] = [[120], [0], [1], [119], [33], [0], [0], [120], [7]]
+        for order in device.orders:
+            assert_equal_bits(batch.on(device, order), batch.on_the_processor())
 
 
 def test_an_output_that_bags_do_not_cover_is_zero(device: Device) -> None:

@@ -101,6 +101,17 @@ def test_what_has_pointers_is_not_asked_for(emulated: Path, emulated_nvshmem: Pa
         assert of_rank["gets"] == of_rank["far"]  # each access of another node's row once
 
 
+def test_a_group_of_threads_waits_once_for_all_that_it_asked_for(
+    emulated: Path, emulated_nvshmem: Path
+) -> None:
+    """A bag's rows fit its group's stage, and are asked for by sixteen threads."""
+    lookup = Lookup(14, dim=64, longest=40, samples=12, stage=40)
+    given = (str(emulated), str(emulated_nvshmem), [lookup], False)
+    for of_rank in mortal_ranks.run(2, serve, *given):
+        assert of_rank["wrong"] == 0
+        assert 0 < of_rank["quiets"] <= lookup.samples * len(lookup.orders) < of_rank["gets"] / 2
+
+
 def _short_stage(rank: int, group: Any, kernels: str, library: str) -> str:
     native.ops().load_device_library(kernels)
     fake_nvshmem.start(library, rank, group, node_of(rank, 2))
@@ -119,7 +130,20 @@ def test_a_stage_that_is_too_small(emulated: Path, emulated_nvshmem: Path) -> No
 # Faults: what is planted in a header, and whether lookups are wrong or the fake ends the process.
 WRONG, ENDS = "wrong", "ends"
 FAULTS = {
-    "no quiet": ("row_gets", "if (asked) nvshmem_quiet();", "(void)asked;", ENDS),
+    "no quiet": ("row_gets", "if (any_asked && lane == 0) nvshmem_quiet();", "", ENDS),
+    "a quiet before all have asked": (
+        "row_gets",
+        "const bool any_asked = __ballot_sync(mask, asked) != 0;\n"
+        "  __syncwarp(mask);  // all threads of the group have asked",
+        "const bool any_asked = asked;",
+        ENDS,
+    ),
+    "a quiet of each thread": (
+        "row_gets",
+        "if (any_asked && lane == 0) nvshmem_quiet();",
+        "if (any_asked) nvshmem_quiet();",
+        ENDS,
+    ),
     "no wait for the others' rows": (
         "row_gets",
         "__syncwarp(mask);  // what any",
@@ -157,8 +181,15 @@ FAULTS = {
         "arena + (slot_of(address) << 30),",
         ENDS,
     ),
-    "no quiet of the fetch": ("fetch_rows", "if (asked) nvshmem_quiet();", "(void)asked;", ENDS),
-    "no quiet of the pieces": ("get_pieces", "if (asked) nvshmem_quiet();", "(void)asked;", ENDS),
+    "no quiet of the fetch": ("fetch_rows", "nvshmem_quiet();", "(void)0;", ENDS),
+    "a quiet of each thread of the fetch": ("fetch_rows", "asked && lane == 0", "asked", ENDS),
+    "no quiet of the pieces": ("get_pieces", "nvshmem_quiet();", "(void)0;", ENDS),
+    "a quiet of each thread of the pieces": (
+        "get_pieces",
+        "asked && threadIdx.x % kWarpThreads == 0",
+        "asked",
+        ENDS,
+    ),
     "a piece of the next rank": (
         "get_pieces",
         "static_cast<int>(piece.rank));",

@@ -1,16 +1,20 @@
 """Steps that are captured and run again: the bits of steps that are run as they are, on the CPU."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from oper.base import native
 from tests.cuda.test_training import CASES, same_bits
 from tests.support.cuda import captured_steps as steps
+from tests.support.cuda.device_engines import EmulatedDevice
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.shared_memory import mapped_device_segments
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,48 @@ def test_a_step_that_fails_while_it_is_captured(
     case = Case(30, number, optimizer="adagrad")
     plan = random_plan(30, tables_of(case), number, replicated=0.3)
     ranks.run(number, steps.fail_while_captured, case, plan, library)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_rows_and_new_memory_are_refused_while_a_step_is_captured(
+    ranks: Ranks, library: str | None, number: int
+) -> None:
+    case = Case(33, number)
+    plan = random_plan(33, tables_of(case), number, replicated=0.3)
+    for said in ranks.run(number, steps.use_rows_while_captured, case, plan, library):
+        reads, grows, copies = said
+        assert "expected rows to be read and written between steps" in reads
+        assert "expected a step that needs no new memory while it is captured, got" in grows
+        assert "expected a step without copies between the host and the device" in copies
+
+
+def test_memory_that_dies_in_a_capture_is_unmapped_afterwards(emulated: Any) -> None:
+    """To unmap it waits for the device, which would end the capture; garbage waits as well."""
+    device = EmulatedDevice(str(emulated))
+    before = mapped_device_segments()
+    segments = [device.segment(1, 1), device.segment(1, 1)]
+    kept = segments[0].memory[:1]
+    assert mapped_device_segments() == before + 2
+
+    def work() -> None:
+        segments.clear()
+        assert not gc.isenabled()
+        assert mapped_device_segments() == before + 2
+
+    device.captured(work)
+    assert gc.isenabled()
+    assert mapped_device_segments() == before + 1
+    del kept
+    assert mapped_device_segments() == before
+
+    def fails() -> None:
+        raise ValueError("in the user's step")
+
+    with pytest.raises(ValueError, match="in the user's step"):
+        device.captured(fails)
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="nobody holds segments"):
+        native.ops().hold_segments(False)
 
 
 def test_plans_with_distinct_fetches_are_refused(ranks: Ranks, library: str | None) -> None:

@@ -102,5 +102,15 @@ def test_what_cannot_be_captured_is_named() -> None:
         Inputs(({1, 2},))
     with pytest.raises(OperError, match="is given, or returns, a object"):
         mapped([object()], lambda leaf: leaf)
-    with pytest.raises(OperError, match="on cpu, and the step is captured on meta"):
-        Inputs(batch([1, 2, 0, 3])).check_on(torch.device("meta"))
+
+
+@pytest.mark.parametrize("part", ["dense", "values", "weights", "lengths"])
+def test_a_tensor_on_another_device_is_named(part: str) -> None:
+    """A copy from the host's memory would read it after the caller has put the next batch there."""
+    parts = [torch.arange(6), torch.ones(6), torch.tensor([1, 2, 0, 3])]
+    names = ["values", "weights", "lengths"]
+    there = [p.to("meta") if name == part else p for name, p in zip(names, parts, strict=True)]
+    dense = torch.zeros(2, device="meta" if part == "dense" else "cpu")
+    sparse = KeyedJaggedTensor(["a", "b"], there[0], there[1], lengths=there[2])
+    with pytest.raises(OperError, match="expected a step's inputs on cpu, got a tensor on meta"):
+        Inputs((dense, [sparse])).check_on(torch.device("cpu"))

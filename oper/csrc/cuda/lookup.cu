@@ -9,7 +9,6 @@
 namespace oper {
 namespace {
 
-constexpr unsigned kThreads = 256;
 // Reads of a row on their way: two would do for the latency of HBM, four are double that, and more
 // cost registers and so occupancy.
 constexpr int kRows = 4;
@@ -19,33 +18,31 @@ template <typename Row>
 constexpr int kShortBags = sizeof(typename Row::Value) == 2 ? 2 : 3;
 constexpr int64_t kMostShortBags = int64_t{1} << 30;
 
+bool has_short_bags(const LookupArguments& a, int64_t features) {
+  const auto few = [](const LookupFeature& feature) { return feature.bags <= kMostShortBags; };
+  return a.short_bags && std::all_of(a.features, a.features + features, few);
+}
+
 template <typename Row, int kBytes, int kLanes>
-cudaError_t start(const LookupArguments& a, int64_t features, int64_t most_bags,
-                  cudaStream_t stream) {
-  const bool short_bags = a.short_bags && most_bags <= kMostShortBags;
-  const int64_t bags_per_block = kThreads / kLanes * (short_bags ? kShortBags<Row> : 1);
-  int64_t blocks = (most_bags + bags_per_block - 1) / bags_per_block;
-  if (blocks == 0) return cudaSuccess;
-  if (short_bags) {  // as many as are there at once, for all features together
-    const int64_t at_once = int64_t{kBlocksOfShortBags} * multiprocessors();
-    blocks = std::min(blocks, (at_once + features - 1) / features);
-  }
-  const Launch how{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(features)), kThreads,
-                   stream};
-  if (short_bags) return launch(how, pool_short_bags<Row, kBytes, kLanes, kShortBags<Row>>, a);
-  return a.weights ? launch(how, pool_bags<Row, kBytes, kLanes, kRows, true, Mapped>, a)
-                   : launch(how, pool_bags<Row, kBytes, kLanes, kRows, false, Mapped>, a);
+cudaError_t start(LookupArguments& a, int64_t features, cudaStream_t stream) {
+  constexpr int64_t kGroups = kLookupThreads / kLanes;
+  if (has_short_bags(a, features))
+    return launch_tiles(pool_short_bags<Row, kBytes, kLanes, kShortBags<Row>>, a, features,
+                        kGroups * kShortBags<Row>, kLookupThreads, stream);
+  return launch_tiles(a.weights ? pool_bags<Row, kBytes, kLanes, kRows, true, Mapped>
+                                : pool_bags<Row, kBytes, kLanes, kRows, false, Mapped>,
+                      a, features, kGroups, kLookupThreads, stream);
 }
 
 }  // namespace
 }  // namespace oper
 
-extern "C" int oper_cuda_lookup(const oper::LookupArguments* a, int64_t row_type, int64_t features,
-                                int64_t most_bags, void* stream) {
+extern "C" int oper_cuda_lookup(oper::LookupArguments* a, int64_t row_type, int64_t features,
+                                void* stream) {
   using namespace oper;
   const auto on = static_cast<cudaStream_t>(stream);
   return with_row_shape(*a, row_type, [&](auto shape) {
     using Shape = decltype(shape);
-    return start<typename Shape::Row, Shape::kBytes, Shape::kLanes>(*a, features, most_bags, on);
+    return start<typename Shape::Row, Shape::kBytes, Shape::kLanes>(*a, features, on);
   });
 }

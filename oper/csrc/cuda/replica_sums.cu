@@ -9,18 +9,18 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kThreads = 256;
-constexpr int64_t kBlocksAtOnce = 8;  // of a multiprocessor, at the most: 2,048 threads
+constexpr unsigned kThreads = 256;
 
-// As many blocks as so many threads need, and as a device holds at once.
-unsigned blocks_for(int64_t threads) {
+// Starts a kernel with as many blocks as so many threads of each bucket need, and as a device holds
+// at once.
+template <typename Arguments>
+cudaError_t launch_threads(void (*kernel)(Arguments), const Arguments& a, int64_t threads,
+                           int64_t buckets, void* stream) {
   const int64_t needed = (threads + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::min(needed, kBlocksAtOnce * multiprocessors()));
-}
-
-Launch launch_of(int64_t threads, int64_t buckets, void* stream) {
-  return {dim3(blocks_for(threads), static_cast<unsigned>(buckets)), kThreads,
-          static_cast<cudaStream_t>(stream)};
+  const int64_t blocks = std::min(needed, blocks_at_once(kernel, kThreads));
+  return launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(buckets)), kThreads,
+                 static_cast<cudaStream_t>(stream)},
+                kernel, a);
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ extern "C" int oper_cuda_mark_replicas(const oper::MarkArguments* a, int64_t mos
                                        void* stream) {
   using namespace oper;
   if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
-  return launch(launch_of(most_rows, a->buckets, stream), mark_replicas, *a);
+  return launch_threads(mark_replicas, *a, most_rows, a->buckets, stream);
 }
 
 extern "C" int oper_cuda_unite_words(const oper::UnionArguments* a, void* stream) {
@@ -48,7 +48,7 @@ extern "C" int oper_cuda_unite_words(const oper::UnionArguments* a, void* stream
 extern "C" int oper_cuda_list_replicas(const oper::ListArguments* a, void* stream) {
   using namespace oper;
   const int64_t words = a->first_word[a->buckets] - a->first_word[0];
-  return launch(launch_of(std::max(words, a->buckets + 1), 1, stream), list_replicas, *a);
+  return launch_threads(list_replicas, *a, std::max(words, a->buckets + 1), 1, stream);
 }
 
 extern "C" int oper_cuda_aggregate_rows(const oper::AggregateArguments* a, int64_t most_rows,
@@ -56,7 +56,7 @@ extern "C" int oper_cuda_aggregate_rows(const oper::AggregateArguments* a, int64
   using namespace oper;
   if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
   const int64_t lanes = *std::max_element(a->lanes, a->lanes + a->buckets);
-  return launch(launch_of(most_rows * lanes, a->buckets, stream), aggregate_rows, *a);
+  return launch_threads(aggregate_rows, *a, most_rows * lanes, a->buckets, stream);
 }
 
 extern "C" int oper_cuda_sum_slice(const oper::SliceArguments* a, int64_t most_values,
@@ -64,7 +64,7 @@ extern "C" int oper_cuda_sum_slice(const oper::SliceArguments* a, int64_t most_v
   using namespace oper;
   if (most_values == 0) return cudaSuccess;
   const int64_t of_slice = (most_values / kLineValues + a->ranks) / a->ranks * kLineValues;
-  return launch(launch_of(of_slice / kOfThread, 1, stream), sum_slice, *a);
+  return launch_threads(sum_slice, *a, of_slice / kOfThread, 1, stream);
 }
 
 extern "C" int oper_cuda_sum_buffers(const oper::BufferArguments* a, void* stream) {
@@ -76,5 +76,5 @@ extern "C" int oper_cuda_gather_slices(const oper::SliceArguments* a, int64_t mo
                                        void* stream) {
   using namespace oper;
   if (most_values == 0) return cudaSuccess;
-  return launch(launch_of(most_values / kOfThread, 1, stream), gather_slices, *a);
+  return launch_threads(gather_slices, *a, most_values / kOfThread, 1, stream);
 }

@@ -9,8 +9,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kThreads = 256;
-constexpr int64_t kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread
+constexpr unsigned kThreads = 256;
 // Turns of blocks: those that finish early make room for others.
 constexpr int64_t kTurns = 4;
 
@@ -38,7 +37,7 @@ extern "C" int oper_cuda_merge_gradients(const oper::MergeArguments* a, void* st
   if (!error) error = launch(Launch{dim3(1), kCountThreads, on}, count_rows, *a);
   if (error || rows == 0) return error;
   error = launch(threads_for(rows, 2, on), place_rows, *a);
-  const int64_t at_once = kTurns * kBlocksAtOnce * multiprocessors() * kThreads;
+  const int64_t at_once = kTurns * blocks_at_once(add_rows, kThreads) * kThreads;
   const int64_t threads = std::min((a->most_values + kSumValues - 1) / kSumValues, at_once);
   if (error || threads == 0) return error;
   return launch(threads_for(threads, 1, on), add_rows, *a);

@@ -8,16 +8,15 @@ namespace oper {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a thread
 // Turns of blocks: those that finish early make room for others, where work is uneven.
 constexpr int64_t kTurns = 4;
 // Gradients, or pieces' sums, that are on their way: two would do for the latency of HBM, but a
 // piece is one chain of reads. More do not fit the registers.
 constexpr int kAhead = 4;
 
-unsigned blocks_for(int64_t groups_of_threads, int64_t lanes) {
+unsigned blocks_for(int64_t groups_of_threads, int64_t lanes, int64_t at_once) {
   const int64_t needed = (groups_of_threads * lanes + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::min(needed, kTurns * kBlocks * multiprocessors()));
+  return static_cast<unsigned>(std::min(needed, kTurns * at_once));
 }
 
 template <typename Row, int kBytes, int kLanes>
@@ -26,8 +25,9 @@ cudaError_t sum(const SumArguments& a, cudaStream_t stream) {
   const auto parts = static_cast<unsigned>((a.dim + kColumns - 1) / kColumns);
   const int64_t items = a.values ? a.accesses : partial_sums(a.accesses);
   if (items == 0) return cudaSuccess;
-  const Launch how{dim3(blocks_for(items, kLanes), parts), kThreads, stream};
-  return launch(how, sum_runs<Row, kBytes, kLanes, kAhead>, a);
+  const auto kernel = sum_runs<Row, kBytes, kLanes, kAhead>;
+  const unsigned blocks = blocks_for(items, kLanes, blocks_at_once(kernel, kThreads));
+  return launch({dim3(blocks, parts), kThreads, stream}, kernel, a);
 }
 
 // A gradient gets as many threads as it has pieces, up to a warp.
@@ -80,6 +80,7 @@ extern "C" int oper_cuda_sum_gradients(const oper::SumArguments* a, int64_t grad
   if (!error) error = sum_type(*a, grad_type, wide, on);
   const int64_t windows = partial_sums(a->accesses) / 2;
   if (error || windows == 0) return error;
-  const Launch how{dim3(blocks_for(windows, kWarpThreads)), kThreads, on};
-  return wide ? launch(how, add_pieces<16, kAhead>, *a) : launch(how, add_pieces<4, kAhead>, *a);
+  const auto kernel = wide ? add_pieces<16, kAhead> : add_pieces<4, kAhead>;
+  const unsigned blocks = blocks_for(windows, kWarpThreads, blocks_at_once(kernel, kThreads));
+  return launch({dim3(blocks), kThreads, on}, kernel, *a);
 }

@@ -7,20 +7,21 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kThreads = 256;
-constexpr int64_t kBlocksAtOnce = 8;  // of a multiprocessor, at the most: 2,048 threads
+constexpr unsigned kThreads = 256;
 
 template <typename Optimizer, int kCount, bool kThere>
 cudaError_t start(UpdateArguments a, int64_t most_rows, cudaStream_t stream) {
   a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t rows_of_block = kThreads / a.lanes;
+  const auto kernel = a.lists > 1 ? step_rows<Optimizer, kCount, kThere, true>
+                                  : step_rows<Optimizer, kCount, kThere, false>;
+  // Each list has as many: blocks of lists that are short end early and make room for the others.
   const int64_t blocks =
-      std::min((most_rows + rows_of_block - 1) / rows_of_block, kBlocksAtOnce * multiprocessors());
+      std::min((most_rows + rows_of_block - 1) / rows_of_block, blocks_at_once(kernel, kThreads));
   if (blocks == 0) return cudaSuccess;
   const Launch how{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(a.lists)), kThreads,
                    stream};
-  return a.lists > 1 ? launch(how, step_rows<Optimizer, kCount, kThere, true>, a)
-                     : launch(how, step_rows<Optimizer, kCount, kThere, false>, a);
+  return launch(how, kernel, a);
 }
 
 }  // namespace

@@ -7,8 +7,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kThreads = 256;
-constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a thread
+constexpr unsigned kThreads = 256;
 // Turns of blocks: those that finish early make room for others, where runs are unlike.
 constexpr int64_t kTurns = 4;
 
@@ -16,9 +15,10 @@ template <typename Optimizer, int kCount, bool kThere>
 cudaError_t start(RunUpdateArguments a, cudaStream_t stream) {
   a.lanes = lanes_for((a.arena.dim + kCount - 1) / kCount);
   const int64_t needed = (a.sums.accesses * a.lanes + kThreads - 1) / kThreads;
-  const int64_t blocks = std::min(needed, kTurns * kBlocks * multiprocessors());
+  const auto kernel = step_runs<Optimizer, kCount, kThere>;
+  const int64_t blocks = std::min(needed, kTurns * blocks_at_once(kernel, kThreads));
   const Launch how{dim3(static_cast<unsigned>(blocks)), kThreads, stream};
-  return launch(how, step_runs<Optimizer, kCount, kThere>, a);
+  return launch(how, kernel, a);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/common/arguments.h"
+#include "device/library.h"
 #include "oper/step/row_formats.h"
 
 namespace oper {
@@ -34,10 +35,12 @@ inline RowType float_type(const at::Tensor& tensor, const char* name) {
   }
 }
 
-// Words of the host's, list after list, on the device of other tensors, by a copy that nobody waits
-// for.
+// Words of the host's, list after list, on the device of other tensors, by a copy on `stream` that
+// nobody waits for. Throws if the stream is captured: the copy would be made again by each run of
+// the graph, from memory that others have by then.
 inline at::Tensor brought(std::initializer_list<at::ArrayRef<int64_t>> lists,
-                          const at::TensorOptions& on) {
+                          const at::TensorOptions& on, int64_t stream) {
+  check_not_captured(stream, "no memory of the host can be copied");
   int64_t size = 0;
   for (const auto& list : lists) size += static_cast<int64_t>(list.size());
   const bool is_device = on.device().is_cuda();  // not in the emulator

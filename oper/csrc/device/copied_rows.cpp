@@ -49,7 +49,7 @@ void copy_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArrayRef 
   if (a.words == 0) return;
   a.pieces = static_cast<int64_t>(begins.size());
   begins.push_back(a.words);
-  const at::Tensor listed = brought({pieces, begins}, out.options());
+  const at::Tensor listed = brought({pieces, begins}, out.options(), stream);
   const auto* const there = listed.const_data_ptr<int64_t>();
   a.piece = reinterpret_cast<const CopiedPiece*>(there);
   a.begins = there + pieces.size();

@@ -148,7 +148,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     stride.push_back(feature[f].out_stride);
   }
   const auto words = addresses.options(), numbers = words.dtype(at::kInt);
-  const at::Tensor listed = brought({node, code, bound, feature_from, base, stride}, words);
+  const at::Tensor listed = brought({node, code, bound, feature_from, base, stride}, words, stream);
   a.nodes = {listed.const_data_ptr<int64_t>(), static_cast<int64_t>(node.size()) - 1, destinations};
   const int64_t* const codes_there = a.nodes.node + node.size();
   a.bounds = codes_there + code.size();
@@ -197,7 +197,7 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
     for (const at::Tensor& of : all_words) of.zero_();  // heads
     return {all_words, all_places, all_positions, kept, of_nodes};
   }
-  const at::Tensor parcels_there = brought({parcels}, words);
+  const at::Tensor parcels_there = brought({parcels}, words, stream);
   ParcelArguments p{};
   p.given = a.given;
   p.nodes = a.nodes;
@@ -289,7 +289,7 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
 
   const auto words = addresses.options(), numbers = words.dtype(at::kInt);
   const at::Tensor listed =
-      brought({node, first_bag, stays, parcels, bag_begins, access_begins, fields}, words);
+      brought({node, first_bag, stays, parcels, bag_begins, access_begins, fields}, words, stream);
   a.nodes = {listed.const_data_ptr<int64_t>(), static_cast<int64_t>(node.size()) - 1, destinations};
   a.first_bag = a.nodes.node + node.size();
   a.stays = a.first_bag + a.features;
@@ -351,7 +351,7 @@ void move_vectors(const at::Tensor& bags, const at::Tensor& places, at::IntArray
                     value, " values, and there are ", places.numel(), " of ", vectors.numel());
   if (value == 0) return;
   first_value.push_back(value);
-  const at::Tensor listed = brought({first_value, first_bag, dim}, places.options());
+  const at::Tensor listed = brought({first_value, first_bag, dim}, places.options(), stream);
   a.features = static_cast<int64_t>(dim.size());
   a.first_value = listed.const_data_ptr<int64_t>();
   a.first_bag = a.first_value + a.features + 1;

@@ -54,6 +54,7 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_attach_segment", found.attach_segment);
   library.find("oper_cuda_release_segment", found.release_segment);
   library.find("oper_cuda_stream", found.stream_is_done);
+  library.find("oper_cuda_is_captured", found.is_captured);
   library.find("oper_cuda_versions", found.versions);
   library.find("oper_cuda_architectures", found.architectures);
   library.find("oper_cuda_error", found.error_text);
@@ -85,6 +86,13 @@ BatchReport* report_of(const std::optional<at::Tensor>& report) {
 void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name) {
   TORCH_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
                     ", and the batch is on ", others.device());
+}
+
+void check_not_captured(int64_t stream, const char* what) {
+  int captured = 0;
+  check_device(device_library().is_captured(reinterpret_cast<void*>(stream), &captured),
+               "the stream's state is unknown");
+  TORCH_CHECK(!captured, "a CUDA graph is captured, in which ", what);
 }
 
 void check_device(int error, const char* what) {

@@ -50,6 +50,7 @@ struct DeviceLibrary {
   CudaVersions* versions = nullptr;
   Architectures* architectures = nullptr;
   ErrorText* error_text = nullptr;
+  CaptureQuestion* is_captured = nullptr;
 };
 
 // The launchers; RuntimeError with what to do where no library was loaded.
@@ -60,6 +61,9 @@ BatchReport* report_of(const std::optional<at::Tensor>& report);
 
 // Throws ValueError where a tensor is not on the device that the batch's `others` are on.
 void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name);
+
+// Throws if the work of a stream is captured by a CUDA graph, in which `what` cannot be done.
+void check_not_captured(int64_t stream, const char* what);
 
 // Throws where a launcher returned an error; `what` was to be done.
 void check_device(int error, const char* what);

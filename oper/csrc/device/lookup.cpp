@@ -61,11 +61,10 @@ Arguments rows_of(const at::Tensor& addresses, const std::optional<at::Tensor>& 
   return a;
 }
 
-// What a launch is of: `features` features, the largest of which has most_bags bags, of rows some
-// of which may be `far`. `places` has all bits of the places of their bags in the output, and of
-// the distances between them.
+// One launch: `features` features, of rows some of which may be `far`. `places` has all bits of the
+// places of their bags in the output, and of the distances between them.
 struct LaunchOf {
-  int64_t row_type, width, features, most_bags, places;
+  int64_t row_type, width, features, places;
   bool far;
 };
 
@@ -83,15 +82,14 @@ void for_each_launch(const at::Tensor& features, const at::Tensor& bases, Argume
     a.arenas = arenas + width * bases.size(1);
     for (size_t first = 0; first < same.size(); first += kMostFeatures) {
       const size_t count = std::min<size_t>(kMostFeatures, same.size() - first);
-      int64_t most_bags = 0, places = 0;
+      int64_t places = 0;
       for (size_t n = 0; n < count; ++n) {
         const Feature& feature = *same[first + n];
         a.features[n] = {feature.first_bag, feature.bags, feature.out_base, feature.out_stride,
                          feature.mean};
-        most_bags = std::max(most_bags, feature.bags);
         places |= feature.out_base | feature.out_stride;
       }
-      f(LaunchOf{row_type, width, static_cast<int64_t>(count), most_bags, places, is_far});
+      f(LaunchOf{row_type, width, static_cast<int64_t>(count), places, is_far});
     }
   }
 }
@@ -131,9 +129,9 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
       set_output(a, addresses, offsets, weights, features, bases, out_elements, out_dtype);
   for_each_launch(features, bases, a, [&](const LaunchOf& of) {
     set_wide_stores(a, of.places);
-    check_device(device_library().lookup(&a, of.row_type, of.features, of.most_bags,
-                                         reinterpret_cast<void*>(stream)),
-                 "the lookup could not be started");
+    check_device(
+        device_library().lookup(&a, of.row_type, of.features, reinterpret_cast<void*>(stream)),
+        "the lookup could not be started");
   });
   return result;
 }
@@ -161,7 +159,7 @@ at::Tensor pooled_rows_by_gets(const at::Tensor& addresses,
     set_wide_stores(a, of.places);
     const auto on = reinterpret_cast<void*>(stream);
     if (!of.far) {
-      check_device(device_library().lookup(&a, of.row_type, of.features, of.most_bags, on),
+      check_device(device_library().lookup(&a, of.row_type, of.features, on),
                    "the lookup could not be started");
       return;
     }
@@ -169,7 +167,7 @@ at::Tensor pooled_rows_by_gets(const at::Tensor& addresses,
     a.stage = stage.mutable_data_ptr<uint8_t>();
     a.stage_bytes = stage.numel();
     check_device(
-        nvshmem_library().lookup(&a, of.row_type, of.features, of.most_bags, on),
+        nvshmem_library().lookup(&a, of.row_type, of.features, on),
         "the lookup in the memory of other nodes could not be started (rows may be longer than its "
         "stage has room for)");
   };
@@ -196,7 +194,7 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
   const auto place = reinterpret_cast<int64_t>(a.grad) / grad.element_size();
   for_each_launch(features, bases, a, [&](const LaunchOf& of) {
     a.wide = (of.places | place | a.dim) % 4 == 0;
-    check_device(device_library().weight_gradients(&a, of.row_type, of.features, of.most_bags,
+    check_device(device_library().weight_gradients(&a, of.row_type, of.features,
                                                    reinterpret_cast<void*>(stream)),
                  "the gradients of weights could not be started");
   });

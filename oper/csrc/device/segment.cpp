@@ -1,12 +1,17 @@
-// torch.ops.oper.create_device_segment and attach_device_segment: device memory that ranks share,
-// as tensors of bytes. It is unmapped with the last tensor of it.
+// torch.ops.oper.create_device_segment, attach_device_segment and hold_segments: device memory that
+// ranks share, as tensors of bytes. It is unmapped with the last tensor of it, or later while
+// segments are held.
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <functional>
+#include <mutex>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "device/library.h"
 
@@ -15,11 +20,49 @@ namespace {
 
 int number_of(c10::Device device) { return std::max<int>(device.index(), 0); }
 
+// Segments whose last tensor has died while all are held: unmapping waits for the device, and a
+// wait would end the capture of a CUDA graph.
+struct Held {
+  std::mutex mutex;
+  int64_t holders = 0;
+  std::vector<std::function<void()>> unmaps;
+};
+
+// Never destroyed: tensors may outlive all that is.
+Held& held() {
+  static Held& all = *new Held;
+  return all;
+}
+
+// Unmaps now, or when nobody holds segments any more.
+void unmap_unless_held(std::function<void()> unmap) {
+  {
+    const std::lock_guard<std::mutex> lock(held().mutex);
+    if (held().holders > 0) {
+      held().unmaps.push_back(std::move(unmap));
+      return;
+    }
+  }
+  unmap();
+}
+
+// Holds all segments, or no longer: as often the one as the other.
+void hold_segments(bool hold) {
+  std::vector<std::function<void()>> unmaps;
+  {
+    const std::lock_guard<std::mutex> lock(held().mutex);
+    TORCH_CHECK(hold || held().holders > 0, "hold: nobody holds segments");
+    held().holders += hold ? 1 : -1;
+    if (held().holders == 0) unmaps.swap(held().unmaps);
+  }
+  for (const auto& unmap : unmaps) unmap();
+}
+
 at::Tensor bytes_at(uint64_t pointer, uint64_t size, c10::Device device) {
   ReleaseSegment* const release = device_library().release_segment;
-  // Whether it could be unmapped is not looked at: at the end of a process the driver may be gone.
+  // The result is ignored: at the end of a process the driver may be gone.
   const auto unmap = [release, pointer, size, device](void*) {
-    release(number_of(device), pointer, size);
+    unmap_unless_held([=] { release(number_of(device), pointer, size); });
   };
   return at::from_blob(reinterpret_cast<void*>(pointer), {static_cast<int64_t>(size)}, unmap,
                        at::TensorOptions().dtype(at::kByte).device(device), device);
@@ -54,6 +97,7 @@ at::Tensor attach_device_segment(int64_t descriptor, int64_t bytes, c10::Device 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("create_device_segment(int bytes, Device device) -> (Tensor, int)");
   m.def("attach_device_segment(int descriptor, int bytes, Device device) -> Tensor");
+  m.def("hold_segments(bool hold) -> ()", oper::hold_segments);
 }
 
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {

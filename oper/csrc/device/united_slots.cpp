@@ -52,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorL
   if (total == 0) return {at::empty({0}, words), at::zeros({number + 1}, words)};
   begins.push_back(total);
   const auto pieces = static_cast<int64_t>(places.size());
-  const at::Tensor listed = brought({begins, places, of_group}, words);
+  const at::Tensor listed = brought({begins, places, of_group}, words, stream);
   const auto* const there = listed.const_data_ptr<int64_t>();
   const WordLayout layout{number, kSlotBits, 0};
   auto* const on = reinterpret_cast<void*>(stream);
@@ -93,7 +93,7 @@ void find_united(at::Tensor& targets, const at::Tensor& slots, const at::Tensor&
   begins.push_back(a.rows);
   a.pieces = static_cast<int64_t>(places.size());
   const at::Tensor listed =
-      brought({begins, first_row, places, counts, first_target}, slots.options());
+      brought({begins, first_row, places, counts, first_target}, slots.options(), stream);
   a.begins = listed.const_data_ptr<int64_t>();
   a.first_row = a.begins + a.pieces + 1;
   a.places = a.first_row + a.pieces;

@@ -5,8 +5,8 @@
 // How many rows there are is the device's to know: as many warps as are there at once.
 extern "C" int oper_nvshmem_fetch_rows(const oper::FetchArguments* a, void* stream) {
   using namespace oper;
-  constexpr int64_t kBlocks = 4;  // of a multiprocessor
-  const auto blocks = static_cast<unsigned>(kBlocks * multiprocessors());
-  const Launch how{dim3(blocks), 256, static_cast<cudaStream_t>(stream)};
+  constexpr unsigned kThreads = 256;
+  const auto blocks = static_cast<unsigned>(blocks_at_once(fetch_rows, kThreads));
+  const Launch how{dim3(blocks), kThreads, static_cast<cudaStream_t>(stream)};
   return launch(how, fetch_rows, *a);
 }

@@ -121,6 +121,21 @@ def _gradients_are_added_up_here() -> Iterator[None]:
         override(False)
 
 
+@contextlib.contextmanager
+def _nothing_is_freed() -> Iterator[None]:
+    """Inside, no garbage is collected, and shared memory whose last tensor dies stays mapped: to
+    unmap it waits for the device, which would end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    native.ops().hold_segments(True)
+    try:
+        yield
+    finally:
+        native.ops().hold_segments(False)
+        if collects:
+            gc.enable()
+
+
 class GraphPiece:
     """A CUDA graph of a part of a step; all of a step take their memory from one pool. A step's
     backward is captured in a thread of autograd's, so that pieces may begin in one thread and end
@@ -235,19 +250,20 @@ class Cuda:
         """What `work` starts, captured and not run, and what it returns: tensors that have their
         values whenever the step was run."""
         capture = StepCapture(self.pieces())
-        _captures[self.torch_device] = capture
-        try:
-            capture.begin()
-            with _gradients_are_added_up_here():
-                result = work()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # of a graph that has failed already
+        with _nothing_is_freed():
+            _captures[self.torch_device] = capture
+            try:
+                capture.begin()
+                with _gradients_are_added_up_here():
+                    result = work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # of a graph that has failed already
+                    capture.end()
+                raise
+            else:
                 capture.end()
-            raise
-        else:
-            capture.end()
-        finally:
-            del _captures[self.torch_device]
+            finally:
+                del _captures[self.torch_device]
         return capture, result
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -260,8 +276,18 @@ class Cuda:
             if tensor.device == self.torch_device:
                 tensor.record_stream(stream)
 
+    def check_no_copies(self) -> None:
+        """OperError while a step is captured, in which nothing is copied from or to the host: each
+        run would make the copy again, from or to memory that others have by then."""
+        if self.capture is not None:
+            raise OperError(
+                "expected a step without copies between the host and the device, got one while the "
+                "step is captured: let the step before be the same, or call the step as it is"
+            )
+
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
         """Start to copy a tensor to the host, after the work that was started before."""
+        self.check_no_copies()
         brought = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         brought.copy_(tensor, non_blocking=True)
         event = torch.cuda.Event()
@@ -275,6 +301,7 @@ class Cuda:
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host on the device, once the work that was started before is done. It is
         copied before, as the device may read the host's memory only then."""
+        self.check_no_copies()
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def memory_bytes(self, ranks: int) -> int:

@@ -185,6 +185,7 @@ class PreparedBatch:
     forwarded: ForwardedBags | None = None  # None: nothing is forwarded
     given: Any = None  # the KeyedJaggedTensor, by which it can be prepared again
     version: int = 0  # of the placement (placement.py) that the addresses are of
+    ready: Any = None  # the device's point after its preparation; None in a step that is captured
 
     @property
     def features_there(self) -> torch.Tensor:

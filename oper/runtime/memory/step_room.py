@@ -18,7 +18,13 @@ class NoRoomError(OperError):
 
 def device_segment(device: Cuda, what: str, bytes: int) -> DeviceSegment:
     """Memory of a device for `what`, to be shared with the node's other ranks; its content is
-    anything."""
+    anything. OperError while a step is captured."""
+    if device.capture is not None:
+        raise OperError(
+            f"expected a step that needs no new memory while it is captured, got one that needs "
+            f"{bytes:,} bytes for {what}: after rows have moved, or for a larger batch, call the "
+            "step as it is before it is captured"
+        )
     for left in device.free_memory():
         if bytes > left.free_bytes:
             raise NoRoomError(

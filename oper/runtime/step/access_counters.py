@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from oper.base.errors import OperError
+from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.memory.stream_order import StreamOrder
 
 _SCALARS = (
     "lookups",  # batches read
@@ -58,10 +60,11 @@ _Named = Callable[[np.ndarray], Mapping[str, Any]]
 
 class Counters:
     """The counters of one engine on one of `ranks` ranks: int64 scalars and vectors [ranks] by
-    name."""
+    name. Those that `device` adds to in place it adds to in one order, whatever the streams."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, device: Device | None = None) -> None:
         self._ranks = ranks
+        self._order = StreamOrder(device or Cpu())
         # Kept as they are: a step that was captured adds to them.
         self._later: dict[_Named, torch.Tensor] = {}
         self.reset()
@@ -70,8 +73,9 @@ class Counters:
         """Start again from zero."""
         self._totals = dict.fromkeys(_SCALARS, 0)
         self._by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
-        for counts in self._later.values():
-            counts.zero_()
+        with self.adding():
+            for counts in self._later.values():
+                counts.zero_()
         self._pending: list[tuple[Future[Any], Callable[[Any], Mapping[str, Any]]]] = []
 
     @property
@@ -114,10 +118,21 @@ class Counters:
     def add_later(self, counts: torch.Tensor, named: _Named) -> None:
         """Add what `named` makes of counts, of one shape every time, once somebody looks: the host
         does not wait before for those that are on a device. They are added to in place."""
-        if named in self._later:
-            self._later[named] += counts
-        else:
-            self._later[named] = counts
+        with self.adding():
+            if named in self._later:
+                self._later[named] += counts
+            else:
+                self._later[named] = counts
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Inside, this thread's stream may add to counts on the device: after what other streams
+        have added, and before what they add later."""
+        self._order.before_write()
+        try:
+            yield
+        finally:
+            self._order.after_write()
 
     def add_when(self, future: Future[Any], named: Callable[[Any], Mapping[str, Any]]) -> None:
         """Add what `named` makes of the result of a future, once it is there."""
@@ -136,9 +151,10 @@ class Counters:
         pending, self._pending = self._pending, []
         for one in pending:
             self._add_result(*one)
-        for named, counts in self._later.items():
-            self.add(**named(counts.cpu().numpy()))
-            counts.zero_()
+        with self.adding():
+            for named, counts in self._later.items():
+                self.add(**named(counts.cpu().numpy()))
+                counts.zero_()
 
     def to_dict(self) -> dict[str, Any]:
         """The totals as numbers and lists, which JSON holds."""

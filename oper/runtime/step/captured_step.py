@@ -99,5 +99,5 @@ class CapturedStep:
     def failing_together(self) -> Iterator[None]:
         """Rows are where they are inside, and what fails there fails on all ranks."""
         self._guard.check()
-        with self._placement.reading, self._guard.failing_together():
+        with self._placement.reading, self._guard.failing_together(), self._counters.adding():
             yield

@@ -1,6 +1,8 @@
 """Copies on a device of what the host says of batches, which mostly is the same from one to the
 next."""
 
+from typing import Any
+
 import torch
 
 from oper.base.errors import OperError
@@ -14,12 +16,14 @@ class DeviceCopies:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Each tensor with its copy, and the device's point after that.
+        self._kept: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One of a tensor, which is not written to any more. OperError in a step that is captured,
-        where nothing like it was seen before."""
-        there = self._known(tensor)
+        """Return the copy of a tensor, which is not written to any more. What is started on this
+        thread's stream comes after it was copied, on whichever stream that was. OperError in a
+        step that is captured, if nothing like it was seen before."""
+        there, copied = self._known(tensor)
         capture = self._device.capture
         if capture is not None:
             if there is None:
@@ -31,11 +35,15 @@ class DeviceCopies:
             return there
         if there is None:
             there = self._device.send(tensor)
-            self._kept = [(tensor, there), *self._kept[: _KEPT - 1]]
+            kept = (tensor, there, self._device.point())
+            self._kept = [kept, *self._kept[: _KEPT - 1]]
+            return there
+        self._device.after([copied])
+        self._device.keep([there])
         return there
 
-    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        for known, there in self._kept:
+    def _known(self, tensor: torch.Tensor) -> tuple[torch.Tensor | None, Any]:
+        for known, there, copied in self._kept:
             if known is tensor or torch.equal(known, tensor):
-                return there
-        return None
+                return there, copied
+        return None, None

@@ -1,6 +1,7 @@
 """Signals of an engine on a device, whose steps may be captured (memory/step_capture.py): the host
 then posts and waits at the same places of the step, each time it is run, with its number."""
 
+import weakref
 from collections.abc import Sequence
 
 from oper.runtime.comm.node import Node
@@ -17,8 +18,9 @@ class DeviceSignals(Signals):
         super().__init__(node, counters, device.done)
         self._device, self.steps_later = device, 0
         self._alone = len(node.peers) == 1  # for which no step is cut
-        # What was waited for in the step that is captured, or was last.
-        self._waited: tuple[StepCapture | None, dict[str, int]] = (None, {})
+        # What was waited for in the step that is captured, or was last. The reference is weak: else
+        # the last one, with its memory, would be let go while the next one is captured.
+        self._waited: tuple[weakref.ref[StepCapture] | None, dict[str, int]] = (None, {})
 
     def post(self, counter: str, value: int) -> None:
         capture = self._device.capture
@@ -40,9 +42,10 @@ class DeviceSignals(Signals):
         if capture is None:
             super().wait(counter, value, action)
             return
-        if self._waited[0] is not capture:
-            self._waited = (capture, {})
-        waited = self._waited[1]
+        known, waited = self._waited
+        if known is None or known() is not capture:
+            waited = {}
+            self._waited = (weakref.ref(capture), waited)
         if self._alone or waited.get(counter, -1) >= value:
             return
         waited[counter] = value

@@ -75,7 +75,10 @@ class BatchPreparer:
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         try:
             found = self._prepared(batch)
-            return replace(found, given=batch, version=self._placement.version)
+            # A captured step prepares and looks up on one stream.
+            ready = self._device.point() if self._device.capture is None else None
+            version = self._placement.version
+            return replace(found, given=batch, version=version, ready=ready)
         except NO_ROOM as error:
             raise self._room.error(error, batch.values().numel()) from error
 

@@ -150,11 +150,14 @@ class TrainingStep:
         return rows_of_tensors(tensors, self.ranks, by_bag) if tensors else None
 
     def current(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch by the addresses of now, prepared again if rows have moved since it was."""
-        if batch.version == self._placement.version:
-            return batch
-        with self._guard.failing_together():
-            return self._preparer.again(batch)
+        """A batch by the addresses of now, prepared again if rows have moved since it was. What is
+        started from now on comes after its preparation, which may be on another stream."""
+        if batch.version != self._placement.version:
+            with self._guard.failing_together():
+                return self._preparer.again(batch)
+        if batch.ready is not None and self._heap.device.capture is None:
+            self._heap.device.after([batch.ready])
+        return batch
 
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; rows are those after all steps so

@@ -156,6 +156,10 @@ def serve_captured(rank: int, group: Any, library: str | None) -> bool:
             inputs = alike(number, rank)
             assert torch.equal(step(inputs.to(place)).cpu(), here(inputs)[1])
             captured += step.captured
+        elsewhere = alike(0, rank).to(torch.device("meta" if library else "cpu"))
+        with pytest.raises(oper.OperError, match="expected a step's inputs on"):
+            step(elsewhere)
+        assert step.captured
     return captured == 5 + 2 * rank
 
 

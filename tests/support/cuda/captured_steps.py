@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +17,14 @@ from oper.plan.plan import Plan
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cpu, Device, OnTheWay
+from oper.runtime.memory.step_room import device_segment
 from oper.runtime.migration.row_migration import RowMigration
 from oper.runtime.step_graph import StepGraph
 from oper.runtime.table_io import RowRange
-from tests.support.cuda.device_engines import device_of, start
+from tests.support.cuda.device_engines import EmulatedDevice, device_of, start
 from tests.support.cuda.plain_batch import PlainBatch
 from tests.support.runtime.engine_cases import Case, batch_parts, features_of, optimizer_of
+from tests.support.runtime.shared_memory import mapped_device_segments
 
 WARM_UP = 2  # steps that are run as they are
 
@@ -237,9 +239,70 @@ def move_between(
 
     schedule = [(step, 0, step >= 2) for step in range(24)]
     given = (rank, group, case, plan, library, schedule)
-    found = train_captured_on_both(*given, between=between, spare=3.0)
+    with _nothing_let_go_in_captures():
+        found = train_captured_on_both(*given, between=between, spare=3.0)
     assert all(migration.done for migration in migrations.values())
     return found
+
+
+@contextmanager
+def _nothing_let_go_in_captures() -> Iterator[None]:
+    """AssertionError if shared memory of an emulated device dies while a step is captured: it would
+    have to stay mapped until then."""
+    captured = EmulatedDevice.captured
+
+    def watched(self: EmulatedDevice, work: Callable[[], Any]) -> Any:
+        def counted() -> Any:
+            before, result = mapped_device_segments(), work()
+            assert mapped_device_segments() == before
+            return result
+
+        return captured(self, counted)
+
+    with (
+        patch.object(EmulatedDevice, "captured", watched),
+        patch("oper.runtime.memory.device._nothing_is_freed", nullcontext),
+    ):
+        yield
+
+
+def use_rows_while_captured(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None
+) -> list[str]:
+    """Errors of steps that read rows, or need new shared memory, while they are captured."""
+    engine, said = start(case, plan, group, device_of(library)), []
+    stepper = Stepper(engine, engine.device)
+    batch = stepper.put(alike_parts(case, 0, rank))
+    stepper.step(alike_parts(case, 0, rank), np.ones(100_000, np.float32), False)
+    before_use = []
+
+    def read() -> None:
+        engine.read_rows([RowRange(0, 0, 1)])
+
+    def grow() -> None:
+        device_segment(engine.device, "a test", 1)  # type: ignore[arg-type]
+
+    def copy() -> None:
+        engine.device.send(torch.zeros(1))
+
+    for does in (read, grow, copy):
+
+        def step(does: Callable[[], None] = does) -> None:
+            engine(batch)
+            does()
+
+        engine.before_use = lambda: before_use.append(engine.device.capture)
+        with pytest.raises(OperError) as error:
+            StepGraph([engine], step)
+        said.append(str(error.value))
+        assert before_use.pop(0) is None  # held state dicts are written back before the capture
+        before_use.clear()
+    engine.before_use = None
+    for number in range(3):
+        stepper.step(alike_parts(case, number, rank), np.ones(100_000, np.float32), number > 0)
+    assert stepper.captures == 1
+    engine.close()
+    return said
 
 
 def two_batches_captured(

@@ -106,12 +106,14 @@ class EmulatedDevice(Cuda):
         self.kept += [tensor.data_ptr() for tensor in tensors]
 
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
+        self.check_no_copies()
         return OnTheWay(tensor.clone())
 
     def written_by_it(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64)
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.check_no_copies()
         return tensor.to(self.torch_device)
 
     def memory_bytes(self, ranks: int) -> int:

@@ -49,13 +49,28 @@ inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaFree(void*) { return cudaSuccess; }
 inline bool streams_are_busy = false;  // by emulate_busy; kernels are done when they were started
+inline uint64_t stream_queries = 0;
 inline cudaError_t cudaStreamQuery(cudaStream_t) {
+  ++stream_queries;
   return streams_are_busy ? cudaErrorNotReady : cudaSuccess;
 }
+inline bool stream_is_captured = false;  // by emulate_capture
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = stream_is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+// The device's multiprocessors, and the blocks that each of them holds at once. Few, so that the
+// threads of a launch have several turns.
+inline int multiprocessors = 1, blocks_of_one = 2;
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
-// Few, so that the threads of a launch have several turns.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 1;
+  *value = multiprocessors;
+  return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, size_t) {
+  *blocks = blocks_of_one;
   return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* version) {
@@ -168,6 +183,9 @@ inline void yield() {
   EMULATOR_ASAN(__sanitizer_finish_switch_fiber(fiber.fake_stack, &main_stack, &main_bytes);)
 }
 
+// Told of lanes that have met, if anybody asks for it: the fake NVSHMEM does.
+inline thread_local void (*when_met)(unsigned warp, uint32_t mask) = nullptr;
+
 // Brings `value` and waits for the other lanes of `mask`; returns what each lane brought.
 inline const uint64_t* meet(uint32_t mask, uint64_t value, const char* what, int line) {
   Block& b = *block;
@@ -184,6 +202,7 @@ inline const uint64_t* meet(uint32_t mask, uint64_t value, const char* what, int
     meeting.arrived = 0;
     ++meeting.turn;
     ++b.progress;
+    if (when_met) when_met(me.warp, mask);
   }
   while (meeting.turn == turn) yield();
   me.waits = {};
@@ -293,8 +312,14 @@ inline void run_block(Block& b) {
   }
 }
 
+// The blocks of the last launch, and whether launches are counted alone and not run.
+inline uint64_t last_blocks = 0;
+inline bool counts_alone = false;
+
 // Runs `body` for each thread of each block.
 inline cudaError_t run(dim3 grid, unsigned threads, std::function<void()> body) {
+  last_blocks = uint64_t{grid.x} * grid.y;
+  if (counts_alone) return cudaSuccess;
   Block b;
   b.body = std::move(body);
   ++launches;
@@ -381,3 +406,19 @@ extern "C" [[gnu::weak]] void emulate_order(uint64_t seed) { emulator::seed = se
 
 // Whether streams seem to have work that does not end.
 extern "C" [[gnu::weak]] void emulate_busy(int busy) { streams_are_busy = busy; }
+
+// A device of so many multiprocessors, which hold so many blocks each; where `counts_alone`, its
+// kernels are launched and not run.
+extern "C" [[gnu::weak]] void emulate_device(int count, int blocks, int counts_alone) {
+  multiprocessors = count, blocks_of_one = blocks;
+  emulator::counts_alone = counts_alone;
+}
+
+// The blocks of the last launch.
+extern "C" [[gnu::weak]] uint64_t emulated_blocks() { return emulator::last_blocks; }
+
+// Whether streams seem to be captured.
+extern "C" [[gnu::weak]] void emulate_capture(int captured) { stream_is_captured = captured; }
+
+// How often streams were asked whether their work is done.
+extern "C" [[gnu::weak]] uint64_t emulated_queries() { return stream_queries; }

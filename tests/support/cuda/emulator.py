@@ -3,7 +3,8 @@
 import ctypes
 import hashlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.install import contents_hash
@@ -69,3 +70,28 @@ class Emulator:
     def busy(self, busy: bool) -> None:
         """Whether streams seem to have work that does not end."""
         self._library.emulate_busy(int(busy))
+
+    def queries(self) -> int:
+        """How often streams were asked whether their work is done."""
+        self._library.emulated_queries.restype = ctypes.c_uint64
+        return int(self._library.emulated_queries())
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Inside, streams seem to be captured."""
+        self._library.emulate_capture(1)
+        try:
+            yield
+        finally:
+            self._library.emulate_capture(0)
+
+    @contextmanager
+    def device(self, multiprocessors: int, blocks_of_each: int) -> Iterator[Callable[[], int]]:
+        """Inside, kernels are launched on such a device and not run; gives what tells the blocks of
+        the last launch."""
+        self._library.emulated_blocks.restype = ctypes.c_uint64
+        self._library.emulate_device(multiprocessors, blocks_of_each, 1)
+        try:
+            yield lambda: int(self._library.emulated_blocks())
+        finally:
+            self._library.emulate_device(1, 2, 0)

@@ -3,18 +3,20 @@
 // alone.
 //
 // A get that was not waited for has not happened: it is kept with the thread that asked, what it
-// will write is poisoned (NaN), and the bytes come at that thread's quiet, those of several gets in
-// an order drawn from a seed. What came may not be read as if it had not changed. A destination
-// outside of symmetric and registered memory, a source outside of what was allocated, a PE that is
-// not there, lanes of a collective get with unlike arguments, allocations of unlike sizes and gets
-// that were never waited for end the process. A quiet after a get from a PE that died, and a
-// collective call without it, wait for ever, as NVSHMEM's do.
+// will write is poisoned (NaN), and the bytes come at the quiet of that thread, or of one that has
+// met it since, those of several gets in an order drawn from a seed. What came may not be read as
+// if it had not changed. A destination outside of symmetric and registered memory, a source outside
+// of what was allocated, a PE that is not there, lanes of a collective get with unlike arguments,
+// allocations of unlike sizes, gets that were never waited for and quiets that wait for nothing end
+// the process. A quiet after a get from a PE that died, and a collective call without it, wait for
+// ever, as NVSHMEM's do.
 #pragma once
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -67,6 +69,7 @@ struct Get {
   const uint8_t* from;
   size_t bytes;
   int pe;
+  uint32_t met = 0;  // lanes of the warp that have met the asking thread since
 };
 
 struct State {
@@ -76,8 +79,8 @@ struct State {
   uint8_t* heap[kMostPes];  // all are mapped here; `nvshmem_ptr` shows those of the node
   size_t used = 0;
   std::vector<std::pair<uint8_t*, size_t>> allocated, registered;
-  std::map<const void*, std::vector<Get>> waiting;  // by thread
-  uint64_t launch = 0;                              // that they are of
+  std::map<const emulator::Thread*, std::vector<Get>> waiting;  // by thread
+  uint64_t launch = 0;                                          // that they are of
   uint64_t gets = 0, got_bytes = 0, quiets = 0, random = 88172645463325252u;
 };
 inline State state;
@@ -111,6 +114,15 @@ inline void forget_other_launches() {
   state.launch = emulator::launches;
 }
 
+// Lanes of a warp have met.
+inline void note_meeting(unsigned warp, uint32_t mask) {
+  for (auto& [asked, gets] : state.waiting) {
+    const auto& thread = *asked;
+    if (thread.warp != warp || !(mask >> thread.lane & 1)) continue;
+    for (Get& get : gets) get.met |= mask;
+  }
+}
+
 inline void ask(void* to, const void* from, size_t bytes, int pe) {
   forget_other_launches();
   if (pe < 0 || pe >= state.pes) fail("a get from a PE that is not there");
@@ -122,6 +134,7 @@ inline void ask(void* to, const void* from, size_t bytes, int pe) {
   emulator::change(to, bytes);
   state.waiting[emulator::block->now].push_back(
       {static_cast<uint8_t*>(to), state.heap[pe] + offset, bytes, pe});
+  emulator::when_met = note_meeting;
   ++state.gets;
   state.got_bytes += bytes;
 }
@@ -267,7 +280,18 @@ inline void nvshmem_quiet() {
   fake_nvshmem::forget_other_launches();
   auto& s = fake_nvshmem::state;
   ++s.quiets;
-  auto& mine = s.waiting[emulator::block->now];
+  const emulator::Thread& me = *emulator::block->now;
+  std::vector<fake_nvshmem::Get> mine;
+  for (auto& [asked, gets] : s.waiting) {
+    const auto& thread = *asked;
+    const auto later = [&](const fake_nvshmem::Get& get) {
+      return &thread != &me && (thread.warp != me.warp || !(get.met >> me.lane & 1));
+    };
+    const auto first = std::stable_partition(gets.begin(), gets.end(), later);
+    mine.insert(mine.end(), first, gets.end());
+    gets.erase(first, gets.end());
+  }
+  if (mine.empty()) fake_nvshmem::fail("a quiet that waits for nothing");
   while (!mine.empty()) {
     s.random ^= s.random << 13, s.random ^= s.random >> 7, s.random ^= s.random << 17;
     std::swap(mine[s.random % mine.size()], mine.back());

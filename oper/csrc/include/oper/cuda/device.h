@@ -53,6 +53,16 @@ inline int64_t multiprocessors() {
   return count;
 }
 
+// Blocks of a kernel that the current device holds at once, by the registers that the kernel has;
+// 1 where that cannot be told.
+template <typename... Parameters>
+int64_t blocks_at_once(void (*kernel)(Parameters...), unsigned threads) {
+  int of_one = 0;
+  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_one, kernel, static_cast<int>(threads), 0))
+    return 1;
+  return of_one > 0 ? of_one * multiprocessors() : 1;
+}
+
 // A function of the driver by its name, null where there is no driver: so that the library loads
 // there too.
 #if defined(__CUDACC__)

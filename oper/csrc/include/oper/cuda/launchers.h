@@ -44,6 +44,9 @@ struct RowArguments {
   int64_t dim;
   int64_t row_bytes;
   const BatchReport* report;  // null: the batch was looked at
+  // The features' bags, cut into tiles of one feature's bags each; launchers cut them. Feature f
+  // has tiles [first_tile[f], first_tile[f + 1]), and what comes after the last feature has none.
+  int32_t first_tile[kMostFeatures + 1];
   LookupFeature features[kMostFeatures];
 };
 
@@ -522,14 +525,11 @@ static_assert(sizeof(ListArguments) <= 4096 && sizeof(AggregateArguments) <= 409
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
-// Looks up `features` features, at most kMostFeatures; `most_bags` is the largest number of bags of
-// one.
-using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t features,
-                           int64_t most_bags, void* stream);
+// Looks up `features` features, at most kMostFeatures; cuts the tiles.
+using LookupLauncher = int(LookupArguments*, int64_t row_type, int64_t features, void* stream);
 
 // Of features as the lookup's.
-using WeightLauncher = int(const WeightArguments*, int64_t row_type, int64_t features,
-                           int64_t most_bags, void* stream);
+using WeightLauncher = int(WeightArguments*, int64_t row_type, int64_t features, void* stream);
 
 // Sums gradients of grad_type, a RowType but int8.
 using SumLauncher = int(const SumArguments*, int64_t grad_type, void* stream);
@@ -606,6 +606,9 @@ using ReleaseSegment = int(int device, uint64_t pointer, uint64_t size);
 // Waits for a stream's work for so long at the most; *done says whether that was long enough.
 using StreamWait = int(void* stream, int64_t milliseconds, int* done);
 
+// Says whether what is started on a stream is captured by a CUDA graph.
+using CaptureQuestion = int(void* stream, int* captured);
+
 // Versions of CUDA, 1,000 times the major one and 10 times the minor one: what the driver supports,
 // 0 where there is none, and that of the runtime in the library.
 using CudaVersions = void(int* driver, int* runtime);
@@ -620,7 +623,7 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{12} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{13} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
     sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(RunUpdateArguments) +
     sizeof(BucketDims) + sizeof(MergeArguments) + sizeof(MarkArguments) + sizeof(UnionArguments) +

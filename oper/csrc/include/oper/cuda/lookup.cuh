@@ -3,9 +3,10 @@
 // (step/lookup.h), bit by bit: products and sums are rounded apart, rows added in the bag's order.
 //
 // kLanes threads hold a row together, kBytes of it each, and read kRows rows of a bag before they
-// add the first, so that as many reads are on their way. A block's threads work on bags of one
-// feature, blockIdx.y. All threads of a row load the same address, which the hardware broadcasts:
-// no thread needs to hear of another, and bags of any lengths stand beside each other in a warp.
+// add the first, so that as many reads are on their way. A block's threads work on a tile
+// (tiles.cuh), and then on the next. All threads of a row load the same address, which the hardware
+// broadcasts: no thread needs to hear of another, and bags of any lengths stand beside each other
+// in a warp.
 //
 // Rows longer than kLanes · kBytes are summed part by part, and the bag's addresses read again.
 #pragma once
@@ -14,6 +15,7 @@
 #include "oper/cuda/launchers.h"
 #include "oper/cuda/read_rows.cuh"
 #include "oper/cuda/row_values.cuh"
+#include "oper/cuda/tiles.cuh"
 
 namespace oper {
 
@@ -104,19 +106,28 @@ __device__ __forceinline__ void add_accesses(const LookupArguments& a, const Sou
   }
 }
 
+constexpr int kLookupThreads = 256;
+
+// Tiles are of a bag for each group of kLanes threads. A block takes every gridDim.x-th tile, so
+// that all blocks have bags of all features, however unlike the features' bags are.
 template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted, typename Source>
-__global__ void __launch_bounds__(256, Source::kBlocks)
+__global__ void __launch_bounds__(kLookupThreads, Source::kBlocks)
     pool_bags(const __grid_constant__ typename Source::Arguments a) {
   constexpr int kCount = Values<Row, kBytes>::kCount;
   if (a.report && a.report->bad_bag != kNothingBad) return;
-  const LookupFeature& feature = a.features[blockIdx.y];
+  constexpr int kGroups = kLookupThreads / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
-  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
-  Source source(a, blockIdx.y * groups + mine, lane, kLanes);
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  Source source(a, static_cast<int64_t>(blockIdx.x) * kGroups + group, lane, kLanes);
   // Lanes beyond the end of a row help to bring the others' rows.
   const int64_t last = Source::kGets ? a.dim + lane * kCount : a.dim;
-  for (int64_t i = mine; i < feature.bags; i += groups) {
+  int f = 0;
+  const int tiles = tiles_of(a);
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
+    go_to_tile(a, tile, f);
+    const LookupFeature& feature = a.features[f];
+    const int64_t i = static_cast<int64_t>(tile - a.first_tile[f]) * kGroups + group;
+    if (i >= feature.bags) continue;
     const auto [begin, length] = bag_at(a, feature.first_bag + i);
     const int64_t end = begin + length;
     for (int64_t first = lane * kCount; first < last; first += kLanes * kCount) {
@@ -158,33 +169,47 @@ __device__ __forceinline__ void add_others(const LookupArguments& a, const Looku
   if (feature.mean && length > 1) divide(sum, length);
 }
 
-// Blocks of `pool_short_bags` that a multiprocessor holds: 64 registers a thread.
+// Blocks of `pool_short_bags` that a multiprocessor holds at the least: 64 registers a thread.
 constexpr int kBlocksOfShortBags = 4;
 
 // Bags of which most have one access or none, without weights: the first rows of kRows bags of a
 // group at once. Groups stay for many bags, and look for the rows of the next turn while those of
 // this one are on their way: a row's place takes up to three reads, one after another. What is
 // rare, bags of more rows, is looked at again rather than kept in registers.
+//
+// Tiles are of kRows bags for each group. A block takes tiles that follow each other, so that all
+// features are read at the same time: rows of a small table, which all its bags read, would keep a
+// part of the cache busy while the others wait.
 template <typename Row, int kBytes, int kLanes, int kRows>
-__global__ void __launch_bounds__(256, kBlocksOfShortBags)
+__global__ void __launch_bounds__(kLookupThreads, kBlocksOfShortBags)
     pool_short_bags(const __grid_constant__ LookupArguments a) {
   using Values = oper::Values<Row, kBytes>;
-  constexpr int kCount = Values::kCount;
+  constexpr int kCount = Values::kCount, kGroups = kLookupThreads / kLanes;
   if (a.report && a.report->bad_bag != kNothingBad) return;
-  const LookupFeature& feature = a.features[blockIdx.y];
   // Of 32 bits, which save registers: launches with more bags of a feature take the other kernel.
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int groups = static_cast<int>(gridDim.x * blockDim.x / kLanes);
-  const int bags = static_cast<int>(feature.bags), dim = static_cast<int>(a.dim);
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int dim = static_cast<int>(a.dim);
+  const int of_block = static_cast<int>((tiles_of(a) + gridDim.x - 1) / gridDim.x);
+  int tile = static_cast<int>(blockIdx.x) * of_block;
+  if (tile >= tiles_of(a)) return;
+  const int end = tile + of_block < tiles_of(a) ? tile + of_block : tiles_of(a);
+  // The first of a group's bags in a tile of feature f.
+  const auto first_bag = [&](int tile, int f) {
+    return (tile - a.first_tile[f]) * (kRows * kGroups) + group;
+  };
   const uint8_t* next[kRows];  // null: the bag is empty, or there is none
   bool longer = false;         // whether one of the bags has more rows
-  const auto look = [&](int i) {
+  const auto look = [&](int tile, int f) {
+    go_to_tile(a, tile, f);
+    const LookupFeature& feature = a.features[f];
+    const int i = first_bag(tile, f), bags = static_cast<int>(feature.bags);
     int64_t begin[kRows];
     longer = false;
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       Bag bag;
-      if (i + u * groups < bags) bag = bag_at(a, feature.first_bag + i + u * groups);
+      if (i + u * kGroups < bags) bag = bag_at(a, feature.first_bag + i + u * kGroups);
       begin[u] = bag.length ? bag.begin : -1;
       longer |= bag.length > 1;
     }
@@ -193,10 +218,11 @@ __global__ void __launch_bounds__(256, kBlocksOfShortBags)
     for (int u = 0; u < kRows; ++u)
       if (begin[u] < 0) next[u] = nullptr;
   };
-  int i = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kLanes);
-  look(i);
-  for (; i < bags; i += kRows * groups) {
+  int f = 0;
+  look(tile, f);
+  for (; tile < end; ++tile) {
     const bool any_longer = longer;
+    go_to_tile(a, tile, f);
     for (int first = lane * kCount; first < dim; first += kLanes * kCount) {
       oper::Piece<kBytes> piece[kRows];
       Levels<Row, kBytes> levels[kRows];
@@ -208,16 +234,18 @@ __global__ void __launch_bounds__(256, kBlocksOfShortBags)
         piece[u] = load_row<kBytes>(next[u] + first * kValueBytes<Row>);
         levels[u].load(next[u], a.dim);
       }
-      if (first + kLanes * kCount >= dim) look(i + kRows * groups);
+      if (first + kLanes * kCount >= dim && tile + 1 < end) look(tile + 1, f);
+      const LookupFeature& feature = a.features[f];
+      const int i = first_bag(tile, f), bags = static_cast<int>(feature.bags);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        if (i + u * groups >= bags) continue;
+        if (i + u * kGroups >= bags) continue;
         float sum[kCount];
 #pragma unroll
         for (int k = 0; k < kCount; ++k)
           sum[k] = read[u] ? levels[u].value(Values::get(piece[u], k)) : 0.0f;
-        if (any_longer) add_others<Row, kBytes>(a, feature, i + u * groups, first, sum);
-        store_values(a, feature.out_base + (i + u * groups) * feature.out_stride, first, sum);
+        if (any_longer) add_others<Row, kBytes>(a, feature, i + u * kGroups, first, sum);
+        store_values(a, feature.out_base + (i + u * kGroups) * feature.out_stride, first, sum);
       }
     }
   }

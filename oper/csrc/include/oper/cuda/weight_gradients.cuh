@@ -11,6 +11,7 @@
 #include "oper/cuda/launchers.h"
 #include "oper/cuda/read_rows.cuh"
 #include "oper/cuda/row_values.cuh"
+#include "oper/cuda/tiles.cuh"
 
 namespace oper {
 
@@ -49,19 +50,23 @@ __device__ __forceinline__ float add_by_halves(float (&sum)[kValues]) {
   return sum[0];
 }
 
+constexpr int kWeightThreads = 256;
+
+// Tiles are of a bag for each group of threads, and a block takes every gridDim.x-th one.
 template <typename Row, int kValues, int kRows>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(kWeightThreads, 4)
     weight_gradients(const __grid_constant__ WeightArguments a) {
   constexpr int kBytes = kValues * static_cast<int>(kValueBytes<Row>);
-  constexpr int kLanes = kDotSums / kValues, kBags = kWarpThreads / kLanes;
+  constexpr int kLanes = kDotSums / kValues, kGroups = kWeightThreads / kLanes;
   if (a.report && a.report->bad_bag != kNothingBad) return;
-  const LookupFeature& feature = a.features[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpThreads;
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpThreads;
-  const int of_warp = static_cast<int>(threadIdx.x) % kWarpThreads / kLanes;
-  for (int64_t first = warp * kBags; first < feature.bags; first += warps * kBags) {
-    const int64_t i = first + of_warp;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  int f = 0;
+  const int tiles = tiles_of(a);
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
+    go_to_tile(a, tile, f);
+    const LookupFeature& feature = a.features[f];
+    const int64_t i = static_cast<int64_t>(tile - a.first_tile[f]) * kGroups + group;
     Bag bag;
     if (i < feature.bags) bag = bag_at(a, feature.first_bag + i);
     const int64_t end = bag.begin + bag.length, place = feature.out_base + i * feature.out_stride;

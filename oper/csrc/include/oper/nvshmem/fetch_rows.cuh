@@ -1,6 +1,7 @@
 // Distinct rows of other ranks, each brought once into a buffer that is read as one more rank: a
 // warp a row. It asks for its rows, one after another, writes the addresses of the accesses that
-// read them, and waits for all of them at the end; rows of ranks whose memory is mapped it copies.
+// read them, and waits for all of them at the end, by one thread; rows of ranks whose memory is
+// mapped it copies.
 #pragma once
 
 #include "oper/nvshmem/calls.h"
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(256) fetch_rows(const __grid_constant__ FetchA
     for (int64_t at = a.run_start[n] + lane; at < a.run_start[n + 1]; at += kWarpThreads)
       a.addresses[a.positions[at]] = make_address(a.ranks, there);
   }
-  if (asked) nvshmem_quiet();
+  __syncwarp(0xFFFFFFFFu);  // all threads have asked
+  if (asked && lane == 0) nvshmem_quiet();
 }
 
 }  // namespace oper

@@ -1,5 +1,5 @@
 // Pieces of other ranks' symmetric memory, brought into a buffer here: a warp a piece. It asks for
-// its pieces, one after another, and waits for all of them at the end.
+// its pieces, one after another, and waits for all of them at the end, by one thread.
 #pragma once
 
 #include "oper/nvshmem/calls.h"
@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(256) get_pieces(const __grid_constant__ Pieces
                              static_cast<size_t>(piece.bytes), static_cast<int>(piece.rank));
     asked = true;
   }
-  if (asked) nvshmem_quiet();
+  __syncwarp(0xFFFFFFFFu);  // all threads have asked
+  if (asked && threadIdx.x % kWarpThreads == 0) nvshmem_quiet();
 }
 
 }  // namespace oper

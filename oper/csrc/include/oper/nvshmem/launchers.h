@@ -53,10 +53,8 @@ struct PiecesArguments {
   uint8_t* buffer;        // symmetric or registered
 };
 
-// Starts the lookup of `features` features, the largest of which has most_bags bags; chooses the
-// chunk.
-using GetLauncher = int(GetArguments*, int64_t row_type, int64_t features, int64_t most_bags,
-                        void* stream);
+// Starts the lookup of `features` features; cuts the tiles and chooses the chunk.
+using GetLauncher = int(GetArguments*, int64_t row_type, int64_t features, void* stream);
 using FetchLauncher = int(const FetchArguments*, void* stream);
 using PiecesLauncher = int(const PiecesArguments*, void* stream);
 
@@ -81,6 +79,6 @@ using RegisterBuffer = int(uint64_t pointer, uint64_t bytes);
 using UnregisterBuffer = int(uint64_t pointer);
 
 constexpr int64_t kNvshmemInterface =
-    (int64_t{4} << 32) + sizeof(GetArguments) + sizeof(FetchArguments) + sizeof(PiecesArguments);
+    (int64_t{5} << 32) + sizeof(GetArguments) + sizeof(FetchArguments) + sizeof(PiecesArguments);
 
 }  // namespace oper

@@ -5,8 +5,8 @@
 //
 // A group asks for up to `chunk` rows of a bag before it waits for them all at once, each thread
 // for rows of its own, so that the requests of a warp go out together. Threads ask by themselves
-// and not as a warp, as the groups of a warp have unlike bags. What comes during a launch is never
-// read through the cache for what stays as it is, nor from what another chunk left in one.
+// and not as a warp, because the groups of a warp have unlike bags. What comes during a launch is
+// never read through the cache for what stays as it is, nor from what another chunk left in one.
 #pragma once
 
 #include "oper/cuda/lookup.cuh"
@@ -15,14 +15,17 @@
 
 namespace oper {
 
-// Asks for the rows of accesses [n, to) that have no pointer, and waits for those that this thread
-// asked for. A function of its own, so that NVSHMEM's calls take no registers of the sums.
+// Asks for the rows of accesses [n, to) that have no pointer, and waits until all those are there
+// that the group asked for: one of its threads waits for all, because a wait of NVSHMEM's looks
+// through all queues of this rank. A function of its own, so that NVSHMEM's calls take no registers
+// of the sums.
 #if defined(__CUDACC__)
 static __device__ __noinline__ void
 #else
 inline void
 #endif
-get_rows(const GetArguments& a, int64_t n, int64_t to, uint8_t* stage, int lane, int lanes) {
+get_rows(const GetArguments& a, int64_t n, int64_t to, uint8_t* stage, int lane, int lanes,
+         uint32_t mask) {
   const Bases bases{a.arenas, a.ranks, a.rank};
   bool asked = false;
   for (int64_t at = n + lane; at < to; at += lanes) {
@@ -34,7 +37,10 @@ get_rows(const GetArguments& a, int64_t n, int64_t to, uint8_t* stage, int lane,
                        static_cast<size_t>(a.row_bytes), static_cast<int>(owner));
     asked = true;
   }
-  if (asked) nvshmem_quiet();
+  const bool any_asked = __ballot_sync(mask, asked) != 0;
+  __syncwarp(mask);  // all threads of the group have asked
+  if (any_asked && lane == 0) nvshmem_quiet();
+  __syncwarp(mask);  // what any of them asked for is there
 }
 
 struct Gets {
@@ -62,8 +68,7 @@ struct Gets {
     __syncwarp(mask);  // all threads of the group have read what the stage held before
     from = n;
     const int64_t to = end - n < a.chunk ? end : n + a.chunk;
-    get_rows(a, n, to, stage, lane, lanes);
-    __syncwarp(mask);  // what any of them asked for is there
+    get_rows(a, n, to, stage, lane, lanes, mask);
     return to;
   }
 
