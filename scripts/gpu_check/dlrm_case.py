@@ -131,7 +131,7 @@ def first_rank(topology: Topology) -> Topology:
 
 @contextmanager
 def process_group(place: torch.device) -> Iterator[Any]:
-    """Inside, this process is the only rank of a process group, as DistributedModelParallel needs."""
+    """Inside, this process is the only rank of a process group, for DistributedModelParallel."""
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts import build_cuda
 
-SECONDS = 10.0
+SECONDS = 5.0
 NEEDS: tuple[str, ...] = ()
 PACKAGES = ("torch", "numpy", "pytest", "hypothesis", "safetensors", "ninja", "setuptools")
 OPTIONAL = ("fbgemm_gpu", "fbgemm-gpu", "torchrec", "triton", "msgspec", "pulp")

@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts import build_cuda
 
-SECONDS = 90.0
+SECONDS = 60.0
 NEEDS = ("torch", "setuptools")
 # Both libraries say what they were built from, and loading them compares it (native.py).
 LOADS = "from oper.base import native; native.device_ops()"

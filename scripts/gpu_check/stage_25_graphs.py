@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.gpu_check import device_tests
 
-SECONDS = 50.0
+SECONDS = 40.0
 NEEDS = device_tests.NEEDS
 DRY = ("tests/cuda/test_step_graph.py::test_serves_as_on_the_cpu[emulated-1]",)
 

@@ -19,7 +19,7 @@ from scripts.gpu_check.lookup_case import (
     measured_cases,
 )
 
-SECONDS = 50.0
+SECONDS = 40.0
 NEEDS = ("torch", "numpy", "pyarrow")
 LR, EPS = 0.1, 1e-8
 

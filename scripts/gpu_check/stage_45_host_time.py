@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 25.0
+SECONDS = 15.0
 NEEDS = ("torch", "numpy", "msgspec", "yaml")
 TABLES, SAMPLES, ROUNDS = (26, 856), 2048, 50
 

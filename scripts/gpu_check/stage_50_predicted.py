@@ -7,7 +7,7 @@ memory traffic and of latency per phase; the host's own work is in neither.
 from collections.abc import Iterator
 from typing import Any
 
-SECONDS = 40.0
+SECONDS = 25.0
 NEEDS = ("torch", "numpy", "torchrec", "fbgemm_gpu", "msgspec", "yaml")
 UNTIL_CAPTURED = 16  # steps, the most that a graph needs
 

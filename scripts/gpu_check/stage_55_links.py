@@ -6,7 +6,7 @@ Links between devices need several devices: ranks on one device would share what
 from collections.abc import Iterator
 from typing import Any
 
-SECONDS = 15.0
+SECONDS = 10.0
 NEEDS = ("torch", "numpy", "yaml")
 ROW_BYTES = (64, 128, 256, 512)
 

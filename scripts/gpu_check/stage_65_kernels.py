@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.gpu_check import device_tests
 
-SECONDS = 50.0
+SECONDS = 35.0
 NEEDS = device_tests.NEEDS
 OTHER_STAGES = (*device_tests.OF_TORCHREC, *device_tests.OF_GRAPHS, *device_tests.WITH_RANKS)
 DRY = ("tests/cuda/test_check_bags.py", "-k", "emulated")

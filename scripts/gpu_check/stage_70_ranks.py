@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.gpu_check import device_tests
 
-SECONDS = 50.0
+SECONDS = 30.0
 NEEDS = device_tests.NEEDS
 DRY = ("tests/cuda/test_engine.py::test_serves_as_on_the_cpu[emulated-one rank]",)
 
