@@ -64,7 +64,7 @@ def try_release(release: Release, folder: Path) -> int:
     built = time.monotonic()
     run(python, "setup.py", "--quiet", "build_ext", "--inplace", folder=checkout)
     tested = time.monotonic()
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     (folder / "tests.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     said = done.stdout.strip().splitlines()[-1:] or ["no output"]

@@ -172,9 +172,8 @@ def try_built_here(folder: Path) -> dict[str, Any]:
         print(f"---- {name}\n{done.stderr}", file=sys.stderr, flush=True)
         return {"try": name, "exit": "not built", "raised": False, "failed": True}
     leave_out = shutil.ignore_patterns("_C*.so", "csrc")
-    shutil.copytree(
-        build_cuda.REPOSITORY / "oper", folder / "lib/oper", leave_out, dirs_exist_ok=True
-    )
+    here = build_cuda.REPOSITORY / "oper"
+    shutil.copytree(here, folder / "lib/oper", ignore=leave_out, dirs_exist_ok=True)
     return try_code(name, OURS, folder=folder / "lib")
 
 
