@@ -133,7 +133,9 @@ def first_rank(topology: Topology) -> Topology:
 def process_group(place: torch.device) -> Iterator[Any]:
     """Inside, this process is the only rank of a process group, for DistributedModelParallel."""
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+    )
     try:
         yield dist.group.WORLD
     finally:

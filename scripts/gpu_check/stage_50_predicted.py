@@ -4,7 +4,7 @@ The collection of the DLRM alone, on one rank, by the preset of this device. Pre
 memory traffic and of latency per phase; the host's own work is in neither.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS = 25.0
@@ -39,7 +39,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
         as_graph = oper.graph_step(model, step)
         for number in range(UNTIL_CAPTURED):
             as_graph(batches[number % len(batches)])
-        versions = {"eager": step, "as a graph": as_graph}
+        versions: dict[str, Callable[[Any], object]] = {"eager": step, "as a graph": as_graph}
         assert plan.step_time is not None
         predicted = plan.step_time.seconds
         found = timed_steps(versions, batches, device.synchronize, rounds=sizes.rounds)

@@ -27,7 +27,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
         yield {"NVSHMEM": "its kernels are not built here"}
         return
     else:
-        device.load_nvshmem()
+        native.load_nvshmem()
     built, found = ops.nvshmem_versions()
     yield {"NVSHMEM": "loaded", "built for": built, "found": found}
     place = device.torch_device

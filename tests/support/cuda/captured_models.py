@@ -40,11 +40,11 @@ class _Coarse(torch.autograd.Function):
     that a device's matrix kernels, which add in orders of their own, have the CPU's bits."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
         return torch.round(values * 64) / 64
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return torch.round(gradient * 4096) / 4096
 
 
