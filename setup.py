@@ -8,6 +8,7 @@ baseline dispatches by itself.
 import hashlib
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -45,9 +46,9 @@ def extension_arguments() -> dict:
     # ranks on unlike machines agree to the last bit.
     # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
     # choose between sums are not vectorised.
-    # torch's headers use a C++20 extension, and every file that includes them would warn of it.
-    host_flags = ["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
-    host_flags += ["-fno-trapping-math", "-Wno-c++20-extensions"]
+    # torch's headers need C++20 from 2.14 on.
+    host_flags = ["-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
+    host_flags += ["-fno-trapping-math"]
     extension = cpp_extension.CppExtension(
         name="oper._C",
         sources=sources,
@@ -66,12 +67,22 @@ def extension_arguments() -> dict:
             # CFLAGS=-ggdb asks for it.
             if "-g" in self.compiler.compiler_so:
                 self.compiler.compiler_so.remove("-g")
+            if sys.platform == "linux":
+                link = link_command()
+                self.compiler.set_executables(linker_so=link, linker_so_cxx=link)
             for extension in self.extensions:
                 if headers := precompiled(self.compiler, extension, Path(self.build_temp)):
                     extension.extra_compile_args["cxx"] += ["-include", str(headers)]
             super().build_extensions()
 
     return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}}
+
+
+def link_command() -> list[str]:
+    """Return the linker's command without the flags that Python itself was linked with, which may
+    name another compiler or C++ runtime than the one that compiles the extension."""
+    asked = shlex.split(os.environ.get("LDFLAGS", ""))
+    return [os.environ.get("CXX", "c++"), "-shared", "-shared-libgcc", *asked]
 
 
 def precompiled(compiler: Any, extension: Any, folder: Path) -> Path | None:

@@ -80,7 +80,7 @@ def check_tools(variant: str) -> None:
             f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
         )
     if shutil.which("g++") is None:
-        fail("a C++17 compiler is needed to build the extension, and there is no g++: install it")
+        fail("a C++20 compiler is needed to build the extension, and there is no g++: install it")
 
 
 def has_cuda_device() -> bool:

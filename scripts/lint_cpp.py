@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-FOLDERS = ("oper/csrc", "benchmarks/runtime/csrc", "scripts/gpu_check", "tests/support/cuda")
+FOLDERS = ("oper/csrc", "benchmarks/runtime/csrc", "tests/support/cuda")
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 CPPCHECK = (
     "--quiet",
     "--error-exitcode=1",
-    "--std=c++17",
+    "--std=c++20",
     "--language=c++",
     "--enable=warning,performance,portability",
     "--inline-suppr",

@@ -46,7 +46,7 @@ def ops() -> Any:
                 f"cannot load the native kernels, oper._C, under torch {torch.__version__}: "
                 f"{error}. Build them with `make install` in a checkout, or with "
                 "`pip install --force-reinstall --no-deps --no-build-isolation .` where torch and "
-                "a C++17 compiler are present."
+                "a C++20 compiler are present."
             ) from error
     try:
         of_kernels = dict(torch.ops.oper.declarations())

@@ -1,5 +1,6 @@
 """What is here: ranks that torchrun started, devices, versions of packages, oper's own kernels."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -14,13 +15,9 @@ from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_support import why_no_device
 from oper.runtime.memory.runtime_plan import check_for_devices, check_nodes, nodes_of
 
-# What oper is tested with, by the first parts of the version, as in pyproject.toml.
-TESTED = {
-    "torch": ("2.11", "2.12", "2.13"),
-    "torchrec": ("1.8",),
-    "fbgemm-gpu-cpu": ("1.8",),
-    "fbgemm-gpu": ("1.8",),
-}
+# The release of TorchRec and FBGEMM that belongs to each release of torch that oper supports.
+RELEASES = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
+PACKAGES = ("torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
 def rank_findings(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[Finding]:
@@ -94,15 +91,21 @@ def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Find
 def version_findings() -> list[Finding]:
     """The installed versions against the tested ones, and whether oper's kernels load."""
     found, installed = [], {}
-    for package, tested in TESTED.items():
-        try:
-            installed[package] = version = metadata.version(package)
-        except metadata.PackageNotFoundError:
+    for package in ("torch", *PACKAGES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[package] = metadata.version(package)
+    torch_version = ".".join(installed.get("torch", "").split(".")[:2])
+    expected = RELEASES.get(torch_version)
+    if expected is None:
+        text = f"expected torch {', '.join(RELEASES)}; got {installed.get('torch')}"
+        found.append(Finding("problem", "versions", text, f"install torch {max(RELEASES)}"))
+    for package in PACKAGES:
+        version = installed.get(package)
+        if version is None or expected is None or version.startswith(f"{expected}."):
             continue
-        if not any(version == known or version.startswith(f"{known}.") for known in tested):
-            text = f"{package} {version} is installed, and oper is tested with {', '.join(tested)}"
-            do = f"install {package} {tested[-1]}"
-            found.append(Finding("problem", "versions", text, do))
+        text = f"expected {package} {expected} with torch {torch_version}; got {version}"
+        do = f"install {package} {expected}"
+        found.append(Finding("problem", "versions", text, do))
     if not {"fbgemm-gpu", "fbgemm-gpu-cpu"} & set(installed):
         do = "install fbgemm-gpu-cpu, or fbgemm-gpu on a machine with devices"
         found.append(Finding("problem", "versions", "fbgemm is not installed", do))

@@ -1,9 +1,15 @@
-"""Runs all stages: python3 -m scripts.gpu_check OUT, or one of them with --stage NAME."""
+"""Run all stages: python3 -m scripts.gpu_check [--dry] OUT; or one of them with --stage NAME.
+
+A dry run reaches every stage on a machine without a device: kernels are emulated and sizes tiny.
+"""
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,24 +21,34 @@ from typing import Any
 from scripts.gpu_check.report import markdown
 
 HERE = Path(__file__).resolve().parent
-LOG = "log.txt"  # what all stages printed
-ALL_SECONDS = 460.0  # of all stages: what is left of 8 minutes beside a machine's own start
+LOG = "log.txt"  # the output of all stages
+ALL_SECONDS = 480.0
+# Threads of tiny emulated kernels would only wait for each other.
+IDLE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("gpu-check"))
-    parser.add_argument("--stage", help="run this one alone, here, and print its records")
+    parser.add_argument("--dry", action="store_true", help="emulate the kernels, with tiny sizes")
+    parser.add_argument("--stage", help="run this stage alone, here, and print its records")
     given = parser.parse_args(arguments)
+    library = emulated_kernels() if given.dry else None
     if given.stage:
-        for record in stage(given.stage).records():
+        for record in stage(given.stage).records(library):
             print(json.dumps(record), flush=True)
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
-    records = run_all(given.out)
-    (given.out / "report.md").write_text(markdown(records, titles()), encoding="utf-8")
+    records = run_all(given.out, given.dry)
     print(f"gpu_check: {given.out / 'report.md'}")
     return int(any(record.get("outcome") == "failed" for record in records))
+
+
+def emulated_kernels() -> str:
+    """Return the library of emulated kernels, compiled if its sources changed."""
+    from tests.support.cuda.emulator import kept
+
+    return str(kept("cuda"))
 
 
 def stage(name: str) -> Any:
@@ -47,24 +63,28 @@ def titles() -> dict[str, str]:
     return {name: (stage(name).__doc__ or name).splitlines()[0].rstrip(".") for name in names()}
 
 
-def run_all(out: Path) -> list[dict[str, Any]]:
-    """The records of all stages, each with its stage; a last one of each says how it ended."""
+def run_all(out: Path, dry: bool) -> list[dict[str, Any]]:
+    """Return the records of all stages, the last record of each with its outcome.
+
+    records.jsonl gets each record as it comes, and report.md is rewritten after every stage.
+    """
     deadline = time.monotonic() + ALL_SECONDS
     found: list[dict[str, Any]] = []
     (out / LOG).unlink(missing_ok=True)
     with open(out / "records.jsonl", "w", encoding="utf-8") as file:
         for name in names():
-            for record in run_stage(name, out, deadline - time.monotonic()):
+            for record in run_stage(name, out, deadline - time.monotonic(), dry):
                 record = {"stage": name, **record}
                 found.append(record)
                 file.write(json.dumps(record) + "\n")
                 file.flush()
+            (out / "report.md").write_text(markdown(found, titles()), encoding="utf-8")
             print(f"gpu_check: {name}: {found[-1]['outcome']}", flush=True)
     return found
 
 
-def run_stage(name: str, out: Path, left: float) -> Iterator[dict[str, Any]]:
-    """The records of one stage as they come, and last how it ended: ok, failed or skipped."""
+def run_stage(name: str, out: Path, left: float, dry: bool) -> Iterator[dict[str, Any]]:
+    """Yield the records of one stage as they come, then its outcome: ok, failed or skipped."""
     found = stage(name)
     missing = [package for package in found.NEEDS if importlib.util.find_spec(package) is None]
     if missing:
@@ -74,24 +94,37 @@ def run_stage(name: str, out: Path, left: float) -> Iterator[dict[str, Any]]:
     if seconds < 1:
         yield {"outcome": "skipped", "why": "no time was left"}
         return
-    started, failed = time.monotonic(), False
+    started, failed, late = time.monotonic(), False, threading.Event()
     with open(out / LOG, "a", encoding="utf-8") as log:
         print(f"==== {name}", file=log, flush=True)
         command = [sys.executable, "-m", "scripts.gpu_check", "--stage", name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        command += ["--dry"] if dry else []
+        # A session of its own: what the stage started ends with it and leaves the device.
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            env=os.environ | (IDLE if dry else {}),
+        )  # fmt: skip
         assert process.stdout is not None
-        killer = threading.Timer(seconds, process.kill)
+
+        def end() -> None:
+            late.set()
+            kill_all_of(process)
+
+        killer = threading.Timer(seconds, end)
         killer.start()
-        for line in process.stdout:
-            if line.startswith("{"):
-                record = json.loads(line)
-                failed |= bool(record.get("failed"))
-                yield record
-        code = process.wait()
-        late = not killer.is_alive()
-        killer.cancel()
+        try:
+            for line in process.stdout:
+                with contextlib.suppress(json.JSONDecodeError):
+                    record = json.loads(line) if line.startswith("{") else None
+                    if isinstance(record, dict):
+                        failed |= bool(record.get("failed"))
+                        yield record
+            code = process.wait()
+        finally:
+            killer.cancel()
+            kill_all_of(process)
     took = round(time.monotonic() - started, 1)
-    if late:
+    if late.is_set():
         yield {"outcome": "failed", "seconds": took, "why": f"stopped after {seconds:.0f} s"}
     elif code:
         why = f"exit status {code}, {LOG} says why"
@@ -100,6 +133,12 @@ def run_stage(name: str, out: Path, left: float) -> Iterator[dict[str, Any]]:
         yield {"outcome": "failed", "seconds": took, "why": "by its own records"}
     else:
         yield {"outcome": "ok", "seconds": took}
+
+
+def kill_all_of(process: "subprocess.Popen[str]") -> None:
+    """Kill a stage and every process that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,25 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 FEATURES = 26
-ARENA_BYTES = 10 << 30
-DIMS = (16, 64, 128)
-BAGS = ((65_536, 1), (4_096, 20))  # samples, ids a bag
+INPUTS = 3  # draws of ids, which runs take in turn
 IDS = ("uniform", "zipf")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Row counts and batches of the measured lookups; `bags` are samples and ids a bag."""
+
+    arena_bytes: int = 10 << 30
+    copy_bytes: int = 4 << 30
+    dims: tuple[int, ...] = (16, 32, 64, 128)
+    bags: tuple[tuple[int, int], ...] = ((65_536, 1), (4_096, 20))
+
+
+DRY = Sizes(arena_bytes=1 << 20, copy_bytes=1 << 20, dims=(16,), bags=((128, 1), (8, 20)))
 
 
 class LookupCase:
@@ -41,32 +53,29 @@ class LookupCase:
 
 
 def measured_cases(
-    measure: Callable[[Any, str, int, int], dict[str, Any]],
-    device: str = "cuda",
-    arena_bytes: int = ARENA_BYTES,
-    samples_per: int = 1,
+    library: str | None, measure: Callable[[Any, Any, str, int, int], dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """What `measure` finds of each case, from its arena, ids, samples and ids a bag; and how many
-    bytes a second a copy moves. With `device` "cpu", and smaller sizes, that of the CPU's kernels:
-    to try a script."""
+    """Yield what `measure` returns for each case, given the device, an arena, ids, samples and ids
+    a bag; and the bytes a second that a copy moves."""
     import torch
 
     from scripts.gpu_check.timing import copy_bandwidth
+    from tests.support.cuda.device_engines import device_of
 
-    on = torch.device(device)
-    copied = copy_bandwidth(on, min(arena_bytes, 4 << 30))
-    for dim in DIMS:
-        arena = torch.randn(arena_bytes // (4 * dim), dim, device=on)
-        for samples, length in BAGS:
+    device, sizes = device_of(library), Sizes() if library is None else DRY
+    on = device.torch_device
+    copied = copy_bandwidth(on, sizes.copy_bytes)
+    for dim in sizes.dims:
+        arena = torch.randn(sizes.arena_bytes // (4 * dim), dim, device=on)
+        for samples, length in sizes.bags:
             for ids in IDS:
-                found = measure(arena, ids, samples // samples_per, length)
+                found = measure(device, arena, ids, samples, length)
                 yield {"dim": dim, "bag": length, "ids": ids, **found}, copied
         del arena
 
 
 def fbgemms_table(arena: Any, **optimizer: Any) -> Any:
-    """FBGEMM's table of an arena's size, which all features read; None where FBGEMM is not
-    installed."""
+    """Return FBGEMM's table of an arena's size, which all features read; None without FBGEMM."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         return None
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import torch
 from scripts import build_cuda
 from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import (
+    device_tests,
     lookup_case,
     report,
-    stage_20_build,
-    stage_40_gathers,
-    stage_60_lookup,
-    stage_62_host_time,
-    stage_64_training,
-    stage_66_links,
+    stage_15_build,
+    stage_17_crash,
+    stage_35_backward,
+    timing,
 )
+from tests.support.cuda.device_engines import EmulatedDevice
 from tests.support.cuda.devices import Cuda, Device
+
+# Stages whose records are outcomes of tests/cuda, and those that are processes in any case.
+OF_TESTS = ("stage_20_torchrec", "stage_25_graphs", "stage_65_kernels", "stage_70_ranks")
+APART = ("stage_60_nvshmem",)  # NVSHMEM starts once in a process
 
 
 @pytest.mark.check
@@ -39,63 +44,189 @@ def test_without_a_device_every_stage_says_so(tmp_path: Path) -> None:
     ends = {r["stage"]: r["outcome"] for r in records if "outcome" in r}
     assert list(ends) == gpu_check.names()
     assert ends.pop("stage_10_inventory") == "ok"
-    assert set(ends.values()) <= {"failed", "skipped"}
-    assert len(list((tmp_path / "out").iterdir())) <= 6
+    assert ends.pop("stage_17_crash") == "failed"
     text = (tmp_path / "out/report.md").read_text()
     assert "| device | no nvidia-smi |" in text
     assert "failed" in text
 
 
-def test_a_stage_that_takes_too_long_is_stopped(
+def test_the_limits_of_all_stages_are_eight_minutes() -> None:
+    limits = [gpu_check.stage(name).SECONDS for name in gpu_check.names()]
+    assert sum(limits) <= gpu_check.ALL_SECONDS == 480
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages whose work is tests find one that passes, and the crash is tried in few ways."""
+
+    def one_passes(*given: Any) -> Iterator[dict[str, Any]]:
+        yield {"passed": 1, "failed": False}
+
+    monkeypatch.setattr(device_tests, "device_tests", one_passes)
+    monkeypatch.setattr(stage_17_crash, "FLAGS", {})
+    monkeypatch.setattr(lookup_case, "INPUTS", 1)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", [name for name in gpu_check.names() if name not in APART])
+def test_a_dry_run_reaches_every_stage(quick: None, emulated: Path, name: str) -> None:
+    found = list(gpu_check.stage(name).records(str(emulated)))
+    assert found
+    assert not any(record.get("failed") for record in found), found
+
+
+@pytest.mark.check
+def test_a_dry_run_of_processes(
+    emulated_nvshmem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["stage_10_inventory", *APART]
+    monkeypatch.setattr(gpu_check, "names", lambda: names)
+    assert gpu_check.main(["--dry", str(tmp_path)]) == 0
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").open()]
+    assert {r["stage"]: r["outcome"] for r in records if "outcome" in r} == dict.fromkeys(
+        names, "ok"
+    )
+    assert {"stage": APART[0], "NVSHMEM": "brought", "bytes": 1 << 20, "failed": False} in records
+
+
+@pytest.mark.check
+def test_the_tests_of_dry_runs_are_there() -> None:
+    tests = [each for name in OF_TESTS for each in gpu_check.stage(name).DRY if "::" in each]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *tests], cwd=build_cuda.REPOSITORY, capture_output=True, text=True
+    )
+    assert f"{len(tests)} tests collected" in done.stdout, done.stdout
+
+
+def test_a_stage_that_takes_too_long_is_stopped_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check.stage("stage_10_inventory"), "SECONDS", 1.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "sleeps"))
-    (tmp_path / "sleeps").write_text("#!/bin/sh\necho '{\"what\": 1}'\nexec sleep 60\n")
+    script = "#!/bin/sh\necho '{\"what\": 1}'\necho '{no record'\nsleep 60 &\nexec sleep 60\n"
+    (tmp_path / "sleeps").write_text(script)
     (tmp_path / "sleeps").chmod(0o755)
-    first, last = list(gpu_check.run_stage("stage_10_inventory", tmp_path, 100.0))
+    # Its child has the same output, which ends once both are gone.
+    first, last = list(gpu_check.run_stage("stage_10_inventory", tmp_path, 100.0, dry=False))
     assert first == {"what": 1}
     assert (last["outcome"], last["why"]) == ("failed", "stopped after 1 s")
+    assert last["seconds"] < 30
 
 
 def test_missing_packages_skip_a_stage_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_check.stage("stage_30_copy"), "NEEDS", ("torch", "no_such_package"))
-    assert list(gpu_check.run_stage("stage_30_copy", tmp_path, 100.0)) == [
+    monkeypatch.setattr(gpu_check.stage("stage_55_links"), "NEEDS", ("torch", "no_such_package"))
+    assert list(gpu_check.run_stage("stage_55_links", tmp_path, 100.0, dry=False)) == [
         {"outcome": "skipped", "why": "not installed: no_such_package"}
     ]
 
 
-def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor, small: the arguments that it makes, and the comparison with torch."""
-    monkeypatch.setattr(lookup_case, "DIMS", (16,))
-    found = list(stage_60_lookup.records(device="cpu", arena_bytes=1 << 20, samples_per=512))
-    assert [(r["bag"], r["ids"]) for r in found] == [
-        (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
+def test_tests_go_on_after_one_that_ended_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest").write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        "*--deselect=tests/a.py::ends*) echo 'tests/a.py::last PASSED [100%]'; exit 1;;\n"
+        "esac\n"
+        "echo 'tests/a.py::one[x y] PASSED [ 20%]'\n"
+        "echo 'tests/a.py::two FAILED [ 40%]'\n"
+        "echo 'tests/a.py::three SKIPPED (why) [ 60%]'\n"
+        "printf 'tests/a.py::ends '\n"
+        "kill -SEGV $$\n"
+    )
+    (tmp_path / "pytest").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "pytest"))
+    assert list(device_tests.device_tests("library", [], [], 100.0)) == [
+        {"test": "tests/a.py::two", "became": "failed", "failed": True},
+        {"test": "tests/a.py::ends", "became": "signal 11", "failed": True},
+        {
+            "passed": 2, "not passed": 1, "skipped": 1, "ended the process": 1, "all run": True,
+            "failed": False,
+        },
     ]  # fmt: skip
-    assert not any(r["failed"] for r in found)
-    assert [r["rows"] for r in found] == [26 * 128] * 2 + [26 * 8 * 20] * 2
 
 
-def test_the_steps_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor, small: the arguments that it makes, and the comparison with torch."""
-    monkeypatch.setattr(lookup_case, "DIMS", (16,))
-    found = list(stage_64_training.records(device="cpu", arena_bytes=1 << 20, samples_per=512))
-    assert [(r["bag"], r["ids"]) for r in found] == [
-        (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
-    ]  # fmt: skip
-    assert not any(r["failed"] for r in found)
-    assert all(0 < r["distinct"] <= r["rows"] for r in found)
+def test_tests_that_take_too_long_leave_their_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest").write_text("#!/bin/sh\necho 'tests/a.py::one PASSED'\nexec sleep 60\n")
+    (tmp_path / "pytest").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "pytest"))
+    seconds = device_tests.MARGIN_SECONDS + 1
+    (found,) = device_tests.device_tests("library", [], [], seconds)
+    assert (found["passed"], found["all run"], found["failed"]) == (1, False, True)
+
+
+class FakeEvent:
+    """An event of a device that sleeps longer than `launch` cycles of the host's work, or not."""
+
+    launch = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.slept = FakeDevice.slept
+
+    def record(self) -> None:
+        self.slept = FakeDevice.slept
+
+    def query(self) -> bool:
+        return FakeDevice.slept < FakeEvent.launch
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return 1000.0 if self.query() else 2.0
+
+
+class FakeDevice:
+    """The cycles that the device was last told to sleep."""
+
+    slept = 0
+
+    @staticmethod
+    def sleep(cycles: int) -> None:
+        FakeDevice.slept = cycles
+
+
+def test_times_count_once_the_device_slept_until_all_was_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "_sleep", FakeDevice.sleep, raising=False)
+    monkeypatch.setattr(FakeEvent, "launch", 5 * timing.SLEEP_CYCLES)
+    given: list[int] = []
+    found = timing.timed(given.append, [1, 2, 3], torch.device("cuda"), before=lambda n: 10 * n)
+    assert found == timing.Timing(seconds=0.002, spread=0.0)
+    assert FakeDevice.slept == 8 * timing.SLEEP_CYCLES
+    assert given[:3] == [10, 20, 30]  # each is warm
+    assert set(given) == {10, 20, 30}
+
+
+def test_the_spread_is_of_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0] * 4 + [3.0] * 4)
+    monkeypatch.setattr(timing, "seconds_of", lambda *given: (next(times), True))
+    found = timing.timed(lambda given: None, [0], torch.device("cpu"), runs=4)
+    assert found == timing.Timing(seconds=2.0, spread=2.0)
+
+
+def test_steps_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    steps = {name: lambda given, name=name: ran.append(name) for name in "ab"}
+    found = timing.timed_steps(steps, [0], lambda: None, rounds=2)
+    assert "".join(ran) == "aaabbbaaabbb"
+    assert set(found) == {"a", "b"}
 
 
 @pytest.mark.parametrize("length", [1, 20])
-def test_the_step_of_one_rank_is_right(device: Device, length: int) -> None:
+def test_the_step_of_one_rank_is_right(device: Device, emulated: Path, length: int) -> None:
     if isinstance(device, Cuda):
         pytest.skip("the benchmark itself looks there")
-    arena = torch.randn(300, 8)
-    backward = stage_64_training.Backward(arena, "uniform", 40, length)
-    backward.ops = torch.ops.oper_emulated
+    arena, state, grad = torch.randn(300, 8), torch.zeros(300, 1), torch.randn(40, 26 * 8)
+    on = EmulatedDevice(str(emulated))
+    backward = stage_35_backward.Backward(on, arena, state, grad, "uniform", length)
     backward.sort()
     assert backward.is_right(backward.step)
     before = arena.clone()
@@ -108,34 +239,12 @@ def test_the_step_of_one_rank_is_right(device: Device, length: int) -> None:
     assert torch.equal(found, arena)
 
 
-def test_an_operators_error_comes_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stage_20_build.told_of_a_mistake() == {"an operator's error": "raised", "failed": False}
-    monkeypatch.setattr(stage_20_build, "A_MISTAKE", "import os; os.kill(os.getpid(), 11)")
-    found = stage_20_build.told_of_a_mistake()
-    assert found == {"an operator's error": "exit -11", "failed": True}
-
-
-def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_62_host_time, "SAMPLES", 8)
-    found = list(stage_62_host_time.records("cpu", rounds=2))
-    few, many = (record for record in found if "step_seconds" in record)
-    assert (few["tables"], many["tables"]) == (26, 856)
-    parts = ("prepare_seconds", "lookup_seconds", "train_seconds")
-    assert all(record[part] > 0 for record in (few, many) for part in parts)
-    functions = [record for record in found if record["tables"] == 26 and "function" in record]
-    assert len(functions) == 12
-    assert sum(of["profiled_seconds"] for of in functions) > 0
-
-
-@pytest.mark.check
-def test_own_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_66_links, "ROW_BYTES", (64,))
-    (found,) = stage_66_links.records("cpu")
-    assert found["bytes_per_second"] > 0
-
-
-def test_the_gathers_compile(toolkit: Path, tmp_path: Path) -> None:
-    assert stage_40_gathers.compiled("90", tmp_path).exists()
+def test_a_process_that_ends_is_told_from_an_error_that_is_raised() -> None:
+    assert stage_17_crash.try_code("it", "print('raised')") == {
+        "try": "it", "exit": 0, "raised": True, "failed": False,
+    }  # fmt: skip
+    ended = stage_17_crash.try_code("it", "import os; os.kill(os.getpid(), 11)")
+    assert ended == {"try": "it", "exit": -11, "raised": False, "failed": True}
 
 
 def test_the_report_has_a_table_for_records_of_equal_fields() -> None:
@@ -166,7 +275,29 @@ def test_a_compiler_on_the_path_may_be_a_script(tmp_path: Path, toolkit: Path) -
     assert build_cuda.toolkit_of(script) is None
 
 
-def test_a_library_that_was_carried_along_is_kept_where_nothing_compiles(
+def test_libraries_that_were_carried_along_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    ran: list[str] = []
+
+    def run(*command: str) -> int:
+        ran.append(command[1])
+        return int(command[1] == "-c" and not fit)
+
+    monkeypatch.setattr(stage_15_build, "run", run)
+    fit = True
+    assert [*stage_15_build.records(None)] == [
+        {"carried along": "device kernels and extension", "failed": False}
+    ]
+    fit = False
+    monkeypatch.setattr(build_cuda, "toolkit", lambda: Path("/toolkit"))
+    assert [found["built"] for found in stage_15_build.records(None)] == [
+        "extension", "device kernels",
+    ]  # fmt: skip
+    assert ran == ["-c", "-c", "setup.py", "scripts/build_cuda.py"]
+
+
+def test_kernels_that_were_carried_along_are_kept_where_nothing_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "_cuda.so"
@@ -175,15 +306,7 @@ def test_a_library_that_was_carried_along_is_kept_where_nothing_compiles(
     monkeypatch.setattr(build_cuda, "toolkit", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    ran: list[Any] = []
-
-    def run(command: list[str], **options: Any) -> Any:
-        ran.append(command)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    carried, built, told = stage_20_build.records()
-    assert carried == {"carried along": "device kernels", "bytes": 7}
-    assert built["built"] == "extension"
-    assert [command[1] for command in ran] == ["setup.py", "-X"]
-    assert not told["failed"]
+    monkeypatch.setattr(stage_15_build, "run", lambda *command: int(command[1] == "-c"))
+    carried, built = stage_15_build.records(None)
+    assert carried == {"carried along": "device kernels", "failed": False}
+    assert (built["built"], built["failed"]) == ("extension", False)

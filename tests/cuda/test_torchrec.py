@@ -12,6 +12,7 @@ import torch
 from oper.base.errors import OperError
 from oper.tables.table import tables_of
 from oper.topology.topology import Topology
+from tests.support.cuda import captured_models
 from tests.support.cuda import torchrec_cases as cases
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
@@ -38,6 +39,14 @@ from tests.torchrec import (
 @pytest.mark.parametrize("how", ["shard", "parallel"])
 def test_modules_give_the_bits_of_cpu_ranks(worlds, library, ranks, how):
     worlds.run(ranks, cases.served_on_both, library, how, "cpu", "fp32")
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "adam"), (2, "rowwise_adagrad"), (4, "adagrad")])
+def test_modules_train_the_bits_of_cpu_ranks(worlds, library, ranks, kind):
+    for on_device, on_cpu in worlds.run(ranks, captured_models.train_eager, kind, library):
+        assert all(map(torch.equal, on_device["outputs"], on_cpu["outputs"]))
+        assert any(map(torch.is_nonzero, on_cpu["outputs"][-1]))
+        cases.assert_equal(on_device["model"], on_cpu["model"])
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -405,11 +405,47 @@ def test_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     stated = " ".join([*project["dependencies"], *extras["cpu"], *extras["gpu"]])
-    tested = machine_findings.TESTED
+    releases = machine_findings.RELEASES
     for name in ("fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec"):
-        assert f"{name}=={tested[name][0]}." in stated
+        (release,) = re.findall(rf"\b{name}==(\d+\.\d+)", stated)
+        assert release in releases.values()
     lowest, above = re.findall(r"torch>=2\.(\d+),<2\.(\d+)", stated)[0]
-    assert tested["torch"] == tuple(f"2.{n}" for n in range(int(lowest), int(above)))
+    assert [*releases] == [f"2.{n}" for n in range(int(lowest), int(above))]
+
+
+INSTALLED = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, []),
+        ({"torch": "2.11.0+cu130", "torchrec": "1.6.1", "fbgemm-gpu-cpu": "1.6.0"}, []),
+        ({"torch": "2.14.1", "torchrec": "1.9.2", "fbgemm-gpu-cpu": "1.9.0"}, []),
+        ({"torchrec": "1.9.2"}, ["expected torchrec 1.8 with torch 2.13; got 1.9.2"]),
+        ({"torch": "2.15.0"}, ["expected torch 2.11, 2.12, 2.13, 2.14; got 2.15.0"]),
+        (
+            {"torch": "2.12.1"},
+            [
+                "expected torchrec 1.7 with torch 2.12; got 1.8.0",
+                "expected fbgemm-gpu-cpu 1.7 with torch 2.12; got 1.8.0",
+            ],
+        ),
+    ],
+)
+def test_packages_of_another_release_are_problems(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], expected: list[str]
+) -> None:
+    installed = INSTALLED | changed
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = machine_findings.version_findings()
+    assert [finding.says for finding in found if finding.level == "problem"] == expected
 
 
 def test_other_versions_and_kernels_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +461,7 @@ def test_other_versions_and_kernels_are_problems(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "ops", fails)
     found = machine_findings.version_findings()
     assert [about for about, _ in problems(found)] == ["versions", "kernels"]
-    assert "torch 2.101.0" in found[0].says
+    assert found[0].says.endswith("; got 2.101.0")
     assert found[-1].says.endswith("; build them")
 
 

@@ -63,12 +63,12 @@ class Parity(ModelParallelTestShared):
             sharders=[sharder],
             backend="gloo",
             world_size=world_size,
-            test_callable=_one_rank,
             **case,
         )
 
     def _run_multi_process_test(self, *, callable: Any, world_size: int = 2, **case: Any) -> None:
-        self._worlds.run(world_size, *self._before, callable, case)
+        # TorchRec's own `callable` makes its process groups itself.
+        self._worlds.run(world_size, *self._before, _one_rank, case)
 
 
 def _one_rank(rank: int, group: Any, case: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -22,25 +23,50 @@ from oper.torchrec.graph_step import GraphedStep
 from tests.support.cuda.torchrec_cases import on_device, place_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import ROWS, Inputs, Model, batch
-from tests.support.torchrec.ranks import all_optimizers, engines, put_optimizer, whole_model
+from tests.support.torchrec.ranks import (
+    all_optimizers,
+    engines,
+    put_optimizer,
+    train_step,
+    whole_model,
+)
 
 STEPS = 21
 ODD = (1, 14)  # steps of other batches
 
 
+class _Coarse(torch.autograd.Function):
+    """Values rounded to few bits, and their gradients: sums of products are exact in any order, so
+    that a device's matrix kernels, which add in orders of their own, have the CPU's bits."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return torch.round(values * 64) / 64
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.round(gradient * 4096) / 4096
+
+
+coarse: Callable[[torch.Tensor], torch.Tensor] = _Coarse.apply
+
+
 class Over(nn.Module):
-    """As the model's own, but that no size is known from values, as graphs ask for."""
+    """The model's loss with sizes that do not depend on values, as graphs need, and with sums that
+    are exact."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(52, 1)
 
     def forward(self, bags: Any, weighted: Any, sequences: Any) -> tuple[torch.Tensor, ...]:
-        """The loss of a rank, and values [samples]."""
-        pooled = self.linear(torch.cat([bags.values(), weighted.values()], dim=1)).squeeze(1)
-        seen = [part.values().square().mean() for _, part in sorted(sequences.items())]
-        pooled = pooled + torch.stack(seen).sum()
-        return (1 + pooled.square()).sqrt().sum() / 10, pooled
+        """Return the loss of a rank, and values [samples]."""
+        inputs = coarse(torch.cat([bags.values(), weighted.values()], dim=1))
+        weight, bias = coarse(self.linear.weight), coarse(self.linear.bias)
+        pooled = coarse(nn.functional.linear(inputs, weight, bias)).squeeze(1)
+        seen = [coarse(part.values()).sum() for _, part in sorted(sequences.items())]
+        pooled = coarse(pooled + torch.stack(seen).sum() / 64)
+        return coarse((1 + pooled.square()).sqrt()).sum() / 8, pooled
 
 
 def alike(step: int, rank: int, shape: int = 0) -> Inputs:
@@ -140,6 +166,22 @@ def train_captured(rank: int, group: Any, kind: str, library: str | None) -> lis
                 "captured": captured,
             }
         )
+    return found
+
+
+def train_eager(rank: int, group: Any, kind: str, library: str | None) -> list[dict[str, Any]]:
+    """Return outputs of training steps, and the whole model after them: of the device, and of the
+    CPU."""
+    found = []
+    for on_cpu in (False, True):
+        model = model_on(group, kind, library, on_cpu, "training")
+        optimizer = all_optimizers(model)
+        place = torch.device("cpu") if on_cpu else place_of(library)
+        outputs = [
+            train_step(model, optimizer, alike(step, rank, shape=step % 2).to(place)).cpu()
+            for step in range(4)
+        ]
+        found.append({"outputs": outputs, "model": whole_model(model, group)})
     return found
 
 

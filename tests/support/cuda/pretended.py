@@ -197,7 +197,7 @@ def build_guard(folder: Path) -> Path:
     """The library of device_guard.cpp."""
     source, library = Path(__file__).with_name("device_guard.cpp"), folder / "libguard.so"
     root = Path(torch.__file__).parent
-    flags = ["-std=c++17", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
+    flags = ["-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
     subprocess.run(["g++", *flags, source, "-lc10", "-o", library], check=True)
     return library
 

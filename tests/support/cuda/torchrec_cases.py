@@ -197,10 +197,16 @@ def assert_same(rank: int, group: Any, on_cpu: Any, there: Any, place: torch.dev
     samples = (6 + rank, 0, 1)
     for step in range(STEPS):
         inputs = batch(10 * step + rank, samples[step], order=step)
-        expected = outputs(on_cpu, inputs)
-        for one, other in zip(outputs(there, inputs.to(place)), expected, strict=True):
-            assert torch.equal(one, other)
+        assert_same_outputs(outputs(there, inputs.to(place)), outputs(on_cpu, inputs))
     assert_equal(state_of(there, group), state_of(on_cpu, group))
+
+
+def assert_same_outputs(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Compare what `outputs` returns: bits of collections, and to rounding the loss and values of
+    the model's dense part, whose sums a device takes in another order."""
+    torch.testing.assert_close(found[:2], expected[:2])
+    assert len(found) == len(expected) > 2
+    assert all(map(torch.equal, found[2:], expected[2:]))
 
 
 def state_of(model: Any, group: Any) -> dict[str, torch.Tensor]:
@@ -244,8 +250,7 @@ def loaded_on_the_other(
     inputs = batch(rank)
     given = [inputs.to(place) for place in (places[::-1] if from_device else places)]
     of_both = [outputs(model, each) for model, each in zip((saved, other), given, strict=True)]
-    for one, two in zip(*of_both, strict=True):
-        assert torch.equal(one, two)
+    assert_same_outputs(*of_both)
 
 
 def saved_on_device(rank: int, group: Any, library: str | None, folder: Path) -> dict[str, Any]:

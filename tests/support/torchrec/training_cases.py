@@ -147,8 +147,9 @@ def semi_synchronous(rank: int, group: dist.ProcessGroup, start_batch: int = 0) 
         model, optimizer, torch.device("cpu"), start_batch=start_batch
     )
     iterator = iter(batches)
-    with (  # it asks CUDA for its stream, whatever the device
+    with (  # it asks CUDA for its stream, whatever the device, and from 1.9 on a stream's device
         patch.object(torch, "get_device_module", lambda *_: torch.cpu),
+        patch.object(torch.cpu.Stream, "device", torch.device("cpu"), create=True),
         patch.object(KeyedTensor, "record_stream", lambda *_: None),
     ):
         found = [made.progress(iterator) for _ in batches]

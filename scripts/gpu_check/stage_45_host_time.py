@@ -1,5 +1,6 @@
-"""What a batch takes of the host: to prepare, look up and train it, and where the host waits;
-and what it takes where the step is captured, and run as a graph.
+"""The host's time for a batch: to prepare, look up and train it, and to run the step as a graph.
+
+It lists the lines at which the host waits for the device.
 
 An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
 batch begins, so that no queue is waited for. `step_seconds` and `graph_step_seconds` are from there
@@ -15,16 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 60.0
+SECONDS = 15.0
 NEEDS = ("torch", "numpy", "msgspec", "yaml")
 TABLES, SAMPLES, ROUNDS = (26, 856), 2048, 50
 
 
-def records(device: str = "cuda", rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """With `device` "cpu", and fewer rounds, the same of the CPU's engine: to try the script."""
-    for tables in TABLES:
-        found, profiles = measure(device, tables, rounds)
-        yield {"tables": tables, "samples": SAMPLES, **found}
+def records(library: str | None) -> Iterator[dict[str, Any]]:
+    sizes = (TABLES, SAMPLES, ROUNDS) if library is None else (TABLES[:1], 8, 2)
+    for tables in sizes[0]:
+        found, profiles = measure(library, tables, *sizes[1:])
+        yield {"tables": tables, "samples": sizes[1], **found}
         for what, functions in profiles.items():
             for function, seconds in functions:
                 of = {"tables": tables, "of": what, "function": function}
@@ -32,29 +33,29 @@ def records(device: str = "cuda", rounds: int = ROUNDS) -> Iterator[dict[str, An
 
 
 def measure(
-    device: str, tables: int, rounds: int
+    library: str | None, tables: int, samples: int, rounds: int
 ) -> tuple[dict[str, Any], dict[str, list[tuple[str, float]]]]:
-    """Medians of host seconds, and the lines where one batch waits for the device; and which
-    functions take most of a step, and of one that is a graph."""
+    """Return medians of host seconds and the lines where one batch waits for the device; and the
+    functions that take most of a step, and of a step that is a graph."""
     import torch
 
     from oper.runtime.engine import EmbeddingEngine
-    from oper.runtime.memory.device import Cpu, Cuda
     from oper.runtime.step_graph import StepGraph
+    from tests.support.cuda.device_engines import device_of
     from tests.support.cuda.plain_batch import PlainBatch
     from tests.support.runtime.engine_cases import Case, module_tables, tables_of
     from tests.support.runtime.runtime_plans import random_plan
 
-    on = Cpu() if device == "cpu" else Cuda(device)
+    on = device_of(library)
     case = Case(1, 1, rows=(1000,) * tables, dims=(64,))
     plan = random_plan(1, tables_of(case), 1)
     engine = EmbeddingEngine(plan, module_tables(case), device=on)
     keys = [feature for table in module_tables(case) for feature in table.features]
-    ids = torch.randint(0, 1000, (SAMPLES * len(keys),), device=on.torch_device)
-    ends = torch.arange(SAMPLES * len(keys) + 1, device=on.torch_device)
+    ids = torch.randint(0, 1000, (samples * len(keys),), device=on.torch_device)
+    ends = torch.arange(samples * len(keys) + 1, device=on.torch_device)
     prepare, lookup, train = [], [], []
     for _ in range(rounds + 3):
-        batch = PlainBatch(keys, ids, None, SAMPLES, offsets=ends)
+        batch = PlainBatch(keys, ids, None, samples, offsets=ends)
         on.synchronize()
         began = time.perf_counter()
         prepared = engine.prepare(batch)
@@ -76,18 +77,17 @@ def measure(
         "prepare_seconds": statistics.median(prepare[3:]),
         "lookup_seconds": statistics.median(lookup[3:]),
         "train_seconds": statistics.median(train[3:]),
-        "waits": None if device == "cpu" else waits_of(step),
+        "waits": waits_of(step) if library is None else None,
         "step_seconds": statistics.median(timed(step, on.synchronize, rounds)[1]),
     }
-    graph, graph_step = None, None
     profiles = {"step": profile_of(step, on.synchronize, rounds)}
-    if device != "cpu":
-        captured = StepGraph([engine], step)
-        on_host, to_the_end = timed(captured.run, on.synchronize, rounds)
-        graph, graph_step = statistics.median(on_host), statistics.median(to_the_end)
-        profiles["graph"] = profile_of(captured.run, on.synchronize, rounds)
+    captured = StepGraph([engine], step)
+    on_host, to_the_end = timed(captured.run, on.synchronize, rounds)
+    found["graph_seconds"] = statistics.median(on_host)
+    found["graph_step_seconds"] = statistics.median(to_the_end)
+    profiles["graph"] = profile_of(captured.run, on.synchronize, rounds)
     engine.close()
-    return found | {"graph_seconds": graph, "graph_step_seconds": graph_step}, profiles
+    return found, profiles
 
 
 def profile_of(

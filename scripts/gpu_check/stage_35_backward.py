@@ -1,28 +1,31 @@
-"""A training step's backward with row-wise Adagrad: the sort, the step, and FBGEMM's.
+"""A training step's backward with row-wise Adagrad: the sort, the update, and FBGEMM's.
 
 Rows of fp32 on one rank, as for the lookup. There sums and updates are one kernel; both are timed
-apart as well, as several ranks have them. The sort is made a batch ahead, beside other work, so
-that times are given with and without it. Bytes are those that must be moved: a gradient for each
-bag, a key for each access, rows and states read and written. FBGEMM's backward sorts by itself; its
-figures are null where it is not installed.
+apart as well, because several ranks run them apart. The sort is made a batch ahead, during other
+work, so that ratios are given with and without it. Bytes are those that must be moved: a gradient
+per bag, a key per access, rows and states read and written. FBGEMM's backward sorts by itself; its
+figures are null if it is not installed.
 """
 
 import importlib.util
-import statistics
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scripts.gpu_check.lookup_case import FEATURES, LookupCase, fbgemms_table, measured_cases
+from scripts.gpu_check.lookup_case import (
+    FEATURES,
+    INPUTS,
+    LookupCase,
+    fbgemms_table,
+    measured_cases,
+)
 
-SECONDS = 100.0
+SECONDS = 40.0
 NEEDS = ("torch", "numpy", "pyarrow")
 LR, EPS = 0.1, 1e-8
 
 
-def records(**sizes: Any) -> Iterator[dict[str, Any]]:
-    """`sizes` are those of measured_cases."""
-    for found, copied in measured_cases(measure, **sizes):
+def records(library: str | None) -> Iterator[dict[str, Any]]:
+    for found, copied in measured_cases(library, measure):
         moved = found["bytes"] / copied
         yield {
             **found,
@@ -31,56 +34,58 @@ def records(**sizes: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
-    """One backward, checked against torch's sums and the optimizer's formula."""
-    from scripts.gpu_check.timing import median_seconds
+def measure(device: Any, arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
+    """Time one backward and check it against torch's sums and the optimizer's formula."""
+    import torch
 
-    backward = Backward(arena, ids, samples, length)
-    # The processor has no kernel for both.
-    step_by = backward.step if arena.is_cuda else backward.step_apart
-    backward.sort()
-    same = backward.is_right(backward.step_apart) and backward.is_right(step_by)
+    from scripts.gpu_check.timing import timed
+
+    state = torch.zeros(len(arena), 1, device=arena.device)
+    grad = torch.randn(samples, FEATURES * arena.shape[1], device=arena.device)
+    cases = [Backward(device, arena, state, grad, ids, length) for _ in range(INPUTS)]
+    for case in cases:
+        case.sort()
+    same = cases[0].is_right(cases[0].step_apart) and cases[0].is_right(cases[0].step)
     sort, step, apart, sums = (
-        median_seconds(work, arena.device)
-        for work in (backward.sort, step_by, backward.step_apart, backward.sum)
+        timed(work, cases, arena.device)
+        for work in (Backward.sort, Backward.step, Backward.step_apart, Backward.sum)
     )
-    distinct = int(backward.before[-1])
+    distinct = int(cases[0].before[-1])
     width = 4 * arena.shape[1]
-    moved = FEATURES * samples * width + 4 * backward.accesses + distinct * (2 * width + 16)
-    of_fbgemm = fbgemms_seconds(arena, backward)
+    moved = FEATURES * samples * width + 4 * cases[0].accesses + distinct * (2 * width + 16)
+    of_fbgemm = fbgemms_seconds(arena, grad, cases)
     return {
-        "rows": backward.accesses,
+        "rows": cases[0].accesses,
         "distinct": distinct,
-        "sort_seconds": sort,
-        "seconds": step,
-        "apart_seconds": apart,
-        "sum_seconds": sums,
+        "sort_seconds": sort.seconds,
+        "seconds": step.seconds,
+        "spread": step.spread,
+        "apart_seconds": apart.seconds,
+        "sum_seconds": sums.seconds,
         "bytes": moved,
         "fbgemm_seconds": of_fbgemm,
-        "times_fbgemm": None if of_fbgemm is None else of_fbgemm / step,
-        "times_fbgemm_with_sort": None if of_fbgemm is None else of_fbgemm / (step + sort),
+        "times_fbgemm": of_fbgemm and of_fbgemm / step.seconds,
+        "times_fbgemm_with_sort": of_fbgemm and of_fbgemm / (step.seconds + sort.seconds),
         "failed": not same,
     }
 
 
 class Backward(LookupCase):
-    """The backward of a lookup in its parts."""
+    """The backward of a lookup in its parts. Cases of one arena share its optimizer's state and the
+    output's gradient [samples, features * dim]."""
 
-    def __init__(self, arena: Any, ids: str, samples: int, length: int) -> None:
+    def __init__(
+        self, device: Any, arena: Any, state: Any, grad: Any, ids: str, length: int
+    ) -> None:
         import torch
 
-        from oper.base import native
         from oper.runtime.tables.optimizers import Optimizer
-        from scripts.gpu_check.timing import stream
 
-        super().__init__(arena, ids, samples, length)
-        self.arena = arena
+        super().__init__(arena, ids, len(grad), length)
+        self.arena, self.state, self.grad = arena, state, grad
         self.there = self.words.to(arena.device)
-        self.segments = self.starts[::samples].contiguous()
-        self.grad = torch.randn(samples, FEATURES * self.dim, device=arena.device)
-        self.state = torch.zeros(len(arena), 1, device=arena.device)
-        self.ops = native.device_ops() if arena.is_cuda else native.ops()
-        self.stream = stream(arena.device)
+        self.segments = self.starts[:: self.samples].contiguous()
+        self.ops, self.stream = device.ops(), device.stream
         self.updated = torch.zeros(1, dtype=torch.int64, device=arena.device)
         self.settings = Optimizer("rowwise_adagrad", lr=LR, eps=EPS).settings(LR, 1)
 
@@ -137,18 +142,19 @@ class Backward(LookupCase):
         return bool(torch.allclose(self.arena[slots].double(), expected, rtol=1e-4, atol=1e-4))
 
 
-def fbgemms_seconds(arena: Any, ours: Backward) -> float | None:
-    """The median of FBGEMM's backward of the same lookup; None where it is not installed."""
+def fbgemms_seconds(arena: Any, grad: Any, cases: Sequence[Backward]) -> float | None:
+    """Return the median of FBGEMM's backward of the same lookups; None without FBGEMM."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         return None
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-    from scripts.gpu_check.timing import seconds_of
+    from scripts.gpu_check.timing import timed
 
     optimizer = EmbOptimType.EXACT_ROWWISE_ADAGRAD
     tbe = fbgemms_table(arena, optimizer=optimizer, learning_rate=LR, eps=EPS)
-    found = []
-    for _ in range(12):
-        out = tbe(ours.slots, ours.starts)
-        found.append(seconds_of(partial(out.backward, ours.grad), arena.device))
-    return statistics.median(found[2:])
+    return timed(
+        lambda out: out.backward(grad),
+        cases,
+        arena.device,
+        before=lambda case: tbe(case.slots, case.starts),
+    ).seconds
