@@ -62,9 +62,10 @@ def test_a_folder_that_is_replaced_keeps_its_mode(here: Path, steps: str, was: i
 
 @pytest.mark.parametrize("was", [0o600, 0o664, 0o444])
 def test_a_file_that_is_replaced_keeps_its_mode(here: Path, was: int) -> None:
-    Path("log.parquet").chmod(was)
-    fine(*f"{WRITERS['synth']} log.parquet --force".split())
-    assert mode(Path("log.parquet")) == was
+    fine(*f"{WRITERS['synth']} made.parquet".split())
+    Path("made.parquet").chmod(was)
+    fine(*f"{WRITERS['synth']} made.parquet --force".split())
+    assert mode(Path("made.parquet")) == was
 
 
 def test_nobody_reads_what_replaces_a_secret(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +74,14 @@ def test_nobody_reads_what_replaces_a_secret(here: Path, monkeypatch: pytest.Mon
     real = os.fsync
 
     def fsync(handle: int) -> None:
-        seen.extend(mode(p) for p in here.iterdir() if p.name.startswith((".q.", ".log.parquet.")))
+        seen.extend(mode(p) for p in here.iterdir() if p.name.startswith((".q.", ".made.parquet.")))
         real(handle)
 
+    fine(*f"{WRITERS['synth']} made.parquet".split())
     monkeypatch.setattr(os, "fsync", fsync)
     Path("q").chmod(0o700)
     fine(*["plan", "p", "--topology", "cpu:2", "--force", "-o", "q"])
-    Path("log.parquet").chmod(0o600)
-    fine(*f"{WRITERS['synth']} log.parquet --force".split())
+    Path("made.parquet").chmod(0o600)
+    fine(*f"{WRITERS['synth']} made.parquet --force".split())
     assert {0o700, 0o600} <= set(seen)
     assert not any(each & 0o077 for each in seen)

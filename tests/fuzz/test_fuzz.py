@@ -38,6 +38,7 @@ def test_every_operator_is_called() -> None:
         "create_device_segment",
         "stream_is_done",
         "attach_device_segment",
+        "hold_segments",
         "check_bags",
         "post_report",
         "sum_slice",

@@ -83,7 +83,7 @@ def test_floats_alone_stay_numbers(
 def test_a_fraction_at_the_beginning_makes_the_files_differ(tmp_path: Path, first: bool) -> None:
     write(tmp_path, 1 - first, pa.array([1.0, 2.5]))
     write(tmp_path, int(first), pa.array([1, 2]))
-    with pytest.raises(OperError, match=r"other columns.*'a': .*numbers, double.*--dense"):
+    with pytest.raises(OperError, match=r"other columns.*'a': .*numbers, double.*`dense`"):
         open_log(tmp_path)
     log = open_log(tmp_path, LogOptions(dense=("a",)))
     assert sum(float(np.asarray(batch.dense).sum()) for batch in log.batches()) == 6.5

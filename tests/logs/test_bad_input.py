@@ -476,7 +476,7 @@ FOREIGN: dict[str, tuple[str, bytes]] = {
     "a JSON text sequence": ("tr -d", b'\x1e{"u":5}\n\x1e{"u":6}\n'),
     "comment": ("remove the comments", b"# made by x\nuser,item\n1,2\n"),
     "a comment": ("remove the comments", b"# made\n# by x\nuser item\n1 2\n"),
-    "fixed width": ("--delimiter space", b"u    i    c\n1    5    New York\n2    6    Rome\n"),
+    "fixed width": ("delimiter='space'", b"u    i    c\n1    5    New York\n2    6    Rome\n"),
     "XML": ("CSV", b'<rows>\n<r u="1" i="2"/>\n<r u="3" i="4"/>\n</rows>\n'),
     "JSON lines below comments": ("remove", b'// made by x\n{"u": 1}\n{"u": 2}\n'),
     "SAS": ("Parquet", b"HEADER RECORD*******LIBRARY HEADER RECORD!!!!!!!" + b"0" * 32),
