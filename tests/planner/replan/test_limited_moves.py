@@ -146,7 +146,7 @@ def test_where_rows_must_move_less_is_refused():
     carried = replan(plan, profiles[1], HORIZON, topology=fewer).carried_over
     assert carried is not None
     least = carried.migration.link_bytes
-    with pytest.raises(OperError, match=r"max-move 10 B: .* must move, as their ranks are gone"):
+    with pytest.raises(OperError, match=r"max_move='10 B': .* must move, as their ranks are gone"):
         replan(plan, profiles[1], HORIZON, topology=fewer, max_move=10)
     most = int(least * 1.2)
     found = replan(plan, profiles[1], HORIZON, topology=fewer, max_move=most, curve=True)
