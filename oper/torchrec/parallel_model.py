@@ -69,9 +69,14 @@ class ShardedModel(DistributedModelParallel):
         return found
 
     def load_state_dict(
-        self, state_dict: Any, prefix: str = "", strict: bool = True, assign: bool = False
+        self, state_dict: Any, prefix: str | bool = "", strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state dict; raises OperError with `assign`, because tables keep their rows."""
+        """Load a state dict; raises OperError with `assign`, because tables keep their rows.
+
+        `prefix` comes second in TorchRec; a bool there is `strict`, which comes second in torch.
+        """
+        if isinstance(prefix, bool):
+            prefix, strict = "", prefix
         if assign:
             raise OperError(
                 "load_state_dict: expected assign=False, got True, and rows stay where the plan "

@@ -115,6 +115,17 @@ def test_torch_follows_the_names_of_parameters() -> None:
         torch.func.functional_call(model, tables, (batch(0),))
 
 
+def test_strict_may_come_second_as_in_torch() -> None:
+    model, other = sharded(), Model("cpu")
+    nn.init.ones_(other.bags.embedding_bags["wide"].weight)
+    state = dict(other.state_dict())
+    model.load_state_dict(state, True)
+    assert bool((model.state_dict()["bags.embedding_bags.wide.weight"] == 1).all())
+    lacking = {n: 2 * v for n, v in state.items() if n != "bags.embedding_bags.mean.weight"}
+    model.load_state_dict(lacking, False)
+    assert bool((model.state_dict()["bags.embedding_bags.wide.weight"] == 2).all())
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "deepcopy": (lambda model: copy.deepcopy(model.fused_optimizer), "cannot be copied: save its"),
     "pickle": (lambda model: pickle.dumps(model.fused_optimizer), "cannot be pickled: save its"),

@@ -72,7 +72,7 @@ class FeatureSet:
         if missing:
             raise OperError(
                 f"feature {missing[0]!r}: the batch does not hold it; it has "
-                + ", ".join(map(repr, keys[:8]))
+                + (", ".join(map(repr, keys[:8])) or "no features")
                 + (", …" if len(keys) > 8 else "")
             )
         if len(keys) == len(index) == len(self._number) == len(self._names):
