@@ -87,8 +87,9 @@ class OddValues:
         """Return the error of a column with a stray value."""
         return (
             f"{place}: column {column!r} is {value[:80]!r}, and nearly all of its different "
-            f"values are numbers; correct or remove the line, pass {_missing(value)} if the value means that "
-            f"there is no id, or name the column with {option('--columns')} if its ids are texts"
+            f"values are numbers; correct or remove the line, pass {_missing(value)} if the value "
+            f"means that there is no id, or name the column with {option('--columns')} if its ids "
+            "are texts"
         )
 
     def warning(self, value: str, place: str) -> str:
