@@ -20,10 +20,11 @@ from oper.tables.row_identity import check_same_rows, count_by_the_plan
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """One of two plans: what it was made for, and its figures. `memory_bytes` are the fullest
-    rank's, `communication_bytes` those of all ranks in an iteration; `tier` are the tables in the
-    hosts' memory."""
+    """One of two plans: what it was made for, and its figures. `profile` is the digest of the
+    profile that it was made from; `memory_bytes` are the fullest rank's, `communication_bytes`
+    those of all ranks in an iteration; `tier` are the tables in the hosts' memory."""
 
+    profile: str
     ranks: int
     workload: Workload
     asked: PlanSettings
@@ -39,7 +40,8 @@ class ComparedPlan:
 
 @dataclass(frozen=True)
 class TableDifference:
-    """How many rows of a table are held by other ranks, or by more or fewer."""
+    """Rows of a table that other ranks hold, or more or fewer of them. `bytes_changed` are those of
+    the stored rows, with their optimizer state in training, as moving the rows sends them."""
 
     table: str
     rows: int
@@ -63,6 +65,11 @@ class PlanDifferences(Summarised):
     def same_work(self) -> bool:
         """Whether both are for the same mode, fetches and batch: else times do not compare."""
         return self.old.workload == self.new.workload
+
+    @property
+    def same_data(self) -> bool:
+        """Whether both plans were made from one profile: else times differ by the data too."""
+        return self.old.profile == self.new.profile
 
     @property
     def rows_changed(self) -> int | None:
@@ -133,7 +140,7 @@ def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
                 rows_changed=changed,
                 rows_more_copies=gained,
                 rows_fewer_copies=lost,
-                bytes_changed=changed * table.row_bytes,
+                bytes_changed=changed * table.memory_bytes(new.workload.mode),
             )
         )
     return tables
@@ -142,6 +149,7 @@ def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
 def _compared(plan: Plan) -> ComparedPlan:
     """The figures that are compared."""
     return ComparedPlan(
+        profile=plan.profile,
         ranks=plan.ranks,
         workload=plan.workload,
         asked=plan.asked,

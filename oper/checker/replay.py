@@ -146,7 +146,7 @@ def _reader(
     """A reader of the plan's features in a log, of which `part` was profiled."""
     for path in log:
         if (path / PROFILE_MARKER).is_file():
-            raise OperError(f"{path}: is a profile, and the log that it counted was needed")
+            raise OperError(f"{path}: expected the log that was profiled, got a profile")
     options = part.options(given)
     if not options.columns:
         features = [name for table in plan.tables for name in table.features or (table.name,)]

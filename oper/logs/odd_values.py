@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.batches.number_texts import ABSENT, COMMA, SPACES
+from oper.logs.batches.number_texts import ABSENT, COMMA, SPACES, no_plain_number
 from oper.logs.row_ids import without
 from oper.logs.vocabulary import ValueCounter
 
@@ -81,14 +81,15 @@ class OddValues:
                 f"{value[:80]!r} in {place}, is a number with a comma, or several ids, for which "
                 f"pass {option('--list-separator', ',')}"
             )
-        return f"{value[:80]!r} in {place}, is no whole number"
+        return f"{value[:80]!r} in {place}, is {no_plain_number(value)}"
 
     def refusal(self, column: str, value: str, place: str) -> str:
         """Return the error of a column with a stray value."""
         return (
-            f"{place}: column {column!r} is {value[:80]!r}, and nearly all of its values are "
-            f"numbers; correct or remove the line, pass {_missing(value)} if the value means that "
-            f"there is no id, or name the column with {option('--columns')} if its ids are texts"
+            f"{place}: column {column!r} is {value[:80]!r}, and nearly all of its different "
+            f"values are numbers; correct or remove the line, pass {_missing(value)} if the value "
+            f"means that there is no id, or name the column with {option('--columns')} if its ids "
+            "are texts"
         )
 
     def warning(self, value: str, place: str) -> str:

@@ -11,6 +11,7 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
+from oper.planner.replan.replan import replan
 from oper.topology.topology import Topology
 from tests.support.commands import fine
 from tests.support.planner.profiles import make_profile
@@ -46,6 +47,35 @@ def test_plans_for_different_numbers_of_ranks(tmp_path: Path) -> None:
     same = diff(Plan.load(old), Plan.load(old))
     assert same.tables is not None
     assert (same.rows_changed, same.bytes_changed, len(same.tables)) == (0, 0, 2)
+
+
+def test_bytes_of_changed_rows_are_those_of_their_move(tmp_path: Path) -> None:
+    """The optimizer's state moves with a row, and a replan counts it."""
+    topology, workload = Topology.load("cpu:2"), Workload("training", "raw", 256)
+    old = make_plan(make_profile(1, (400, 30)), topology, workload)
+    found = replan(old, make_profile(2, (400, 30)))
+    changed = diff(old, found.plan)
+    assert changed.tables is not None
+    assert changed.rows_changed
+    assert all(table.optimizer == "rowwise_adagrad" for table in old.tables)
+    assert [t.bytes_changed for t in changed.tables] == [
+        rows.rows_changed * (table.row_bytes + 4)
+        for rows, table in zip(changed.tables, old.tables, strict=True)
+    ]
+
+
+def test_plans_of_other_data_are_told_apart(tmp_path: Path) -> None:
+    """Times of plans that were made from different profiles differ by the data too."""
+    folders = [tmp_path / name for name in ("old", "same", "new")]
+    topology, workload = Topology.load("cpu:2"), Workload("inference", "raw", 256)
+    for folder, seed, memory in zip(folders, (1, 1, 2), (0.05, 0.1, 0.05), strict=True):
+        settings = PlanSettings(extra_memory=memory)
+        make_plan(make_profile(seed, (400, 30)), topology, workload, settings).save(folder)
+    old, same, new = folders
+    assert "different profiles" not in fine("plan", "diff", old, same)
+    assert "made from different profiles" in " ".join(fine("plan", "diff", old, new).split())
+    content = json.loads(fine("plan", "diff", old, new, "--json"))
+    assert content["old"]["profile"] != content["new"]["profile"]
 
 
 def test_plans_for_other_tables(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("drift q p --worse little", ["--worse 'little'"]),
         ("replan absent p -o new", ["absent"]),
         ("replan q p -o new --max-move 0.05", ["--max-move 0.05", "such as 64MB", "such as 1%"]),
-        ("plan check q p", ["p: is a profile, and the log"]),
+        ("plan check q p", ["p: expected the log that was profiled, got a profile"]),
         ("profile show w@1 --check", ["`oper profiles show w@1 --check`"]),
         ("profile merge w@0 w@1 -o new", ["`oper profiles merge w@0 w@1 -o new`"]),
         ("profile show -o new", ["`oper profiles show -o new`"]),

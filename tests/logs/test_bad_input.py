@@ -178,6 +178,8 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"a,b\n1,x\n2,\xff\xfe\n")
     complaint(path, "line 3:", "UTF-8")
+    path.write_bytes("user,prénom\n1,x\n".encode("latin-1"))
+    complaint(path, "first line is not UTF-8 text; convert the file")
     path.write_bytes(bytes(range(256)) * 10)
     complaint(path, "log.csv")
 

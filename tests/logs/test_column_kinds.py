@@ -47,10 +47,15 @@ def test_csv_and_parquet_have_the_same_ids(tmp_path: Path, column: tuple[Any, li
         assert [(log.features, log.left_out) for log in logs] == [(("a", "b"), {})] * 2
 
 
+POINTED = "{!r} in line {} is a whole number with a point; `columns` reads a column of such as ids"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         (["1", "2", "2.5"], "'2.5' in line 5 is no whole number"),
+        (["1", "2.0", "3"], POINTED.format("2.0", 4)),
+        (["1e+02", "7"], POINTED.format("1e+02", 3)),
         (["1", "1e3", "x"], ""),  # texts are ids
         (["1", str(2**64), "2"], f"'{2**64}' in line 4 is no 64-bit number"),
         (["-9", str(2**63), "-1"], ""),

@@ -48,6 +48,11 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
             f"times and traffic do not compare: plan both with the same {option('--mode')}, "
             f"{option('--fetch')} and {option('--batch-size')}"
         )
+    elif not found.same_data:
+        out.print(
+            "They were made from different profiles, so their times and traffic differ by the data "
+            "too: `oper drift` prices the old plan on the new plan's profile"
+        )
     tiers = [
         (f"tier of the {which} plan", ", ".join(plan.tier))
         for which, plan in (("old", old), ("new", new))

@@ -46,6 +46,13 @@ def are_pointed(texts: Any) -> Any:
     return pa.array(mask)
 
 
+def no_plain_number(text: str) -> str:
+    """Return the reason that a number is no whole number in plain digits."""
+    if are_pointed(pa.array([text]))[0].as_py():
+        return f"a whole number with a point; {option('--columns')} reads a column of such as ids"
+    return "no whole number"
+
+
 class NumberTexts:
     """The numbers in the texts of columns, over one pass of a log."""
 

@@ -202,7 +202,11 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
             lambda sample: beginning.line_of(sample + first),
             options,
         )
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise OperError(
+            f"{path}: its first line is not UTF-8 text; convert the file if it is a log"
+        ) from error
+    except pa.ArrowInvalid as error:
         what = "" if options.no_header else " with a line of column names"
         raise OperError(f"{path}: cannot be read as text{what} ({error}); is it a log?") from error
     is_asked_for = options.no_header or not set(names).isdisjoint(options.columns)

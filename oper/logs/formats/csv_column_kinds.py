@@ -19,7 +19,14 @@ import pyarrow.csv as pacsv
 from oper.base.spoken import option
 from oper.logs.batches.columns import Column
 from oper.logs.batches.log_options import LogOptions
-from oper.logs.batches.number_texts import ABSENT, COMMA, SPACES, are_integers, are_pointed
+from oper.logs.batches.number_texts import (
+    ABSENT,
+    COMMA,
+    SPACES,
+    are_integers,
+    are_pointed,
+    no_plain_number,
+)
 from oper.logs.batches.timestamps import is_text
 from oper.logs.formats.arrow_columns import column_of
 from oper.logs.formats.delimiters import ANY
@@ -193,7 +200,7 @@ def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int]
     if odd is None:
         return replace(column, kind="ids", reason="")
     sample, value = odd
-    is_not = "no whole number" if re.search("[^0-9+-]", value) else "no 64-bit number"
+    is_not = no_plain_number(value) if re.search("[^0-9+-]", value) else "no 64-bit number"
     is_not = "not in plain digits" if value.startswith("+") else is_not
     return replace(column, reason=f"{value[:_MOST_SHOWN]!r} in line {line_of(sample)} is {is_not}")
 
