@@ -291,4 +291,7 @@ def test_commands_know_plans_with_some_pooled_tables(
     fine("report", "q", "--compare", "compare.json", "-o", "compared.html")
     page = Path("compared.html").read_text(encoding="utf-8")
     assert "Each pools the tables with which it is shortest." in page
-    refused("report d --compare compare.json -o d.html", "--compare: is of fetch auto")
+    refused(
+        "report d --compare compare.json -o d.html",
+        "--compare: expected fetch distinct, as the plan has, got auto",
+    )

@@ -203,10 +203,9 @@ def test_paths_and_others_instead_of_what_they_name(words: str) -> None:
 
 def test_other_numbers_of_settings_and_maps() -> None:
     for name in ("extra_memory", "threshold", "dob", "reserve"):
-        shown = name.replace("_", " ")
         for wrong in ("1%", True, float("nan")):
             given: Any = {name: wrong}
-            with pytest.raises(OperError, match=f"{shown} .*: a finite number was needed"):
+            with pytest.raises(OperError, match=f"`{name}` .*: a finite number was needed"):
                 oper.PlanSettings(**given)
     for name in ("threshold", "dob"):
         given = {name: None}
