@@ -76,7 +76,7 @@ class ShardedModel(DistributedModelParallel):
         `prefix` comes second in TorchRec; a bool there is `strict`, which comes second in torch.
         """
         if isinstance(prefix, bool):
-            prefix, strict = "", prefix
+            strict, prefix = prefix, ""
         if assign:
             raise OperError(
                 "load_state_dict: expected assign=False, got True, and rows stay where the plan "

@@ -152,8 +152,8 @@ FAULTS = {
     ),
     "rows asked for before all have read the stage": (
         "row_gets",
-        "__syncwarp(mask);  // all threads",
-        "// all threads",
+        "__syncwarp(mask);  // all threads of the group have read",
+        "// all threads of the group have read",
         WRONG,
     ),
     "rows of the stage read by the cache for what stays": (

@@ -92,6 +92,7 @@ def test_check_says_first_whether_all_holds(here: Path) -> None:
 def differing(tables: list[TableDifference]) -> PlanDifferences:
     def compared(figure: float) -> ComparedPlan:
         return ComparedPlan(
+            profile="p",
             ranks=4,
             workload=Workload("training", "raw"),
             asked=PlanSettings(),
