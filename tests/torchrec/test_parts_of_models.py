@@ -25,3 +25,7 @@ def test_checkpoints_of_models_with_sharded_parts(worlds, tmp_path, parts):
 
 def test_parts_that_torchrec_wraps_are_named(worlds, tmp_path):
     worlds.run(2, cases.wrapped_by_torchrec, tmp_path)
+
+
+def test_distributed_data_parallel_around_sharded_parts(worlds):
+    worlds.run(2, cases.data_parallel)

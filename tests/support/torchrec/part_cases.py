@@ -1,5 +1,6 @@
 """Work of the ranks in tests of models with sharded parts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -139,10 +141,22 @@ def fully_sharded(rank: int, group: dist.ProcessGroup) -> None:
     refused = towers(group, "collections")
     with pytest.raises(OperError, match=r"'users': expected its own parameter.*ignored_params"):
         fully_shard(refused, mesh=mesh)
+    trained_as_by_hand(rank, group, _fully_sharded)
+
+
+def data_parallel(rank: int, group: dist.ProcessGroup) -> None:
+    """DistributedDataParallel takes the rest of a model, as the documents say."""
+    trained_as_by_hand(rank, group, _data_parallel)
+
+
+def trained_as_by_hand(
+    rank: int, group: dist.ProcessGroup, wrap: Callable[[nn.Module, dist.ProcessGroup], Any]
+) -> None:
+    """A model whose dense part `wrap` makes parallel trains as averaged gradients do."""
     losses: list[list[torch.Tensor]] = []
     for by_hand in (False, True):
         model: Any = towers(group, "collections")
-        model = model if by_hand else _fully_sharded(model, group)
+        model = model if by_hand else wrap(model, group)
         dense = [p for p in model.parameters() if len(p)]
         optimizer = torch.optim.SGD(dense, lr=0.1)
         losses.append([])
@@ -157,6 +171,12 @@ def fully_sharded(rank: int, group: dist.ProcessGroup) -> None:
             optimizer.step()
             losses[-1].append(loss.detach())
     torch.testing.assert_close(losses[0], losses[1])
+
+
+def _data_parallel(model: nn.Module, group: dist.ProcessGroup) -> Any:
+    tables = [n for n, p in model.named_parameters() if hasattr(p, "_in_backward_optimizers")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, tables)
+    return DistributedDataParallel(model, process_group=group)
 
 
 def _fully_sharded(model: nn.Module, group: dist.ProcessGroup) -> Any:
