@@ -1,4 +1,4 @@
-"""Draw docs/idea.svg: rows by access frequency, and where a plan puts them on four ranks.
+"""Draw docs/idea.svg: rows by access frequency, and their places on four ranks.
 
 python scripts/draw_idea.py
 """
@@ -8,8 +8,8 @@ from pathlib import Path
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "idea.svg"
 WIDTH, HEIGHT = 900, 330
 RANKS, BARS, HOT, WARM = 4, 36, 4, 16
-BASE, TALLEST = 262, 180  # of the bars: the lower edge, and the height of the first
-LEFT, BAR = 40, 10
+BASE, TALLEST = 262, 180  # the lower edge of all bars, and the height of the first
+LEFT, BAR = 40, 10  # the left edge of the first bar, and the distance to the next
 
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12px }
@@ -21,7 +21,7 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12p
 
 
 def text(x: float, y: float, words: str, kind: str = "") -> str:
-    """Return a line of text that starts, or with `middle` is centred, at x."""
+    """Return a line of text that starts at x; with class `middle` it is centred there."""
     return f'<text x="{x:g}" y="{y:g}" class="{kind}">{words}</text>'
 
 
@@ -32,12 +32,12 @@ def box(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def kind_of(row: int) -> str:
-    """Return the class of a row by its place in the order of access frequency."""
+    """Return the class of a row, given its position in order of access frequency."""
     return "hot" if row < HOT else "warm" if row < WARM else "cold"
 
 
 def rows() -> list[str]:
-    """Return the bars: accesses fall as one over the place in the order."""
+    """Return the bars: accesses fall about as one over the position."""
     shapes = [text(LEFT, 40, "Rows of a table, by how often a log reads them")]
     for row in range(BARS):
         height = TALLEST / (1 + 0.7 * row) + 3
@@ -49,15 +49,18 @@ def rows() -> list[str]:
 
 
 def ranks() -> list[str]:
-    """Return the ranks' memories: every hot row on each, each warm and cold row on one."""
+    """Return the memory of each rank: every hot row, and its share of the warm and cold rows."""
     left, width, gap = 520, 78, 12
     shapes = [text(left, 40, "Where OPER puts them")]
     for rank in range(RANKS):
         x = left + rank * (width + gap)
         shapes.append(f'<rect x="{x}" y="60" width="{width}" height="202" rx="6" class="rank"/>')
         shapes.append(text(x + width / 2, BASE + 20, f"rank {rank}", "middle small"))
-        counts = ((72, HOT, "hot"), (132, (WARM - HOT) // RANKS, "warm"))
-        for top, count, kind in (*counts, (179, (BARS - WARM) // RANKS, "cold")):
+        for top, count, kind in (
+            (72, HOT, "hot"),
+            (132, (WARM - HOT) // RANKS, "warm"),
+            (179, (BARS - WARM) // RANKS, "cold"),
+        ):
             shapes += [box(x + 9, top + 13 * n, width - 18, 10, kind) for n in range(count)]
     return shapes
 

@@ -2,9 +2,9 @@
 
     python scripts/try_releases.py FOLDER [TORCH ...]      # such as 2.11 2.14; all by default
 
-Each release gets an environment and a copy of the committed checkout in FOLDER, which the next run
-uses again. The figures of each run are printed as one line. It takes gigabytes and some minutes a
-release, and is not part of CI.
+Each release gets an environment and a clone of the committed checkout in FOLDER, which later runs
+use again. The script prints a line per release. It takes gigabytes of disk and some minutes per
+release.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RELEASES = {
     "2.13": Release("2.13.0", "1.8.0", "1.8.0"),
     "2.14": Release("2.14.1", "1.9.2", "1.9.0"),
 }
-# TorchRec's own needs: fbgemm's CPU build takes the place of the CUDA build that it declares.
+# TorchRec's dependencies but FBGEMM, whose CUDA build it declares (as in requirements-cpu.txt).
 NEEDS = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions==0.0.32", "iopath==0.1.10", "tqdm")
 TOOLS = ("setuptools", "ninja", "pytest", "hypothesis")
 TESTS = ("-m", "not check and not slow", "tests/torchrec")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_release(release: Release, folder: Path) -> int:
-    """Return the exit status of the tests with one release, and print its figures."""
+    """Run the tests with one release, print a line about them, and return their exit status."""
     began = time.monotonic()
     python = environment(release, folder / "venv")
     checkout = folder / "checkout"
@@ -78,7 +78,7 @@ def try_release(release: Release, folder: Path) -> int:
 
 
 def environment(release: Release, folder: Path) -> Path:
-    """Return the Python of a release's environment, made if it is not there."""
+    """Return the Python of a release's environment, after making a missing one."""
     python = folder / "bin/python"
     if not (folder / "made").exists():
         run(sys.executable, "-m", "venv", "--clear", folder)

@@ -22,6 +22,7 @@ from scripts.gpu_check.report import markdown
 
 HERE = Path(__file__).resolve().parent
 LOG = "log.txt"  # the output of all stages
+# Half of a quarter of an hour on a device: a failed stage can be run again in the other half.
 ALL_SECONDS = 480.0
 # Threads of tiny emulated kernels would only wait for each other.
 IDLE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -114,11 +115,9 @@ def run_stage(name: str, out: Path, left: float, dry: bool) -> Iterator[dict[str
         killer.start()
         try:
             for line in process.stdout:
-                with contextlib.suppress(json.JSONDecodeError):
-                    record = json.loads(line) if line.startswith("{") else None
-                    if isinstance(record, dict):
-                        failed |= bool(record.get("failed"))
-                        yield record
+                if (record := record_of(line)) is not None:
+                    failed |= bool(record.get("failed"))
+                    yield record
             code = process.wait()
         finally:
             killer.cancel()
@@ -133,6 +132,17 @@ def run_stage(name: str, out: Path, left: float, dry: bool) -> Iterator[dict[str
         yield {"outcome": "failed", "seconds": took, "why": "by its own records"}
     else:
         yield {"outcome": "ok", "seconds": took}
+
+
+def record_of(line: str) -> dict[str, Any] | None:
+    """Return the record in a line of a stage's output; None if the line is another text."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record
 
 
 def kill_all_of(process: "subprocess.Popen[str]") -> None:

@@ -1,17 +1,16 @@
-"""Build what gpu_check needs on a GPU machine without network, into a folder to carry along.
+"""Bundle the packages that gpu_check needs on a GPU machine without a network.
 
     python -m scripts.gpu_check.bundle OUT [--architecture 90] [--python PYTHON]
 
 For a machine with torch 2.11 for CUDA 13 and Python 3.12: `OUT/gpu-site.tar.xz` has FBGEMM 1.6.0,
-TorchRec 1.6.1 and the packages that both need and torch does not bring (36 MB); `OUT/on_device.sh`
-unpacks it there. `PYTHON`, a Python 3.12 with torch 2.11, builds OPER's extension as well, and
-`oper/_cuda.so` is copied if scripts/build_cuda.py has made it. It needs pip's index (1 GB of
-downloads), `pip install zstandard`, GNU tar and xz, and no GPU.
+TorchRec 1.6.1 and the packages that they and OPER need and torch does not bring (36 MB);
+`OUT/on_device.sh` unpacks it there. `PYTHON`, a Python 3.12 with torch 2.11, builds OPER's
+extension as well, and `oper/_cuda.so` is copied if scripts/build_cuda.py has made it. The script
+needs pip's index (1 GB of downloads), `pip install zstandard`, GNU tar and xz, but no GPU.
 """
 
 import argparse
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -43,8 +42,8 @@ WHEELS = (
 )
 SOURCES = ("iopath==0.1.10",)  # has no wheel
 PYTHON = "3.12"
-PLATFORMS = ("2_28", "2_27", "2_24", "2_17", "2014", "1")  # of manylinux, newest first
-# Solvers for other systems, as OPER solves by HiGHS, and tests.
+PLATFORMS = ("_2_28", "_2_27", "_2_24", "_2_17", "2014", "1")  # of manylinux, newest first
+# Tests, and CBC for all systems: OPER solves by HiGHS.
 LEFT_OUT = ("pulp/solverdir/cbc", "pulp/tests", "tensordict/tests")
 ARCHIVE = "gpu-site.tar.xz"
 
@@ -80,18 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def fetch(folder: Path) -> list[Path]:
     """Download all packages with pip, and return their files."""
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "-d",
-        folder,
-    ]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"--dest={folder}"]
     tags = [f"--platform=manylinux{number}_x86_64" for number in PLATFORMS]
-    tags = [tag.replace("manylinux2_", "manylinux_2_") for tag in tags]
     wheels = ["--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp", *tags]
     run(*pip, *wheels, *WHEELS)
     run(*pip, "--no-binary=:all:", *SOURCES)
@@ -113,7 +102,7 @@ def unpack(packages: Sequence[Path], site: Path) -> None:
 
 
 def archive(folder: Path, made: Path) -> None:
-    """Pack a folder, whose files have long runs of zeros."""
+    """Pack a folder whose files have long runs of zeros."""
     sparse = folder.with_name("sparse")
     run("cp", "-r", "--sparse=always", folder, sparse)
     tar = ["tar", "--sparse", "--sort=name", "--mtime=@0", "--owner=0", "--group=0"]
@@ -133,7 +122,7 @@ def build_extension(python: Path, folder: Path, out: Path) -> None:
 
 def run(*command: str | Path) -> None:
     try:
-        subprocess.run(command, check=True, cwd=build_cuda.REPOSITORY, env=os.environ)
+        subprocess.run(command, check=True, cwd=build_cuda.REPOSITORY)
     except subprocess.CalledProcessError as error:
         sys.exit(f"bundle: exit status {error.returncode} of {' '.join(map(str, command))}")
 

@@ -17,7 +17,7 @@ WITH_RANKS = tuple(
 )
 OF_TORCHREC = ("tests/cuda/test_torchrec.py",)
 OF_GRAPHS = ("tests/cuda/test_graph_step.py", "tests/cuda/test_step_graph.py")
-MARGIN_SECONDS = 4.0  # that a stage has left when its tests are stopped
+MARGIN_SECONDS = 4.0  # left of a stage when its tests are stopped, to start and to yield the counts
 LINE = re.compile(r"(tests/\S+::.*?) *(?:(PASSED|FAILED|ERROR|SKIPPED).*)?\n?")  # of pytest -v
 
 
@@ -26,7 +26,7 @@ def device_tests(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record for each test that failed or ended the process, then the counts of all.
 
-    On a device the tests `which` run there; in a dry run the tests `dry` alone, emulated. After a
+    On a device it runs the tests `which`, in a dry run the tests `dry` alone, emulated. After a
     test that ended the process the remaining tests run in a new process.
     """
     arguments = [*which, "-k", "on_cuda"] if library is None else [*dry]

@@ -24,11 +24,13 @@ from oper.profiling.profile import Profile
 from oper.tables.table import tables_of
 from oper.topology.presets import SERVERS
 from oper.topology.topology import Topology
+from scripts.gpu_check.lookup_case import zipf_ids
 
 TABLES, DIM = 26, 64
 DENSE_FEATURES, DENSE_LAYERS, OVER_LAYERS = 13, [512, 256, DIM], [512, 256, 1]
 LEARNING_RATE = 0.01
 INPUTS = 4  # batches, which steps take in turn
+UNTIL_CAPTURED = 16  # calls of `oper.graph_step`, more than any of these steps needs before capture
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ def draw_batches(sizes: Sizes, samples: int, place: torch.device) -> list[Batch]
     lengths = torch.ones(TABLES * samples, dtype=torch.int32)
     found = []
     for _ in range(INPUTS):
-        drawn = sizes.rows ** random.random(TABLES * samples)
-        ids = torch.from_numpy(drawn.astype(np.int64) * 2_654_435_761 % sizes.rows)
+        ids = zipf_ids(TABLES * samples, sizes.rows, "cpu")
         batch = KeyedJaggedTensor(keys, ids, lengths=lengths)
         batch.length_per_key()  # known to the host, as graphs need
         dense = torch.from_numpy(random.random((samples, DENSE_FEATURES), dtype=np.float32))
@@ -104,8 +105,10 @@ def make_plan(module: nn.Module, batches: Sequence[Batch], topology: Topology) -
 
 
 def topology_of(device: Any) -> Topology:
-    """Return one rank of the preset whose device this is; the CPU's in a dry run. OperError if no
-    preset has such a device."""
+    """Return one rank of the preset that has this device; in a dry run, one CPU rank.
+
+    Raise OperError if no preset has such a device.
+    """
     if device.torch_device.type == "cpu":
         return Topology.load("cpu:1")
     for preset in SERVERS:
@@ -131,7 +134,7 @@ def first_rank(topology: Topology) -> Topology:
 
 @contextmanager
 def process_group(place: torch.device) -> Iterator[Any]:
-    """Inside, this process is the only rank of a process group, for DistributedModelParallel."""
+    """Provide a process group of one rank, for DistributedModelParallel."""
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1

@@ -1,4 +1,4 @@
-"""The lookup that stages time: 26 features of one table of fp32 rows on one rank, and FBGEMM's."""
+"""The lookup that stages time: 26 features of one table of fp32 rows on one rank."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -23,6 +23,14 @@ class Sizes:
 DRY = Sizes(arena_bytes=1 << 20, copy_bytes=1 << 20, dims=(16,), bags=((128, 1), (8, 20)))
 
 
+def zipf_ids(count: int, rows: int, device: Any) -> Any:
+    """Draw row ids below `rows` by Zipf's law with exponent 1, hot rows spread over the table."""
+    import torch
+
+    ranks = (rows ** torch.rand(count, device=device, dtype=torch.float64)).long()
+    return ranks * 2_654_435_761 % rows  # Knuth's multiplier, a prime
+
+
 class LookupCase:
     """Every bag of `samples` samples has `length` ids of an arena's rows [rows, dim], uniform or by
     Zipf's law. The kernels' arguments are on the arena's device, `words` in the host's memory."""
@@ -37,10 +45,10 @@ class LookupCase:
         rows, self.dim = arena.shape
         self.samples, self.length = samples, length
         self.accesses = FEATURES * samples * length
-        drawn = torch.rand(self.accesses, device=arena.device, dtype=torch.float64)
-        uniform = ids == "uniform"
-        drawn = (rows * drawn).long() if uniform else (rows**drawn).long() * 2_654_435_761 % rows
-        self.slots = drawn.clamp_(max=rows - 1)
+        if ids == "uniform":
+            self.slots = torch.randint(rows, (self.accesses,), device=arena.device)
+        else:
+            self.slots = zipf_ids(self.accesses, rows, arena.device)
         self.addresses = LOCAL << SLOT_BITS | self.slots
         self.starts = torch.arange(0, self.accesses + 1, length, device=arena.device)
         features = np.zeros(FEATURES, FEATURE)
@@ -55,8 +63,8 @@ class LookupCase:
 def measured_cases(
     library: str | None, measure: Callable[[Any, Any, str, int, int], dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield what `measure` returns for each case, given the device, an arena, ids, samples and ids
-    a bag; and the bytes a second that a copy moves."""
+    """Yield the record of each case and the bytes a second that a copy moves. `measure` makes the
+    record from the device, an arena, the kind of ids, the number of samples and the ids a bag."""
     import torch
 
     from scripts.gpu_check.timing import copy_bandwidth

@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+# The magic number and the header of a fat binary are those of CUDA's fatbinary.h. NVIDIA does not
+# document an entry's header: kind (2 is ELF), header size, size, 12 bytes later the architecture.
 MAGIC, ELF = 0xBA55ED50, 2
-FAT_HEADER, ENTRY_HEADER, SECTION_HEADER = "<IHHQ", "<HHIQ", "<IIQQQQIIQQ"
+FAT_HEADER, ENTRY_HEADER = "<IHHQ", "<H2xIQ12xI"
+ENTRY_BYTES = 64  # of an entry's header, at least
+SECTION_HEADER = "<IIQQQQIIQQ"  # Elf64_Shdr
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 OPTIMIZERS = "rowwise_adagrad|adagrad|sgd|adam|partial_rowwise_adam"  # OPER's
-# What is kept of each library, by the names of a fat binary's kernels; other libraries lose all
-# kernels. A fat binary without kernels, or with CUB's alone, is kept.
+# Patterns of the kernels that each library keeps; other libraries lose all kernels. A fat binary
+# without kernels, or with CUB's alone, is kept.
 KEPT = {
     "fbgemm_gpu_tbe_training_backward": (
         rf"split_embedding(_nobag)?_backward_codegen_({OPTIMIZERS})_(un)?weighted_kernel"
@@ -36,12 +40,12 @@ KEPT = {
     "fbgemm_gpu_embedding_inplace_ops": ".*",
 }
 NO_KERNEL = r"(?!)"
-# Instances of templates whose code is dropped inside of what is kept: rows of eight bits.
+# Instances of templates whose code is dropped from images that are kept: rows of eight bits.
 CODE_DROPPED = re.compile(r"Float8_e4m3fn")
 
 
 class Section(NamedTuple):
-    """A section of an ELF file: its name, and where its bytes are."""
+    """A section of an ELF file: its name, and the offset and number of its bytes."""
 
     name: str
     at: int
@@ -49,7 +53,7 @@ class Section(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One image of a fat binary: what it is, the architecture, and where it is."""
+    """One image of a fat binary: its kind, its architecture, and its offset and sizes in bytes."""
 
     kind: int
     architecture: int
@@ -68,7 +72,7 @@ class FatBinary(NamedTuple):
 
 
 def prune_all(folder: Path, architecture: int) -> None:
-    """Prune every CUDA library in a folder, and say what is left of each."""
+    """Prune every CUDA library in a folder, and print the bytes of each before and after."""
     for library in sorted(folder.glob("*.so")):
         if any(section.name == ".nv_fatbin" for section in sections(library.read_bytes())):
             before, after = prune(library, architecture)
@@ -128,9 +132,8 @@ def fat_binaries(data: mmap.mmap) -> Iterator[FatBinary]:
                 at += 8
                 continue
             entries, place = [], at + header_size
-            while place + 64 <= at + header_size + size:
-                kind, _, own, payload = struct.unpack_from(ENTRY_HEADER, data, place)
-                (architecture,) = struct.unpack_from("<I", data, place + 28)
+            while place + ENTRY_BYTES <= at + header_size + size:
+                kind, own, payload, architecture = struct.unpack_from(ENTRY_HEADER, data, place)
                 entries.append(Entry(kind, architecture, place, own, payload))
                 place += own + payload
             yield FatBinary(at, header_size, size, tuple(entries))
@@ -139,8 +142,8 @@ def fat_binaries(data: mmap.mmap) -> Iterator[FatBinary]:
 
 def sections(data: bytes | mmap.mmap) -> list[Section]:
     """Return the sections of an ELF file."""
-    (table,) = struct.unpack_from("<Q", data, 0x28)
-    size, count, names = struct.unpack_from("<HHH", data, 0x3A)
+    (table,) = struct.unpack_from("<Q", data, 0x28)  # e_shoff of Elf64_Ehdr
+    size, count, names = struct.unpack_from("<HHH", data, 0x3A)  # e_shentsize and the next two
     headers = [struct.unpack_from(SECTION_HEADER, data, table + n * size) for n in range(count)]
     found = []
     for name, _, _, _, at, length, *_ in headers:

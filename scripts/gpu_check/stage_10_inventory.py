@@ -1,4 +1,4 @@
-"""What is there: the device, the driver, the compiler and the packages."""
+"""The device, the driver, the compiler and the packages."""
 
 import importlib.metadata
 import platform
@@ -11,8 +11,10 @@ from scripts import build_cuda
 
 SECONDS = 5.0
 NEEDS: tuple[str, ...] = ()
-PACKAGES = ("torch", "numpy", "pytest", "hypothesis", "safetensors", "ninja", "setuptools")
-OPTIONAL = ("fbgemm_gpu", "fbgemm-gpu", "torchrec", "triton", "msgspec", "pulp")
+PACKAGES = (
+    "torch", "numpy", "pytest", "hypothesis", "safetensors", "ninja", "setuptools",
+    "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "triton", "msgspec", "pulp",
+)  # fmt: skip
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
@@ -20,7 +22,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
     yield {"what": "Python", "found": platform.python_version()}
     yield {"what": "kernel", "found": platform.release()}
     yield {"what": "CUDA compiler", "found": str(toolkit) if toolkit else "missing"}
-    for package in (*PACKAGES, *OPTIONAL):
+    for package in PACKAGES:
         try:
             yield {"what": package, "found": importlib.metadata.version(package)}
         except importlib.metadata.PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""Operator errors that end the process: where they are raised, and where not.
+"""Operator errors that end the process: the conditions under which they are raised.
 
 On one machine an operator's wrong argument ended the process by signal 11, where it raises
 elsewhere. Each try is a process that makes a mistake under other conditions: torch's own operator,
 ours before CUDA and after it, thrown in libc10 and in the extension; with other settings of the
-loader; with an extension that was built here although another was carried along; and the same throw
-in an extension of one file, by other flags. The log has the toolchain, the libraries that are
-mapped and a debugger's account of a try that ended.
+loader; with an extension built here, if another was carried along; and the same throw in an
+extension of one file, by other flags. The log has the toolchain, the mapped libraries and a
+debugger's account of a try that ended.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import Any
 from scripts import build_cuda
 
 SECONDS = 60.0
-TRY_SECONDS = 30.0
+TRY_SECONDS = 30.0  # so that a try that hangs leaves the stage time for a debugger
 NEEDS = ("torch", "setuptools")
 CARRIED = build_cuda.REPOSITORY / ".gpu"
 
@@ -99,8 +99,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
             for each in found:
                 yield each.result()
             told.result()
-        ended = next((f.result() for f in found if f.result()["failed"]), None)
-        if ended is not None:
+        if any(each.result()["failed"] for each in found):
             debug(OURS)
 
 
@@ -156,29 +155,34 @@ def try_one_file(name: str, flags: Sequence[str], folder: Path) -> dict[str, Any
     command: list[str | Path] = ["c++", "-shared", "-fPIC", "-O3", "-std=c++20", "-fopenmp"]
     command += [f"-I{sysconfig.get_path('include')}", f"-I{root / 'include'}"]
     command += [*flags, source, "-o", made, f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        print(f"---- {name}\n{done.stderr}", file=sys.stderr, flush=True)
-        return {"try": f"one file: {name}", "exit": "not built", "raised": False, "failed": True}
-    return try_code(f"one file: {name}", OF_ONE_FILE, arguments=[made])
+    name = f"one file: {name}"
+    return failure_of_build(name, command) or try_code(name, OF_ONE_FILE, arguments=[made])
 
 
 def try_built_here(folder: Path) -> dict[str, Any]:
     """Build the extension here beside the carried one, and make its mistake."""
     name, build = "ours, built here", [sys.executable, "setup.py", "--quiet", "build_ext"]
     build += ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "objects")]
-    done = subprocess.run(build, cwd=build_cuda.REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        print(f"---- {name}\n{done.stderr}", file=sys.stderr, flush=True)
-        return {"try": name, "exit": "not built", "raised": False, "failed": True}
+    if (failure := failure_of_build(name, build)) is not None:
+        return failure
     leave_out = shutil.ignore_patterns("_C*.so", "csrc")
     here = build_cuda.REPOSITORY / "oper"
     shutil.copytree(here, folder / "lib/oper", ignore=leave_out, dirs_exist_ok=True)
     return try_code(name, OURS, folder=folder / "lib")
 
 
+def failure_of_build(name: str, command: Sequence[str | Path]) -> dict[str, Any] | None:
+    """Run a compiler. Return the record of a try whose extension could not be built; None if it
+    was built."""
+    done = subprocess.run(command, cwd=build_cuda.REPOSITORY, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    print(f"---- {name}\n{done.stderr}", file=sys.stderr, flush=True)
+    return {"try": name, "exit": "not built", "raised": False, "failed": True}
+
+
 def compilers_file(name: str) -> str:
-    """Return the path of a library of the compiler's."""
+    """Return the path of one of the compiler's libraries."""
     command = ["c++", f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,8 +1,8 @@
 """The lookup: bytes per second, against a copy, torch's embedding_bag and FBGEMM's TBE.
 
 Rows of fp32 on one rank, 26 features, 1.7 to 2.1 million rows a launch from an arena of 10 GB,
-three draws of ids in turn. Bytes are those of rows, addresses and output. The second cache serves a
-part of Zipf ids, so that they may take less time than their bytes would from memory; bars are for
+three draws of ids in turn. Bytes are those of rows, addresses and output. The L2 cache serves a
+part of the Zipf ids, which may then take less time than their bytes from memory; targets are for
 uniform ids. `spread` is the difference of two measurements of one version. FBGEMM's figures are
 null if it is not installed.
 """

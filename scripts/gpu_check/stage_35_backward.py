@@ -1,10 +1,10 @@
 """A training step's backward with row-wise Adagrad: the sort, the update, and FBGEMM's.
 
-Rows of fp32 on one rank, as for the lookup. There sums and updates are one kernel; both are timed
-apart as well, because several ranks run them apart. The sort is made a batch ahead, during other
-work, so that ratios are given with and without it. Bytes are those that must be moved: a gradient
-per bag, a key per access, rows and states read and written. FBGEMM's backward sorts by itself; its
-figures are null if it is not installed.
+Rows of fp32 on one rank, as for the lookup. One rank sums and updates in one kernel; the two are
+timed apart as well, because several ranks run them apart. A training job sorts a batch ahead,
+during other work, so ratios are given with and without the sort. `bytes` are those that must be
+moved: a gradient per bag, a key per access, rows and states read and written. FBGEMM's backward
+sorts by itself; its figures are null if it is not installed.
 """
 
 import importlib.util
@@ -121,21 +121,21 @@ class Backward(LookupCase):
         )  # fmt: skip
 
     def _optimizer(self) -> tuple[Any, ...]:
-        """What both operators take of it."""
+        """Return the optimizer's arguments of both operators."""
         import torch
 
         rows, state = (part.view(torch.uint8) for part in (self.arena, self.state))
         return rows, state, self.dim, 0, "rowwise_adagrad", self.settings, self.updated
 
     def is_right(self, step: Callable[[], None]) -> bool:
-        """Take a step, and see whether it is that of sums by torch."""
+        """Take a step, and compare it with a step from torch's sums in double precision."""
         import torch
 
         samples = len(self.grad)
         bags = self.grad.view(samples, FEATURES, self.dim).transpose(0, 1).reshape(-1, self.dim)
-        slots, of = self.slots.unique(return_inverse=True)
+        slots, inverse = self.slots.unique(return_inverse=True)
         sums = torch.zeros(len(slots), self.dim, device=self.arena.device, dtype=torch.float64)
-        sums.index_add_(0, of, bags.double().repeat_interleave(self.length, 0))
+        sums.index_add_(0, inverse, bags.double().repeat_interleave(self.length, 0))
         squares = self.state[slots].double() + (sums**2).mean(1, keepdim=True)
         expected = self.arena[slots] - LR * sums / (squares.sqrt() + EPS)
         step()

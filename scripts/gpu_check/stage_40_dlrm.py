@@ -1,8 +1,8 @@
 """A whole DLRM step on one device: TorchRec with FBGEMM against OPER, eager and as a graph.
 
 26 tables of 400,000 rows, dim 64, row-wise Adagrad; dense layers 512-256-64 and 512-256-1 with SGD.
-Times are by the host's clock over steps back to back. All sides start from TorchRec's weights, and
-`failed` says that OPER's losses of the first steps differ from TorchRec's.
+The host's clock times steps back to back. All sides start from TorchRec's weights. `failed` means
+that OPER's losses of the first steps differ from TorchRec's, or that no graph was captured.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,6 @@ from typing import Any
 SECONDS = 60.0
 NEEDS = ("torch", "numpy", "torchrec", "fbgemm_gpu", "msgspec", "yaml")
 FIRST_STEPS = 4  # whose losses are compared
-UNTIL_CAPTURED = 16  # steps, the most that a graph needs
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
@@ -37,7 +36,7 @@ def measure(library: str | None, sizes: Any, samples: int, group: Any) -> Iterat
 
     place, device = place_of(library), device_of(library)
     batches = dlrm_case.draw_batches(sizes, samples, place)
-    theirs = torchrecs(dlrm_case.make_dlrm(sizes), place, samples, group)
+    theirs = shard_by_torchrec(dlrm_case.make_dlrm(sizes), place, samples, group)
     plan = dlrm_case.make_plan(dlrm_case.make_dlrm(sizes), batches, dlrm_case.topology_of(device))
     env = ShardingEnv.from_process_group(group)
 
@@ -54,7 +53,7 @@ def measure(library: str | None, sizes: Any, samples: int, group: Any) -> Iterat
         name: [float(step(batch)) for batch in batches[:FIRST_STEPS]]
         for name, step in steps.items()
     }
-    for number in range(UNTIL_CAPTURED):
+    for number in range(dlrm_case.UNTIL_CAPTURED):
         as_graph(batches[number % len(batches)])
     steps["OPER, as a graph"] = as_graph
     of_torchrec, of_oper = (torch.tensor(losses[name]) for name in ("TorchRec", "OPER"))
@@ -74,7 +73,7 @@ def measure(library: str | None, sizes: Any, samples: int, group: Any) -> Iterat
     as_graph.release()
 
 
-def torchrecs(model: Any, place: Any, samples: int, group: Any) -> Any:
+def shard_by_torchrec(model: Any, place: Any, samples: int, group: Any) -> Any:
     """Shard the model by TorchRec: each table whole, by FBGEMM's fused kernel."""
     from torchrec.distributed.embedding_types import EmbeddingComputeKernel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder

@@ -1,10 +1,9 @@
 """The host's time for a batch: to prepare, look up and train it, and to run the step as a graph.
 
-It lists the lines at which the host waits for the device.
-
-An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
-batch begins, so that no queue is waited for. `step_seconds` and `graph_step_seconds` are from there
-to the end of the device's work.
+An engine of one rank looks up one id of each of 26 and of 856 tables a sample. The device is idle
+when a batch begins, so that the host never waits for a queue. `step_seconds` and
+`graph_step_seconds` are from there to the end of the device's work. `waits` lists the lines at
+which the host waits for the device.
 """
 
 import cProfile
@@ -19,6 +18,8 @@ from typing import Any
 SECONDS = 15.0
 NEEDS = ("torch", "numpy", "msgspec", "yaml")
 TABLES, SAMPLES, ROUNDS = (26, 856), 2048, 50
+WARM = 3  # rounds that are not counted: kernels load and memory is allocated in them
+LISTED = 12  # functions of a profile, which have nearly all of its time
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
@@ -35,8 +36,8 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
 def measure(
     library: str | None, tables: int, samples: int, rounds: int
 ) -> tuple[dict[str, Any], dict[str, list[tuple[str, float]]]]:
-    """Return medians of host seconds and the lines where one batch waits for the device; and the
-    functions that take most of a step, and of a step that is a graph."""
+    """Return medians of host seconds with the lines where one batch waits for the device, and the
+    functions that take most of a step and of a step that is a graph."""
     import torch
 
     from oper.runtime.engine import EmbeddingEngine
@@ -54,7 +55,7 @@ def measure(
     ids = torch.randint(0, 1000, (samples * len(keys),), device=on.torch_device)
     ends = torch.arange(samples * len(keys) + 1, device=on.torch_device)
     prepare, lookup, train = [], [], []
-    for _ in range(rounds + 3):
+    for _ in range(rounds + WARM):
         batch = PlainBatch(keys, ids, None, samples, offsets=ends)
         on.synchronize()
         began = time.perf_counter()
@@ -74,9 +75,9 @@ def measure(
         engine(batch).sum().backward()
 
     found = {
-        "prepare_seconds": statistics.median(prepare[3:]),
-        "lookup_seconds": statistics.median(lookup[3:]),
-        "train_seconds": statistics.median(train[3:]),
+        "prepare_seconds": statistics.median(prepare[WARM:]),
+        "lookup_seconds": statistics.median(lookup[WARM:]),
+        "train_seconds": statistics.median(train[WARM:]),
         "waits": waits_of(step) if library is None else None,
         "step_seconds": statistics.median(timed(step, on.synchronize, rounds)[1]),
     }
@@ -91,10 +92,10 @@ def measure(
 
 
 def profile_of(
-    work: Callable[[], object], wait: Callable[[], object], rounds: int, most: int = 12
+    work: Callable[[], object], wait: Callable[[], object], rounds: int
 ) -> list[tuple[str, float]]:
-    """The functions that take the host most of `work`, with their seconds each time, which are more
-    than without a profiler: which they are is what counts."""
+    """Return the functions that take the host most of the time of `work`, and their seconds per
+    call of it. The profiler adds to the seconds; only the order is reliable."""
     profile = cProfile.Profile()
     for _ in range(rounds):
         wait()
@@ -105,27 +106,27 @@ def profile_of(
     of = {
         f"{Path(file).name}:{name}": own for (file, _, name), (_, _, own, *_) in stats.stats.items()
     }
-    slowest = sorted(of.items(), key=lambda function: -function[1])[:most]
+    slowest = sorted(of.items(), key=lambda function: -function[1])[:LISTED]
     return [(function, seconds / rounds) for function, seconds in slowest]
 
 
 def timed(
     work: Callable[[], object], wait: Callable[[], object], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """What `work` takes the host, and what it takes until it has been waited for, each time."""
+    """Return the host's seconds for `work`, and the seconds until the device is done, per round."""
     on_host, to_the_end = [], []
-    for _ in range(rounds + 3):
+    for _ in range(rounds + WARM):
         wait()
         began = time.perf_counter()
         work()
         on_host.append(time.perf_counter() - began)
         wait()
         to_the_end.append(time.perf_counter() - began)
-    return on_host[3:], to_the_end[3:]
+    return on_host[WARM:], to_the_end[WARM:]
 
 
 def waits_of(work: Any) -> list[str]:
-    """Where the host waits for the device in `work`, as torch sees it."""
+    """Return the lines at which torch sees the host wait for the device in `work`."""
     import torch
 
     with warnings.catch_warnings(record=True) as told:

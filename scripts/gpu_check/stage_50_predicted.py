@@ -1,7 +1,7 @@
 """The measured step of the tables against the step that plans predict for this device.
 
-The collection of the DLRM alone, on one rank, by the preset of this device. Predictions are of
-memory traffic and of latency per phase; the host's own work is in neither.
+It is the DLRM's collection alone, on one rank, with the preset of this device. Predictions have
+memory traffic and the latency of each phase, without the host's own work.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,6 @@ from typing import Any
 
 SECONDS = 25.0
 NEEDS = ("torch", "numpy", "torchrec", "fbgemm_gpu", "msgspec", "yaml")
-UNTIL_CAPTURED = 16  # steps, the most that a graph needs
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
@@ -37,7 +36,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
             model(batch.ids).values().backward(gradient)
 
         as_graph = oper.graph_step(model, step)
-        for number in range(UNTIL_CAPTURED):
+        for number in range(dlrm_case.UNTIL_CAPTURED):
             as_graph(batches[number % len(batches)])
         versions: dict[str, Callable[[Any], object]] = {"eager": step, "as a graph": as_graph}
         assert plan.step_time is not None

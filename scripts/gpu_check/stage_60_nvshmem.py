@@ -1,4 +1,4 @@
-"""NVSHMEM with one rank on one device: it starts, and a get brings the bytes it should."""
+"""NVSHMEM with one rank on one device: it starts, and a get brings the right bytes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,8 @@ BYTES = 1 << 20
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
-    """NVSHMEM's own errors may end the process, so each part is a record of its own."""
+    """Yield a record after each part, because NVSHMEM's own errors may end the process."""
+    import numpy as np
     import torch
 
     from oper.base import native
@@ -36,8 +37,6 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
     source, target = (ops.allocate_symmetric(BYTES, place) for _ in range(2))
     source.random_(0, 255)
     target.zero_()
-    import numpy as np
-
     pieces = torch.from_numpy(pieces_of([0], np.array([0]), np.array([BYTES]))).to(place)
     device.synchronize()
     device.ops().get_pieces(pieces, source, target, device.stream)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 SLEEP_CYCLES = 1 << 21  # about a millisecond, more than most launches take the host
-MOST_CYCLES = 1 << 27  # about 70 ms
+MOST_CYCLES = 1 << 27  # about 70 ms; work that takes the host longer is timed with gaps
 
 
 class Timing(NamedTuple):
-    """The median of all runs in seconds, and the difference between the medians of its two passes,
-    as a fraction: what two measurements of one version differ by."""
+    """The median of all runs in seconds, and the difference between the medians of its two passes
+    as a fraction of the smaller: a difference between versions below it means nothing."""
 
     seconds: float
     spread: float
@@ -33,7 +33,7 @@ def timed(
 ) -> Timing:
     """Time `work` of inputs in turn on the device's current stream, in two passes of `runs`.
 
-    `before` makes of an input the argument of `work`, outside of the measured time.
+    `before` makes the argument of `work` from an input, outside of the measured time.
     """
     cycles = SLEEP_CYCLES
     for given in inputs:  # kernels load, and memory is allocated, in their first call
