@@ -124,7 +124,7 @@ def test_the_format_of_plans_and_profiles_is_described_in_full(
 
 
 def commands_of(document: str) -> list[list[str]]:
-    """The commands in a document's blocks, as arguments."""
+    """Return the commands in a document's blocks, as arguments."""
     text = (REPOSITORY / document).read_text("utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -133,7 +133,7 @@ def commands_of(document: str) -> list[list[str]]:
 
 def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (REPOSITORY / "README.md").read_text("utf-8")
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 150, "move details to docs/, so that the README is read whole"
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPOSITORY / "examples", "examples")
     printed = [fine(*command[1:]) for command in commands_of("README.md")]

@@ -38,7 +38,7 @@ def _is_spoken(node: ast.AST) -> bool:
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
-    """Yield a module's texts, but docstrings and the arguments of `option` and `spoken`."""
+    """Yield a module's texts except docstrings and the arguments of `option` and `spoken`."""
     others: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -58,7 +58,7 @@ def _flags(source: str) -> list[str]:
 
 
 def _spoken_while_imported(source: str) -> list[int]:
-    """Lines outside of functions that choose words: the reader is not known there yet."""
+    """Return the lines outside of functions that choose words, before the reader is known."""
     found: list[int] = []
 
     def visit(node: ast.AST) -> None:

@@ -172,7 +172,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     if status:
         raise OperError(
             f"TorchRec's planner failed: {said[-1]}. If torchrec is not installed, leave "
-            f"`torchrec` out of {option('--methods')}, or install it: see the README"
+            f"`torchrec` out of {option('--methods')}, or install it: see docs/install.md"
         )
     if answer is None:
         reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
