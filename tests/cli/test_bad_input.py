@@ -196,12 +196,15 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
     [
         ("plan p -o new", ["oper plan: --topology NAME|FILE is missing", "`oper plan --help`"]),
         ("plan p --topology cpu:2", ["-o", "--curve"]),
-        ("plan p -o new --topology", ["oper plan: --topology: a value was needed (NAME|FILE)"]),
+        (
+            "plan p -o new --topology",
+            ["oper plan: --topology: expected a value (NAME|FILE), got none"],
+        ),
         ("plan p -o new --topology cpu:2 --batch-size 0", ["--batch-size '0'", "at least 1 was"]),
         ("plan p -o new --batch-size=many", ["--batch-size 'many': a whole number"]),
-        ("plan p -o new --mode train", ["--mode 'train': training or inference was needed"]),
-        ("plan p -o new --fetch all", ["--fetch 'all': raw, distinct, pooled or auto was needed"]),
-        ("plan p -o new --balance even", ["--balance 'even': time or link was needed"]),
+        ("plan p -o new --mode train", ["--mode 'train': expected training or inference"]),
+        ("plan p -o new --fetch all", ["--fetch 'all': expected raw, distinct, pooled or auto"]),
+        ("plan p -o new --balance even", ["--balance 'even': expected time or link"]),
         (
             "plan p q r -o new --topology cpu:2",
             ["'q r' is too much", "oper plan [OPTIONS] PROFILE"],
@@ -213,7 +216,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("plan p --force=yes", ["--force: takes no value"]),
         ("plan shw q", ["oper plan: no folder and no command 'shw'; did you mean show?"]),
         ("plan --batch-size 3", ["oper plan: PROFILE is missing", "oper plan [OPTIONS] PROFILE"]),
-        ("plan explain q --table C1 --row x", ["--row 'x': a whole number was needed"]),
+        ("plan explain q --table C1 --row x", ["--row 'x': expected a whole number"]),
         ("profiles shw p", ["oper profiles: no command 'shw'; did you mean show?"]),
         ("profiles show --chek p", ["oper profiles show: no option --chek; did you mean --check?"]),
         ("profile log.parquet", ["oper profile: --output FOLDER is missing"]),
@@ -226,7 +229,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("simulate log.parquet --workers 99", ["--workers '99': a whole number from 1 to 64"]),
         ("simulate absent.parquet --evict fifo", ["--evict fifo", "lru"]),
         ("synth", ["oper synth: WORKLOAD is missing"]),
-        ("synth avazu -o new.parquet --scale big", ["--scale 'big': a number was needed"]),
+        ("synth avazu -o new.parquet --scale big", ["--scale 'big': expected a number"]),
         ("frobnicate", ["oper: no command 'frobnicate'; there are profile, profiles, topology"]),
         ("profle log.parquet", ["oper: no command 'profle'; did you mean profile?"]),
         ("--frob", ["oper: no option --frob; `oper --help`"]),
@@ -269,7 +272,7 @@ def test_an_empty_path_is_not_the_current_folder(here: Path, typed: tuple[str, .
     said = oper(*typed)
     assert (said.status, said.out) == (2, "")
     assert re.fullmatch(
-        r"error: \S+ '': a (name or a )?path was needed; the current folder is '\.'\n", said.errors
+        r"error: \S+ '': expected a (name or a )?path; the current folder is '\.'\n", said.errors
     )
     assert tree(here) == before
 

@@ -286,7 +286,7 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks: Worlds, folder: Path) ->
         "period 0: 1 to 1,099,511,627,776 iterations",
         "period and policy are 10, 11 and report on rank 1 and 10, 10 and report on rank 0",
         "period 10: of 100 iterations one is counted (sample_every)",
-        "policy 'move': report, propose, migrate was needed",
+        "policy: expected one of report, propose, migrate, got 'move'",
         "policy 'propose' writes plans; say where",
         "100, 20,000 and migrate on rank 1 and 100, 20,000 and propose on rank 0",
         ("cannot be written", "rank 0 cannot begin"),
