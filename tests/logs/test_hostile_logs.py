@@ -224,9 +224,9 @@ def test_times_are_warned_of_where_a_rule_was_given(tmp_path: Path, rule: str, k
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Table("a", 1.5), "rows: is '1.5', and a whole number"),  # type: ignore[arg-type]
-        (lambda: Table("a", True), "rows: is 'True'"),
-        (lambda: Table("a", 5, 2.0), "dim: is '2.0'"),  # type: ignore[arg-type]
+        (lambda: Table("a", 1.5), "rows: expected a whole number, got '1.5'"),  # type: ignore[arg-type]
+        (lambda: Table("a", True), "rows: expected a whole number, got 'True'"),
+        (lambda: Table("a", 5, 2.0), "dim: expected a whole number, got '2.0'"),  # type: ignore[arg-type]
         (lambda: Table("a", 5, 10**30), "1 to 1,048,576"),
         (lambda: Table("a", -1), "-1 rows"),
         (lambda: Table("a", 0, ids=IdRule("hash")), "0 rows"),

@@ -113,7 +113,7 @@ def test_torchrecs_configs_are_tables() -> None:
         ([bags, ids], r"tables\[1\] is a Tensor"),
         (bags, "tables: expected .* in a list; .*; got EmbeddingBagConfig"),
         (Table("f", 5), "tables: expected .* in a list; .*; got Table"),
-        (7, "tables is a int"),
+        (7, "tables: expected .* in a list; .*; got int"),
         ([], "none were given"),
     ):
         with pytest.raises(OperError, match=words):

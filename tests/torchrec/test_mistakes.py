@@ -32,7 +32,7 @@ SEQUENCE_SHARDER = oper.OperEmbeddingCollectionSharder
 MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     "OPER's plan": (
         lambda model: parallel(model, plan=plan_of(model), sharders=[BAG_SHARDER()]),
-        r"needed: plan=oper.torchrec_plan\(plan, model\)",
+        r"expected a plan in TorchRec's form.*pass plan=oper.torchrec_plan\(plan, model\)",
     ),
     "a plan of something else": (
         lambda model: oper.shard(model, cast(Any, 7)),
@@ -176,21 +176,24 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
 
 
 WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "compare: profile is a int, and a Profile": (oper.compare, (1, "cpu:2", WORKLOAD)),
-    "AddressMap.of: plan is a str, and a Plan": (oper.AddressMap.of, ("plan", 0)),
-    "Plan.load: folder is a int, and a Path": (oper.Plan.load, (1,)),
-    "Topology.load: spec is a int, and a Path": (oper.Topology.load, (1,)),
-    "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
-    "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
-    "torchrec_plan: module is a str, and a Mod": (oper.torchrec_plan, ("plan", "model.py")),
-    "measure_latency: model is a str, and a Callable": (oper.measure_latency, ("model.py", [])),
+    "compare: profile: expected Profile or .*, got int": (oper.compare, (1, "cpu:2", WORKLOAD)),
+    "AddressMap.of: plan: expected Plan, got str": (oper.AddressMap.of, ("plan", 0)),
+    "Plan.load: folder: expected Path or str, got int": (oper.Plan.load, (1,)),
+    "Topology.load: spec: expected Path or .*, got int": (oper.Topology.load, (1,)),
+    "record: model: expected Module, got str": (
+        lambda model: oper.record(model).__enter__(),
+        ("m",),
+    ),
+    "shard: module: expected Module, got str": (oper.shard, ("model.py", "plan")),
+    "torchrec_plan: module: expected Module, got str": (oper.torchrec_plan, ("plan", "model.py")),
+    "measure_latency: model: expected Callable, got str": (oper.measure_latency, ("model.py", [])),
     "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
-    "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
+    "DispatchingLoader: plan: expected Plan, got str": (oper.DispatchingLoader, ([], "plan")),
 }
 
 
 def test_a_plan_is_saved_into_a_folder() -> None:
-    with pytest.raises(OperError, match=r"Plan\.save: folder is a NoneType, and a Path or str"):
+    with pytest.raises(OperError, match=r"Plan\.save: folder: expected Path or str, got NoneType"):
         plan_of(Model("meta")).save(cast(Any, None))
 
 

@@ -116,9 +116,13 @@ def test_fused_params_that_are_not_supported(fused_params, message):
         (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
         (torch.optim.Adam, {"gradient_clipping": True}, "gradient_clipping=True"),
-        (torch.optim.Adam, {"lr": float("nan")}, "learning_rate 'nan'"),
+        (
+            torch.optim.Adam,
+            {"lr": float("nan")},
+            "learning_rate: expected a finite number, got 'nan'",
+        ),
         (torch.optim.SGD, {"momentum": -0.5}, "momentum -0.5: a number of at least 0"),
-        (torch.optim.SGD, {"momentum": "0.5"}, "momentum '0.5': a finite number"),
+        (torch.optim.SGD, {"momentum": "0.5"}, "momentum: expected a finite number, got '0.5'"),
         (torch.optim.SGD, {"weight_decay": -0.5}, "weight_decay -0.5: a number of at least 0"),
     ],
 )
