@@ -22,10 +22,10 @@ _WHOLE = re.compile(r"(-?[0-9]{1,15})\.0*")  # as texts that are whole numbers a
 
 
 class BadIdError(OperError):
-    """An id that is no row of its table: what was `found`, and what to do about it."""
+    """An id outside its table: the sentence `found`, and the remedy."""
 
     def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(f"{found}: {remedy}")
+        super().__init__(f"{found}; {remedy}")
         self.found = found
 
 

@@ -204,7 +204,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
             ["oper plan: --topology: expected a value (NAME|FILE), got none"],
         ),
         ("plan p -o new --topology cpu:2 --batch-size 0", ["--batch-size '0'", "at least 1 was"]),
-        ("plan p -o new --batch-size=many", ["--batch-size 'many': a whole number"]),
+        ("plan p -o new --batch-size=many", ["--batch-size 'many': expected a whole number"]),
         ("plan p -o new --mode train", ["--mode 'train': expected training or inference"]),
         ("plan p -o new --fetch all", ["--fetch 'all': expected raw, distinct, pooled or auto"]),
         ("plan p -o new --balance even", ["--balance 'even': expected time or link"]),

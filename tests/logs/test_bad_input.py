@@ -364,7 +364,7 @@ def test_batches_that_are_none() -> None:
     complaint([1, 2], "batch 0", "KeyedJaggedTensor")
     ones = torch.ones(2, dtype=torch.int64)
     values = KeyedJaggedTensor(["a"], torch.tensor([1.7, 2.9]), lengths=ones)
-    complaint([values], "batch 0", "'a' are float32", "integers")
+    complaint([values], "batch 0", "expected integers as ids for key 'a', got float32", "integers")
     complaint(7, "int")
 
 
