@@ -89,9 +89,15 @@ def test_optimizers_of_fused_params(caplog):
         ({"learning_rate": None}, "learning_rate: expected a finite number, got 'None'"),
         ({"learning_rate": -1}, "learning_rate -1: a number of at least 0 was needed"),
         ({"optimizer": "adam", "eps": -1e-8}, "eps -1e-08: a number of at least 0 was needed"),
-        ({"optimizer": "adam", "weight_decay": float("nan")}, "weight_decay 'nan'"),
+        (
+            {"optimizer": "adam", "weight_decay": float("nan")},
+            "weight_decay: expected a finite number, got 'nan'",
+        ),
         ({"optimizer": "adam", "beta2": "0.9"}, "beta2: expected a finite number, got '0.9'"),
-        ({"optimizer": "adam", "weight_decay_mode": "l2"}, "weight_decay_mode: is 'l2'"),
+        (
+            {"optimizer": "adam", "weight_decay_mode": "l2"},
+            "weight_decay_mode: expected a whole number, got 'l2'",
+        ),
         (
             {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1},
             "no effect .* without a weight_decay_mode",
