@@ -33,12 +33,12 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
     """
     import torch
 
-    of_rows = np.ascontiguousarray(array)
-    if of_rows.flags.writeable:
-        return torch.from_numpy(of_rows)
+    contiguous = np.ascontiguousarray(array)
+    if contiguous.flags.writeable:
+        return torch.from_numpy(contiguous)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(of_rows)
+        return torch.from_numpy(contiguous)
 
 
 def as_int64(array: NDArray[Any]) -> "torch.Tensor":

@@ -1,6 +1,6 @@
 """The one exception for mistakes that a user can correct.
 
-Its message says what was given, what was needed, where, and what to do. The command line prints
+Its message says what was expected, what was given, where, and what to do. The command line prints
 it without a traceback and exits with status 2; any other exception is a defect of oper.
 """
 
@@ -37,5 +37,5 @@ def check_type(function: str, name: str, given: Any, *kinds: type) -> None:
     """OperError where the argument `name` of a public function is of none of these types, such as a
     path for what it names."""
     if not isinstance(given, kinds):
-        found, needed = type(given).__name__, " or ".join(kind.__name__ for kind in kinds)
-        raise OperError(f"{function}: {name} is a {found}, and a {needed} was needed")
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise OperError(f"{function}: {name}: expected {expected}, got {type(given).__name__}")

@@ -24,8 +24,8 @@ def check() -> None:
             opened.append(os.dup(2))
     except OSError as error:
         print(
-            f"error: {error.strerror}: {_NEEDED} beside those that are open were needed, and "
-            f"{len(opened)} could be opened; {REMEDY}",
+            f"error: {error.strerror}: expected to open {_NEEDED} more files, got {len(opened)}; "
+            f"{REMEDY}",
             file=sys.stderr,
         )
         sys.exit(2)

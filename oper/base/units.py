@@ -25,7 +25,7 @@ def whole_number(given: Any, what: str) -> int:
             raise TypeError
         return operator.index(given)
     except TypeError as error:
-        raise OperError(f"{what}: is {str(given)[:40]!r}, and a whole number was needed") from error
+        raise OperError(f"{what}: expected a whole number, got {str(given)[:40]!r}") from error
 
 
 def finite_number(given: Any, what: str) -> float:
@@ -38,7 +38,7 @@ def finite_number(given: Any, what: str) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
-        raise OperError(f"{what} {str(given)[:40]!r}: a finite number was needed")
+        raise OperError(f"{what}: expected a finite number, got {str(given)[:40]!r}")
     return number
 
 
@@ -46,7 +46,7 @@ def positive_seconds(given: Any, what: str) -> float:
     """A finite number of seconds above 0; OperError names what it was for."""
     seconds = finite_number(given, what)
     if seconds <= 0:
-        raise OperError(f"{what} {seconds:g}: a positive number of seconds was needed")
+        raise OperError(f"{what}: expected a positive number of seconds, got {seconds:g}")
     return seconds
 
 
@@ -54,7 +54,7 @@ def parse_bytes(text: str, name: str) -> int:
     """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names what it was for."""
     match = _SIZE.fullmatch(text)
     if not match or match[2].upper() not in _UNITS:
-        raise OperError(f"{name} {text!r}: a size was needed, such as 64GB or 512MiB")
+        raise OperError(f"{name} {text!r}: expected a size, such as 64GB or 512MiB")
     number, unit = match[1], _UNITS[match[2].upper()]
     # Whole numbers stay integers: a float holds bytes exactly only up to 2^53.
     size = int(number) * unit if number.isdigit() else int(float(number) * unit)
@@ -67,7 +67,7 @@ def parse_seconds(text: str, name: str) -> float:
     """`1d`, `12h`, `30m`, `90s` or a bare number -> seconds; OperError names what it was for."""
     match = _DURATION.fullmatch(text)
     if not match or float(match[1]) == 0:
-        raise OperError(f"{name} {text!r}: a span was needed, such as 1d, 12h or a number")
+        raise OperError(f"{name} {text!r}: expected a span, such as 1d, 12h or a number")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -82,7 +82,7 @@ def parse_share(text: str, name: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value < float("inf"):
-        raise OperError(f"{name} {text!r}: a share was needed, such as 5% or 0.05")
+        raise OperError(f"{name} {text!r}: expected a share, such as 5% or 0.05")
     if value > 1 and not text.rstrip().endswith("%"):
         raise OperError(f"{name} {text!r}: a bare number is a fraction; with % it is a percentage")
     return value

@@ -168,7 +168,7 @@ def _of_its_ids(reader: RowReader) -> Iterator[Batch]:
         yield from reader.batches(ids_only=True)
     except BadIdError as error:
         raise OperError(
-            f"{error.found}, and the log of the plan's profile has no others: give that one; if "
+            f"{error.found}; the log of the plan's profile has no such ids: give that one; if "
             f"such ids were skipped there, {option('--on-bad-id', 'skip')}"
         ) from error
 

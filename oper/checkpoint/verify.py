@@ -64,10 +64,10 @@ def _bytes_of(checkpoint: Description) -> int:
 
 
 def verify(checkpoint: Chain | Path | str, advance: Advance = lambda amount: None) -> Verified:
-    """Read a checkpoint, or the newest of a folder of some, to its end and list what is wrong.
+    """Read a checkpoint, or the newest of a folder of checkpoints, to its end and list its faults.
 
-    `advance` is called with the number of bytes read. OperError if there is no checkpoint, an index
-    or a marker is damaged, or a link is missing or another one.
+    Call `advance` with the number of bytes read. Raise OperError if there is no checkpoint, if an
+    index or a marker is damaged, or if a link of the chain is missing or another checkpoint.
     """
     chain = checkpoint if isinstance(checkpoint, Chain) else read_chain(checkpoint)
     problems = list(problems_of(chain))

@@ -116,5 +116,5 @@ def parse_shares(text: str, option: str) -> list[float]:
     if parts[-1].endswith("%"):
         parts = [part.removesuffix("%") + "%" for part in parts]
     if "" in parts or "%" in parts:
-        raise OperError(f"{option} {text!r}: shares were needed, such as 5% or 0,1,2%")
+        raise OperError(f"{option} {text!r}: expected shares, such as 5% or 0,1,2%")
     return [parse_share(part, option) for part in parts]

@@ -190,7 +190,7 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
 
 
 def _print_curve(out: Any, made: "Replanned") -> None:
-    """Return the table of limits on the bytes, compared with the plan from scratch."""
+    """Print the table of limits on the bytes, compared with the plan from scratch."""
     out.print()
     if not made.curve:
         out.print("No curve: nothing pays within the horizon")

@@ -60,7 +60,7 @@ def report(
     from oper.report.write_report import write_report, write_two_plans_report
 
     if len(plan) > 2:
-        raise OperError(f"{len(plan)} plans: one, or two to put side by side, were needed")
+        raise OperError(f"PLAN: expected one, or two to compare side by side, got {len(plan)}")
     missing: list[str] = []
     if len(plan) == 2:
         for name, value in (

@@ -148,7 +148,9 @@ def _bandwidths(links: str) -> tuple[float, ...]:
     except ValueError:
         given = [math.nan]
     if not all(map(math.isfinite, given)):
-        raise OperError(f"--links {links[:60]!r}: Gbit/s by commas were needed, as 5,5,0.5")
+        raise OperError(
+            f"--links {links[:60]!r}: expected Gbit/s separated by commas, such as 5,5,0.5"
+        )
     return tuple(number * 1e9 / 8 for number in given)
 
 

@@ -99,7 +99,7 @@ def measure(
             "torchrun without --ranks to measure the ranks that torchrun starts"
         )
     if row_bytes % 4:
-        raise OperError(f"--row-bytes {row_bytes}: a multiple of 4 was needed (float32 values)")
+        raise OperError(f"--row-bytes {row_bytes}: expected a multiple of 4 (float32 values)")
     if os.environ.get("RANK", "0") == "0":  # the rank that writes
         check_output(output, overwrite=force)
     from oper.measure.launch import measure_local, measure_under_torchrun

@@ -38,15 +38,15 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.mode not in ("training", "inference"):
-            raise OperError(f"{option('--mode', self.mode)}: 'training' or 'inference' was needed")
+            raise OperError(f"{option('--mode', self.mode)}: expected 'training' or 'inference'")
         if self.fetch not in (*FETCHES, None):
             raise OperError(
-                f"{option('--fetch', self.fetch)}: 'raw', 'distinct', 'pooled' or 'auto' was needed"
+                f"{option('--fetch', self.fetch)}: expected 'raw', 'distinct', 'pooled' or 'auto'"
             )
         size = whole_number(self.batch_size, "batch size")
         object.__setattr__(self, "batch_size", size)
         if not 1 <= size <= MOST_SAMPLES:
-            raise OperError(f"batch size {size:,}: from 1 to {MOST_SAMPLES:,} samples were needed")
+            raise OperError(f"batch size: expected 1 to {MOST_SAMPLES:,} samples, got {size:,}")
 
     def on(self, nodes: int) -> "Workload":
         """This workload on so many nodes: with the fetch that is usual there, if it has none. On

@@ -72,7 +72,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     content = read_json(path / marker, MARKER)
     if not kind.has_schema(content):
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise OperError(f"{path / marker}: schema {str(given)[:80]!r}, and {schema!r} was needed")
+        raise OperError(f"{path / marker}: expected schema {schema!r}, got {str(given)[:80]!r}")
     given = content.get("version")
     if given != kind.version:
         raise OperError(

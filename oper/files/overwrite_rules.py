@@ -1,4 +1,4 @@
-"""What may be replaced: an empty folder, a folder in which oper wrote every entry, and its files.
+"""Rules for overwriting: oper replaces only files and folders that it wrote, and empty ones.
 
 oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a
 marker, a JSON file with oper's schema, and the marker lists everything in it, at any depth. A
@@ -18,7 +18,7 @@ from oper.files.json_file import read_json
 
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
 
-# In a comment of YAML, a tag of HTML, the metadata of Parquet and safetensors.
+# It is in a comment of YAML, a tag of HTML, or the metadata of Parquet and safetensors.
 FILE_MARK = "written-by=oper"
 _HEAD_BYTES, _TAIL_BYTES = 1 << 12, 1 << 20  # Parquet has its metadata at the end
 
@@ -98,7 +98,7 @@ def file_refusal(path: Path, overwrite: bool) -> str | None:
 
 
 def _is_marked(path: Path) -> bool:
-    """Whether oper wrote a file, or it is empty."""
+    """Return whether oper wrote a file, or it is empty."""
     mark = FILE_MARK.encode()
     with open_file(path, LISTED) as file:
         size = os.fstat(file.fileno()).st_size
@@ -109,7 +109,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def _exists() -> str:
-    """Return what stands in the way of a path that exists, with the remedy."""
+    """Return the refusal of a path that oper may replace if asked, with the remedy."""
     return f"exists; choose another path, or replace it with {spoken('--force', 'overwrite=True')}"
 
 

@@ -89,7 +89,7 @@ def check_output(path: Path | str, kind: Format | None = None, overwrite: bool =
         above = next(folder for folder in (*target.parents, target) if folder.exists())
         if not above.is_dir():
             raise OperError(
-                f"{path}: {above} is a file, and a folder was needed; choose another path"
+                f"{path}: expected a folder at {above}, got a file; choose another path"
             )
         _check_writable(path, above)
         temporaries.sweep(target, lambda old: kind is not None and is_wholly(old, kind))

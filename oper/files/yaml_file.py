@@ -69,6 +69,10 @@ class Document:
         """Raise OperError about the value under `keys`."""
         raise OperError(f"{self.where(keys)} {problem}")
 
+    def refuse(self, keys: KeyPath, expected: str, got: str) -> NoReturn:
+        """Raise OperError if the value under `keys` is another one than `expected`."""
+        raise OperError(f"{self.where(keys)}: expected {expected}, got {got}")
+
 
 def _check_size(root: yaml.Node, path: Path) -> None:
     """OperError where aliases make a small text a huge document, or one without an end."""
@@ -117,7 +121,7 @@ def _collect_lines(node: yaml.Node, keys: KeyPath, lines: dict[KeyPath, int], pa
         for key, child in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise OperError(f"{path}, line {line}: a key is a {key.id}; a name was needed")
+                raise OperError(f"{path}, line {line}: expected a name as a key, got a {key.id}")
             inner = (*keys, str(key.value))
             if inner in lines:
                 raise OperError(

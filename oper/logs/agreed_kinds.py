@@ -18,27 +18,22 @@ _PEEK_ROWS = 1000
 
 def agree(sources: Sequence[Source]) -> None:
     """Set the columns of a log's files to one kind for each name, as far as their values allow."""
-    names = {column.name for source in sources for column in source.columns}
-    for name in names if len(sources) > 1 else ():
+    if len(sources) < 2:
+        return
+    for name in {column.name for source in sources for column in source.columns}:
         found = [(s, c) for s in sources for c in s.columns if c.name == name]
-        told = [(source, column) for source, column in found if not column.blank]
-        kinds = {column.kind for _, column in told}
-        chosen = next((column for _, column in told), None)
-        if len(kinds) > 1:
-            others = [(source, column) for source, column in told if column.kind != "ids"]
-            if "ids" not in kinds or not all(_may_be_whole(*each) for each in others):
-                continue
-            chosen = next(column for _, column in told if column.kind == "ids")
+        filled = [column for _, column in found if not column.blank]
+        if not filled:
+            continue
+        chosen = next((column for column in filled if column.kind == "ids"), filled[0])
+        others = [(s, c) for s, c in found if c.blank or c.kind != chosen.kind]
+        if all(c.blank or (chosen.kind == "ids" and _may_be_whole(s, c)) for s, c in others):
             for source, column in others:
                 _set(source, column, chosen)
-        if chosen is not None:
-            for source, column in found:
-                if column.blank:
-                    _set(source, column, chosen)
 
 
 def _may_be_whole(source: Source, column: Column) -> bool:
-    """Whether the beginning of a file has only whole numbers in a column of floats."""
+    """Return whether the beginning of a file has only whole numbers in a column of floats."""
     if not column.floats or column.other:
         return False
     if column.pointed:  # of a text file, whose beginning has been looked at

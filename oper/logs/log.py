@@ -71,8 +71,8 @@ class Log:
         texts = not self.texts.isdisjoint(self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
-                f"{option('--missing', missing[:80])}: the columns of ids hold whole numbers, so "
-                "none of their values can be it; a whole number was needed, such as -1"
+                f"{option('--missing', missing[:80])}: expected a whole number, such as -1, "
+                "because the columns of ids hold whole numbers"
             )
 
     @property
@@ -114,7 +114,7 @@ class Log:
 
     @cached_property
     def _values(self) -> dict[str, tuple[str, str]]:
-        """By column, a whole number with a point and a value that is no whole number, if the
+        """By column, a whole number with a point and a value that is not a whole number, if the
         beginning of any text file has such."""
         found: dict[str, tuple[str, str]] = {}
         for column in (c for s in self._sources for c in s.columns if c.pointed or c.other):
@@ -127,8 +127,8 @@ class Log:
         if not (pointed and other):
             return ""
         return (
-            f"its values are read as texts, because some, such as {other!r}, are no whole numbers; "
-            f"those with a point, such as {pointed!r}, are texts too"
+            f"its values are read as texts, because some, such as {other!r}, are not whole "
+            f"numbers; those with a point, such as {pointed!r}, are texts too"
         )
 
     @property
@@ -244,7 +244,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
         agree(sources)
         return Log(sources, options)
     if not isinstance(paths, Iterable):
-        raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
+        raise OperError(f"expected a log, as paths or as batches, got {type(paths).__name__}")
     from oper.logs.formats.keyed_jagged import KjtSource
 
     return Log([KjtSource(paths)], options)

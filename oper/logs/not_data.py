@@ -1,8 +1,8 @@
 """Files in a folder that are not part of its log: copies, unfinished files, descriptions.
 
-A file is skipped, and named, only if its name, its size or a link says for sure that it has no
-samples of its own. A folder in which two files may hold the same samples is refused, because
-nothing tells which of them is meant.
+A file is skipped, and named, only if its name, its size or a link proves that it has no samples of
+its own. A folder in which two files may hold the same samples is refused, because nothing tells
+which of them is meant.
 """
 
 import gzip
@@ -76,7 +76,7 @@ def log_files(folder: Path, paths: Iterable[Path]) -> set[Path]:
 
 
 def kind_of_name(name: str) -> str | None:
-    """Return what a file is whose name says that it is not data: `a backup`; None otherwise."""
+    """Return the kind of a file whose name says that it is not data, `a backup`; None otherwise."""
     bare = _without(name, _PACKED)
     if _DESCRIBED.fullmatch(bare.rpartition(".")[0] or bare) and _TEXTS.fullmatch(_suffix(bare)):
         return "a description"
@@ -164,7 +164,7 @@ def _has_json_lines(path: Path) -> bool:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a regular file has no bytes, unpacked if it is gzipped."""
+    """Return whether a regular file is empty, after unpacking if it is gzipped."""
     try:
         if not path.is_file():
             return False

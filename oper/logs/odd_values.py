@@ -1,9 +1,9 @@
-"""Values of a column that are no whole numbers, in a column whose other values are numbers.
+"""Odd values of a column: values that are not whole numbers, in a column of numbers.
 
-One such value makes texts of all ids, and a vocabulary with other rows than the model's. Usually it
-is no id: a line of types below the names, a line of totals, `NULL`, a number with a point or a
-thousands separator. So the distinct values of each column of texts are looked at, over the whole
-log where it is read before it is counted:
+A single odd value turns all ids of its column into texts, and their vocabulary gives them other
+rows than the model has. Usually the value is not an id: a line of types below the names, a line of
+totals, `NULL`, a number with a point or a thousands separator. The distinct values of each column
+of texts are therefore checked, over the whole log if it is read before it is counted:
 
 - stray: all but one of the values, or all but 1 in 20, are numbers;
 - fraction: all are numbers, and some have a point, an exponent or a decimal comma;
@@ -88,7 +88,7 @@ class OddValues:
         return (
             f"{place}: column {column!r} is {value[:80]!r}, and nearly all of its different "
             f"values are numbers; correct or remove the line, pass {_missing(value)} if the value "
-            f"means that there is no id, or name the column with {option('--columns')} if its ids "
+            f"stands for a missing id, or name the column with {option('--columns')} if its ids "
             "are texts"
         )
 
@@ -99,7 +99,7 @@ class OddValues:
                 return (
                     f"{value[:80]!r} in {place}, stands among numbers, so that all values are read "
                     f"as texts; correct or remove the line, or pass {_missing(value)} if the value "
-                    "means that there is no id"
+                    "stands for a missing id"
                 )
             case "fraction":
                 return f"{self.reason(value, place)}; all values are read as texts"
@@ -110,9 +110,9 @@ class OddValues:
                 )
             case "large":
                 return (
-                    f"{value[:80]} in {place}, is no row id below 2^31, so that all values get a "
-                    "vocabulary and its row numbers; if the value is wrong, correct the log, or "
-                    f"pass {option('--missing')} if it means that there is no id"
+                    f"{value[:80]} in {place}, is not a row id below 2^31, so that all values get "
+                    "a vocabulary and its row numbers; if the value is wrong, correct the log, or "
+                    f"pass {option('--missing')} if it stands for a missing id"
                 )
 
 

@@ -22,10 +22,10 @@ _WHOLE = re.compile(r"(-?[0-9]{1,15})\.0*")  # as texts that are whole numbers a
 
 
 class BadIdError(OperError):
-    """An id that is no row of its table: what was `found`, and what to do about it."""
+    """An id outside its table: the sentence `found`, and the remedy."""
 
     def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(f"{found}: {remedy}")
+        super().__init__(f"{found}; {remedy}")
         self.found = found
 
 
@@ -91,11 +91,10 @@ class IdMapper:
         shown = raw.shown(position)
         where = location.of(raw.sample_of(position))
         rows = self.table.rows
-        needed = f"table {self.table.name!r} has {rows:,} rows, so an id from 0 to {rows - 1:,}"
         if isinstance(value, str) and not _DECIMAL.fullmatch(value):
             remedy = "give the table `ids: hash` or `ids: vocab`"
         elif int(value) < 0:
-            remedy = f"{missing_is(value)} if it means that there is no id"
+            remedy = f"{missing_is(value)} if it stands for a missing id"
         elif int(value) < 1 << 31:
             remedy = (
                 f"give the table at least {int(value) + 1:,} rows, or `ids: hash` or `ids: vocab`"
@@ -103,7 +102,8 @@ class IdMapper:
         else:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return BadIdError(
-            f"{where}: column {column!r} is {shown:.200}; {needed} was needed",
+            f"{where}: expected ids from 0 to {rows - 1:,} in column {column!r}, as table "
+            f"{self.table.name!r} has {rows:,} rows, got {shown:.200}",
             f"{remedy}, or skip such ids with {option('--on-bad-id', 'skip')}",
         )
 

@@ -305,7 +305,7 @@ def _sized(
                         f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
                         f"row id of table {tables[index].name!r} cannot be negative: "
                         f"{missing_is(low)} "
-                        "if it means that there is no id, or give the table "
+                        "if it stands for a missing id, or give the table "
                         "`ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)

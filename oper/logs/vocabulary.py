@@ -237,7 +237,7 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
             ) from error
         if names != ["value", "count", "row"]:
             raise OperError(
-                f"{path}: has columns {', '.join(names)}, and value, count and row were needed"
+                f"{path}: expected the columns value, count and row, got {', '.join(names)}"
             )
         types = [content.schema.field(n).type for n in ("count", "row")]
         rows = content["row"]

@@ -43,7 +43,9 @@ class FollowedPlans:
     def __init__(self, policy: Policy, folder: Path | str | None) -> None:
         """OperError where the policy is none, or has no folder for its plans."""
         if policy not in POLICIES:
-            raise OperError(f"policy {str(policy)[:40]!r}: {', '.join(POLICIES)} was needed")
+            raise OperError(
+                f"policy: expected one of {', '.join(POLICIES)}, got {str(policy)[:40]!r}"
+            )
         if policy != "report" and folder is None:
             raise OperError(
                 f"policy {policy!r} writes plans; say where, in a folder that all ranks read, "

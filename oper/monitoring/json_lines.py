@@ -34,7 +34,7 @@ class JsonLines:
             ) from error
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             self.close()
-            raise OperError(f"{self.path}: is no regular file, and one to append to was needed")
+            raise OperError(f"{self.path}: expected a regular file to append to")
 
     def append(self, report: PeriodReport) -> None:
         """Append a report. OperError where the disk is full: the file is then as it was."""

@@ -150,8 +150,8 @@ class Monitor:
         same = fingerprint(found.tables) == fingerprint(self.plan.tables)
         if not same or found.ranks != self.plan.ranks:
             raise OperError(
-                f"{found!r}: the monitor counts the tables of {self.plan!r}, and one for these "
-                "tables in their order was needed: close it, and make another"
+                f"expected a plan for the tables of the monitored plan, in their order, "
+                f"{self.plan!r}, got {found!r}; close the monitor, and make another"
             )
         names = "the monitored plan", "the plan to follow"
         old, new = self.plan.numbered_tables(), found.numbered_tables()
@@ -360,12 +360,12 @@ def monitor(
         sampled = SampledIterations(sample_every)
         if period is not None and not 1 <= whole_number(period, "period") <= MOST_ITERATIONS:
             raise OperError(
-                f"period {period}: 1 to {MOST_ITERATIONS:,} iterations were needed, or None"
+                f"period: expected 1 to {MOST_ITERATIONS:,} iterations, or None, got {period}"
             )
         if period is not None and period < sampled.every:
             raise OperError(
-                f"period {period:,}: of {sampled.every:,} iterations one is counted "
-                "(sample_every), and a period of as many at least was needed"
+                f"period: expected at least {sampled.every:,} iterations, of which one is counted "
+                f"(sample_every), got {period:,}"
             )
         if writer is not None and not hasattr(writer, "add_scalar"):
             raise OperError(f"writer {str(writer)[:40]!r}: has no add_scalar, as SummaryWriter has")

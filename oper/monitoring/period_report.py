@@ -95,9 +95,8 @@ class PeriodReport:
         """What `to_json` made, read back; ValueError where it is none."""
         if content.get("schema") != SCHEMA or content.get("version") != VERSION:
             raise ValueError(
-                f"schema {str(content.get('schema'))[:40]!r}, version "
-                f"{str(content.get('version'))[:40]!r}, and {SCHEMA!r}, version {VERSION}, were "
-                "needed"
+                f"expected schema {SCHEMA!r}, version {VERSION}, got "
+                f"{str(content.get('schema'))[:40]!r}, version {str(content.get('version'))[:40]!r}"
             )
         try:
             ranks = len(content["predicted"]["lookups"])

@@ -22,7 +22,8 @@ class SampledIterations:
         self.every = whole_number(every, "sample_every")
         if not 1 <= self.every <= MOST_ITERATIONS:
             raise OperError(
-                f"sample_every {self.every}: 1, which counts all, to {MOST_ITERATIONS:,} was needed"
+                f"sample_every: expected 1, which counts all, to {MOST_ITERATIONS:,}, got "
+                f"{self.every}"
             )
         self._block, self._place = -1, 0
 

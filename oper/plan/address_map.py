@@ -256,7 +256,7 @@ def _as_ids(ids: ArrayLike) -> torch.Tensor:
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu" or (array > np.iinfo(np.int64).max).any():
-        raise OperError(f"ids are {array.dtype}, and integers that fit int64 were needed")
+        raise OperError(f"ids: expected integers that fit int64, got {array.dtype}")
     return torch.from_numpy(array.astype(np.int64))
 
 

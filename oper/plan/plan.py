@@ -312,8 +312,8 @@ class Plan(Summarised):
     def get_plan_for_module(self, module_path: str) -> None:
         """What TorchRec's DistributedModelParallel asks of its `plan`: OperError."""
         raise OperError(
-            "DistributedModelParallel was given a plan of OPER's, and its form for TorchRec was "
-            "needed: plan=oper.torchrec_plan(plan, model)"
+            "DistributedModelParallel: expected a plan in TorchRec's form, got one of OPER's; pass "
+            "plan=oper.torchrec_plan(plan, model)"
         )
 
     def prepared(self) -> "Prepared":

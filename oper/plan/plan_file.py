@@ -234,11 +234,11 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
             raise ValueError(f"Expected finite numbers - at `{at}`")
         for over in getattr(hints[field.name], "__metadata__", ()):
             if isinstance(over, OverRanks) and inner.shape != (ranks,) * over.axes:
-                needed = (
+                expected = (
                     "a number for each rank" if over.axes == 1 else "one for each pair of ranks"
                 )
                 raise ValueError(
-                    f"{list(inner.shape)} numbers, and {needed} was needed - at `{at}`"
+                    f"expected {expected}, got {list(inner.shape)} numbers - at `{at}`"
                 )
     for name in derived:
         found, said = getattr(value, name), content[name]

@@ -44,31 +44,31 @@ class PlanSettings:
                 )
         if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
             raise OperError(
-                f"{option('--extra-memory', self.extra_memory)}: a share of at least 0 was needed"
+                f"{option('--extra-memory', self.extra_memory)}: expected a share of at least 0"
             )
         if not 0 < self.threshold <= 1:
             raise OperError(
-                f"{option('--threshold', self.threshold)}: a share above 0, at most 1, was needed"
+                f"{option('--threshold', self.threshold)}: expected a share above 0, at most 1"
             )
         if not 0 < self.dob <= 1:
-            raise OperError(f"{option('--dob', self.dob)}: a share above 0, at most 1, was needed")
+            raise OperError(f"{option('--dob', self.dob)}: expected a share above 0, at most 1")
         if self.reserve is not None and not 0 <= self.reserve < 1:
             raise OperError(
-                f"{option('--reserve', self.reserve)}: a share of at least 0, below 1, was needed"
+                f"{option('--reserve', self.reserve)}: expected a share of at least 0, below 1"
             )
         if self.balance not in ("time", "link"):
-            raise OperError(f"{option('--balance', self.balance)}: 'time' or 'link' was needed")
+            raise OperError(f"{option('--balance', self.balance)}: expected 'time' or 'link'")
         if self.tier != "all":
             object.__setattr__(self, "tier", _table_names(self.tier))
 
 
 def _table_names(given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise OperError(f"tier {given!r}: a list of tables' names was needed, or 'all'")
+        raise OperError(f"tier: expected a list of tables' names, or 'all', got {given!r}")
     names = tuple(given)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise OperError(f"tier: {name!r} among its tables, and a table's name was needed")
+            raise OperError(f"tier: expected names of tables, got {name!r} among them")
         if names.count(name) > 1:
             raise OperError(f"tier: table {name!r} is named twice; name each once")
     return names

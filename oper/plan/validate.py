@@ -54,7 +54,7 @@ def _check_memories(plan: Any) -> None:
     owner for each row."""
     layout, names = plan.layout, [memory.name for memory in plan.memories]
     if names not in ([DEVICE], [DEVICE, HOST]):
-        raise ValueError(f"memories: are {names}, and {[DEVICE]} or {[DEVICE, HOST]} was needed")
+        raise ValueError(f"memories: expected {[DEVICE]} or {[DEVICE, HOST]}, got {names}")
     known = [t for memory in plan.memories for t in memory.tables]
     if sorted(known) != list(range(len(plan.tables))):
         raise ValueError("memories: must have every table once")
@@ -111,7 +111,7 @@ def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
         name = f"order_{number:05d}"
         _need(order, name, (np.uint16,), (None,))
         if not 1 <= len(order) <= LONGEST_PERIOD:
-            raise ValueError(f"{name}: {len(order)} steps, and 1 to {LONGEST_PERIOD} were needed")
+            raise ValueError(f"{name}: expected 1 to {LONGEST_PERIOD} steps, got {len(order)}")
         _need_below(order, ranks, name)
     _need_below(layout.width_of_table, widths, "width_of_table")
     _need_below(layout.group_width, widths, "group_width")
@@ -285,9 +285,9 @@ def _need(array: Any, name: str, types: tuple[Any, ...], shape: tuple[int | None
     if fits and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         return
     given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "nothing"
-    needed = " or ".join(np.dtype(t).name for t in types)
+    expected = " or ".join(np.dtype(t).name for t in types)
     sizes = ", ".join("any" if n is None else str(n) for n in shape)
-    raise ValueError(f"{name}: is {given}, and {needed} [{sizes}] was needed")
+    raise ValueError(f"{name}: expected {expected} [{sizes}], got {given}")
 
 
 def _need_below(values: NDArray[Any], end: Any, name: str) -> None:

@@ -319,10 +319,10 @@ def compare(
     check_type("compare", "settings", asked, PlanSettings)
     chosen = installed_methods() if methods is None else tuple(methods)
     if not chosen:
-        raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")
+        raise OperError(f"methods: expected one or more of {', '.join(METHODS)}, got none")
     unknown = [method for method in chosen if method not in METHODS]
     if unknown:
-        raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
+        raise OperError(f"method {unknown[0]!r}: expected one of {', '.join(METHODS)}")
     profile = profile_given("compare", profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)

@@ -231,11 +231,11 @@ def _new_array(path: Path, dtype: Any, length: int) -> Iterator[Any]:
 def _load(path: Path, types: tuple[type, ...], size: int | None, mmap: bool) -> Any:
     array = load_array(path, mmap)
     if array.dtype not in types or array.ndim != 1 or size not in (None, len(array)):
-        needed = " or ".join(np.dtype(t).name for t in types)
+        expected = " or ".join(np.dtype(t).name for t in types)
         count = "numbers" if size is None else f"{size:,} counters"
         raise OperError(
-            f"{path}: holds {array.dtype} {array.shape}, and {count} of {needed} "
-            "were needed; copy or write the profile again"
+            f"{path}: expected {count} of {expected}, got {array.dtype} {array.shape}; copy or "
+            "write the profile again"
         )
     return array
 

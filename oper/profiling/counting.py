@@ -54,9 +54,7 @@ class CountOptions:
             windows = self.windows.count
             refuse_too_many(windows, self.max_windows, option("--windows", windows))
         if not 1 <= self.ranks <= MAX_RANKS:
-            raise OperError(
-                f"{option('--ranks', self.ranks)}: 1 to {MAX_RANKS:,} ranks were needed"
-            )
+            raise OperError(f"{option('--ranks', self.ranks)}: expected 1 to {MAX_RANKS:,} ranks")
         if self.batch_size is not None:
             Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
         if self.sampling and self.batch_size:

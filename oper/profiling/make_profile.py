@@ -195,7 +195,7 @@ def profile(
                 "in one process only, not under torchrun"
             )
         if output is None:
-            raise OperError("under torchrun: output is None, and the folder to write was needed")
+            raise OperError("output: expected the folder to write, under torchrun, got None")
         # It is imported here because it imports torch.distributed.
         from oper.profiling.distributed_counting import count_under_torchrun
 

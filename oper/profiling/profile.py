@@ -375,7 +375,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     tables, vocabularies or sampled shares differ.
     """
     if not profiles:
-        raise OperError("merging profiles: at least one was needed")
+        raise OperError("merging profiles: expected at least one, got none")
     first = profiles[0]
     if any(profile.holds_out for profile in profiles):
         warnings.warn(
@@ -566,7 +566,7 @@ def _parse(content: dict[str, Any]) -> Profile:
         raise ValueError("the tables are not those that were counted")
     distinct, samples = content["distinct"], content["samples"]
     if type(samples) is not int or not 1 <= samples <= 1 << 62:
-        raise ValueError(f"samples: is {samples!r}, and 1 to 2^62 were needed")
+        raise ValueError(f"samples: expected 1 to 2^62, got {samples!r}")
     profile = Profile(
         tables,
         samples,

@@ -176,10 +176,10 @@ class RowCounters:
     def _refuse(self, batch: Batch, key: str, table: Table, position: int) -> None:
         ids = batch.features[key]
         raise OperError(
-            f"{batch.location.of(ids.sample_of(position))}: feature {key!r} is "
-            f"{int(ids.values[position])}; table {table.name!r} has {table.rows:,} rows, so an id "
-            f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule for "
-            "raw values (`ids: hash` or `ids: vocab`)"
+            f"{batch.location.of(ids.sample_of(position))}: expected ids from 0 to "
+            f"{table.rows - 1:,} in feature {key!r}, as table {table.name!r} has {table.rows:,} "
+            f"rows, got {int(ids.values[position])}; give the table more rows, or a rule for raw "
+            "values (`ids: hash` or `ids: vocab`)"
         )
 
 

@@ -50,10 +50,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise OperError(
-                f"{option('--sample', self.share)}: a share above 0 and at most 1 was needed"
+                f"{option('--sample', self.share)}: expected a share above 0, at most 1"
             )
         if not 0 <= self.seed < 1 << 64:
-            raise OperError(f"{option('--seed', self.seed)}: 0 to 2^64 - 1 was needed")
+            raise OperError(f"{option('--seed', self.seed)}: expected 0 to 2^64 - 1")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
         """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""

@@ -103,7 +103,7 @@ class TableOptions:
         if kind not in ("dense", "hash", "vocab") or (
             colon and (kind != "hash" or not re.fullmatch("0*[1-9][0-9]{0,17}", rows))
         ):
-            raise OperError(f"{option('--ids', self.ids)}: dense, hash:ROWS or vocab was needed")
+            raise OperError(f"{option('--ids', self.ids)}: expected dense, hash:ROWS or vocab")
         return kind, int(rows or 0)
 
 

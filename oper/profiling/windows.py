@@ -54,8 +54,8 @@ class EqualWindows:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= self.samples:
             raise OperError(
-                f"{option('--windows', self.count)}: from 1 to {self.samples:,} windows were "
-                f"needed, as the log has {self.samples:,} samples"
+                f"{option('--windows', self.count)}: expected 1 to {self.samples:,} windows, as "
+                f"the log has {self.samples:,} samples"
             )
 
     def of(self, batch: Batch, position: int) -> Ints:
@@ -81,8 +81,8 @@ class HeldOutWindows:
     def __post_init__(self) -> None:
         if not 0 < self._first < self.samples:
             raise OperError(
-                f"{option('--hold-out', self.held_out)}: a share was needed that leaves samples on "
-                f"both sides, as the log has {self.samples:,}; such as 20%"
+                f"{option('--hold-out', self.held_out)}: expected a share that leaves samples on "
+                f"both sides, such as 20%, as the log has {self.samples:,}"
             )
 
     @property
@@ -125,16 +125,15 @@ class TimeWindows:
     def __post_init__(self) -> None:
         if not 0 < self.every < float("inf"):
             raise OperError(
-                f"{option('--every', self.every)}: a positive span was needed, such as 1d"
+                f"{option('--every', self.every)}: expected a positive span, such as 1d"
             )
 
     def of(self, batch: Batch, position: int) -> Ints:
         if batch.plain_time != self.plain:
-            has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
+            got, expected = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
             raise OperError(
-                f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
-                f"needed; give the unit of the numbers with {option('--time-unit')} s, ms, us "
-                "or ns"
+                f"{batch.location.of(0)}: expected {expected} in column {self.column!r}, got "
+                f"{got}; give the unit of the numbers with {option('--time-unit')} s, ms, us or ns"
             )
         return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
 
@@ -169,7 +168,7 @@ def find_time_windows(
     """
     column, stated = log.options.time, log.options.time_unit
     if column is None:
-        raise OperError("LogOptions(time=None): the name of a column of times was needed")
+        raise OperError("LogOptions(time=None): expected the name of a column of times")
     span = parse_seconds(every, option("--every"))
     windows: TimeWindows | None = None
     numbers = (

@@ -108,14 +108,11 @@ def _drift(path: Path | str) -> NamedDrift:
 
 
 def _counters(path: Path | str) -> list[dict[str, Any]]:
-    def read(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return content
-
-    return _printed(path, _COUNTERS, read)
+    return _printed(path, _COUNTERS, lambda content: content)
 
 
 class _Kind(NamedTuple):
-    """What an option's file is: what made it, how to make one, and whether content is one."""
+    """A kind of file that an option takes: its origin, the command that makes one, and its test."""
 
     name: str
     made_by: str
@@ -163,7 +160,7 @@ def _printed(path: Path | str, kind: _Kind, read: Callable[[Any], _T]) -> _T:
         raise refuse(f"a file that cannot be read as JSON ({reason})") from error
     if not kind.fits(content):
         others = (other for other in (_COMPARE, _DRIFT, _COUNTERS) if other.fits(content))
-        raise refuse(next((f"{other.made_by}" for other in others), _described(content)))
+        raise refuse(next((other.made_by for other in others), _described(content)))
     _check_numbers(path, content)
     try:
         return read(content)

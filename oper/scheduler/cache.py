@@ -71,10 +71,10 @@ class Caches:
         sync: Synchronisation = ON_DEMAND,
     ) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise OperError(f"{option('--workers', workers)}: 1 to {MOST_WORKERS} were needed")
+            raise OperError(f"{option('--workers', workers)}: expected 1 to {MOST_WORKERS}")
         if eviction not in EVICTIONS:
             raise OperError(
-                f"{option('--evict', eviction[:40])}: one of {', '.join(EVICTIONS)} was needed"
+                f"{option('--evict', eviction[:40])}: expected one of {', '.join(EVICTIONS)}"
             )
         self.workers, self.capacity, self.sync = workers, np.array(capacity), sync
         rows = torch.tensor(list(capacity), dtype=torch.int64)

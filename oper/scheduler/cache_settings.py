@@ -49,8 +49,8 @@ class Synchronisation:
         staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
         if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
             raise OperError(
-                f"{option('--sync', text[:40])}: bsp, on-demand, peer, fae:SHARE, het, het:S or "
-                "het-exact:S was needed, with S the staleness in updates, such as het-exact:10, or "
+                f"{option('--sync', text[:40])}: expected bsp, on-demand, peer, fae:SHARE, het, "
+                "het:S or het-exact:S, with S the staleness in updates, such as het-exact:10, or "
                 "inf"
             )
         return cls("het-printed" if kind == "het" else kind, staleness)
@@ -106,13 +106,17 @@ class CacheSettings:
         for name, given in (("size", self.size), ("sync", self.sync), ("evict", self.evict)):
             if not isinstance(given, str):
                 raise OperError(
-                    f"{name} is a {type(given).__name__}, and a text was needed, such as "
-                    f"{type(self).__dataclass_fields__[name].default!r}"
+                    f"{name}: expected a text, such as "
+                    f"{type(self).__dataclass_fields__[name].default!r}, got {type(given).__name__}"
                 )
         if self.bytes_of(1 << 40) <= 0:
-            raise OperError(f"size {self.size!r}: more than 0 was needed, such as '10%' or '4GB'")
+            raise OperError(
+                f"size: expected more than 0, such as '10%' or '4GB', got {self.size!r}"
+            )
         if self.evict not in EVICTIONS:
-            raise OperError(f"evict {self.evict[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
+            raise OperError(
+                f"evict: expected one of {', '.join(EVICTIONS)}, got {self.evict[:40]!r}"
+            )
         if self.synchronisation.kind == "fae":
             raise OperError(
                 f"sync {self.sync!r}: fae is simulated only, by oper simulate, and caches nothing; "

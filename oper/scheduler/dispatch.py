@@ -67,7 +67,7 @@ class Policy:
             if kind in _KINDS and 0 <= looked_at <= 1 and (kind not in BLIND or not at):
                 return replace(found, share=looked_at)
         raise OperError(
-            f"{option('--policy', text[:40])}: {_FORMS} was needed, with K tables that are looked "
+            f"{option('--policy', text[:40])}: expected {_FORMS}, with K tables that are looked "
             "at, ALPHA from 0 to 1, the share of samples that are assigned exactly, and N rounds, "
             f"1 to {_MOST_ROUNDS:,}; but for the first two @SHARE may follow, from 0 to 1, the "
             "share of samples that are looked at"

@@ -83,28 +83,26 @@ class SimulationSettings:
             flag = "--" + name.replace("_", "-")
             number = whole_number(getattr(self, name), option(flag))
             if number < least:
-                raise OperError(f"{option(flag, number)}: {least} or more was needed")
+                raise OperError(f"{option(flag, number)}: expected {least} or more")
             object.__setattr__(self, name, number)
         if self.workers > MOST_WORKERS:
-            raise OperError(f"{option('--workers', self.workers)}: 1 to {MOST_WORKERS} were needed")
+            raise OperError(f"{option('--workers', self.workers)}: expected 1 to {MOST_WORKERS}")
         if below := self.batch_size % self.workers:
             fitting = [self.batch_size - below, self.batch_size - below + self.workers]
             raise OperError(
-                f"{option('--batch-size', self.batch_size)}: is the samples of all {self.workers} "
-                "workers together, of which each trains as many, and a multiple of "
-                f"{option('--workers')} was needed, such as "
+                f"{option('--batch-size', self.batch_size)}: expected the samples of all "
+                f"{self.workers} workers together, a multiple of {option('--workers')}, such as "
                 f"{' or '.join(str(size) for size in fitting if size)}"
             )
         share = finite_number(self.cache_share, spoken("--cache", "cache_share"))
         if share <= 0:
-            raise OperError(f"{_cache(share)}: a share above 0 was needed, such as 10%")
+            raise OperError(f"{_cache(share)}: expected a share above 0, such as 10%")
         given = np.ravel(np.asarray(self.link_bandwidth, dtype=object))
         links = tuple(finite_number(each, _links()) for each in given)
         object.__setattr__(self, "cache_share", share)
         if len(links) not in (1, self.workers):
             raise OperError(
-                f"{_links()}: {len(links)} were given, and 1 or {self.workers} were "
-                "needed, one for each worker"
+                f"{_links()}: expected 1 or {self.workers}, one for each worker, got {len(links)}"
             )
         if min(links) <= 0:
             raise OperError(
@@ -139,8 +137,8 @@ class Methods:
         evictions = tuple(_names(evict))
         if unknown := [name for name in evictions if name not in EVICTIONS]:
             raise OperError(
-                f"{option('--evict', unknown[0][:40])}: {', '.join(EVICTIONS)} were needed, by "
-                "commas"
+                f"{option('--evict', unknown[0][:40])}: expected {', '.join(EVICTIONS)}, separated "
+                "by commas"
             )
         policies = tuple(map(Policy.parse, _names(policy)))
         syncs = tuple(map(Synchronisation.parse, _names(sync)))

@@ -49,8 +49,8 @@ def write_profile(
     """
     if not 1 <= windows <= synthesizer.samples:
         raise OperError(
-            f"{option('--windows', windows)}: 1 to {synthesizer.samples}, the number of samples, "
-            "was needed"
+            f"{option('--windows', windows)}: expected 1 to {synthesizer.samples:,}, the number of "
+            "samples"
         )
     with atomic_folder(folder, FORMAT, overwrite) as temporary:
         if windows == 1:

@@ -144,9 +144,9 @@ def load_recipe(
     if name not in _facts():
         raise OperError(f"workload {name!r}: is unknown; there are {', '.join(workload_names())}")
     if not 0 < scale < math.inf:
-        raise OperError(f"{option('--scale', scale)}: a number above 0 was needed")
+        raise OperError(f"{option('--scale', scale)}: expected a number above 0")
     if zipf is not None and not 0 <= zipf <= 10:
-        raise OperError(f"{option('--zipf', zipf)}: an exponent from 0 to 10 was needed")
+        raise OperError(f"{option('--zipf', zipf)}: expected an exponent from 0 to 10")
     if not 0 <= churn <= 1:
         raise OperError(f"{option('--churn', churn)}: expected a share from 0 to 1")
     facts = _facts()[name]

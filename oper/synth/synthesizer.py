@@ -68,17 +68,13 @@ class Synthesizer:
 
     def __post_init__(self) -> None:
         if not 1 <= self.samples <= MOST_SAMPLES:
-            raise OperError(
-                f"{option('--samples', self.samples)}: 1 to {MOST_SAMPLES:,} was needed"
-            )
+            raise OperError(f"{option('--samples', self.samples)}: expected 1 to {MOST_SAMPLES:,}")
         if not 0 <= self.seed < 1 << 63:
-            raise OperError(f"{option('--seed', self.seed)}: 0 to 2^63 - 1 was needed")
+            raise OperError(f"{option('--seed', self.seed)}: expected 0 to 2^63 - 1")
         if not 0 <= self.drift <= 1:
-            raise OperError(f"{option('--drift', self.drift)}: a share from 0 to 1 was needed")
+            raise OperError(f"{option('--drift', self.drift)}: expected a share from 0 to 1")
         if self.order not in ORDERS:
-            raise OperError(
-                f"{option('--order', self.order)}: one of {', '.join(ORDERS)} was needed"
-            )
+            raise OperError(f"{option('--order', self.order)}: expected one of {', '.join(ORDERS)}")
 
     @property
     def batch_samples(self) -> int:

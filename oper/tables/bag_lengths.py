@@ -82,7 +82,7 @@ class BagLengths:
     def checked(cls, pairs: NDArray[np.generic], distinct: Ints) -> "BagLengths":
         """What `pairs` and `distinct` gave, from files; ValueError where these are no such."""
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
-            raise ValueError(f"{pairs.dtype} {pairs.shape}, and int64 [pairs, 3] was needed")
+            raise ValueError(f"expected int64 [pairs, 3], got {pairs.dtype} {pairs.shape}")
         table, length, bags = np.array(pairs, dtype=np.int64).T
         if len(table) and (table.min() < 0 or table.max() >= len(distinct)):
             raise ValueError(f"a table that is not one of {len(distinct):,}")

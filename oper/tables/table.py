@@ -123,19 +123,19 @@ class Table:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise OperError(f"a table has the name {self.name!r}; a text was needed")
+            raise OperError(f"expected a text as the name of a table, got {self.name!r}")
         for field in ("rows", "dim"):
             what = f"table {self.name!r}: {field}"
             object.__setattr__(self, field, whole_number(getattr(self, field), what))
         if self.rows < 0 or (self.rows == 0 and self.ids.kind == "hash"):
-            raise OperError(f"table {self.name!r}: {self.rows} rows, and at least 1 was needed")
+            raise OperError(f"table {self.name!r}: expected at least 1 row, got {self.rows}")
         if self.rows > _MOST_ROWS:
             raise OperError(
                 f"table {self.name!r}: {self.rows:,} rows, and at most {_MOST_ROWS:,} are supported"
             )
         if not 1 <= self.dim <= _MOST_DIM:
             raise OperError(
-                f"table {self.name!r}: dim {self.dim:,}, and 1 to {_MOST_DIM:,} was needed"
+                f"table {self.name!r}: expected dim 1 to {_MOST_DIM:,}, got {self.dim:,}"
             )
         for field in ("dtype", "optimizer", "pooling"):
             if getattr(self, field) not in CHOICES[field]:
@@ -150,7 +150,7 @@ class Table:
             )
         if self.ids.min_count < 1:
             raise OperError(
-                f"table {self.name!r}: min_count {self.ids.min_count}, and at least 1 was needed"
+                f"table {self.name!r}: expected min_count of at least 1, got {self.ids.min_count}"
             )
 
     @property
@@ -251,7 +251,7 @@ def index_of(tables: Sequence[Table], name: str, where: str) -> int:
 def check_known(tables: Sequence[Table], where: str) -> None:
     """OperError where there are no tables, two have one name, or one has no rows yet."""
     if not tables:
-        raise OperError(f"{where}: no tables were given; at least one was needed")
+        raise OperError(f"{where}: expected at least one table, got none")
     check_names(tables, where)
     for table in tables:
         if table.rows == 0:
@@ -312,12 +312,12 @@ def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
 def tables_of_list(given: Any) -> tuple[Table, ...]:
     """The tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the tables of
     a collection of those. OperError where it is neither."""
-    needed = (
-        "and a list of oper.Table, or of TorchRec's EmbeddingBagConfig or EmbeddingConfig, was "
-        "needed; or a model, a profile, a file of tables, or None"
+    expected = (
+        "expected oper.Table, or TorchRec's EmbeddingBagConfig or EmbeddingConfig, in a list; or a "
+        "model, a profile, a file of tables, or None"
     )
     if not isinstance(given, Sequence):
-        raise OperError(f"tables is a {type(given).__name__}, {needed}")
+        raise OperError(f"tables: {expected}; got {type(given).__name__}")
     tables = []
     for number, item in enumerate(given):
         if isinstance(item, Table):
@@ -325,7 +325,7 @@ def tables_of_list(given: Any) -> tuple[Table, ...]:
         elif all(hasattr(item, name) for name in _CONFIG):
             tables.append(_table_of(item, OPTIMIZER))
         else:
-            raise OperError(f"tables[{number}] is a {type(item).__name__}, {needed}")
+            raise OperError(f"tables[{number}]: {expected}; got {type(item).__name__}")
     return tuple(tables)
 
 
@@ -368,8 +368,8 @@ def _table_of(config: Any, optimizer: str) -> Table:
     dtype = _TORCHREC_DTYPES.get(config.data_type.name)
     if dtype is None:
         raise OperError(
-            f"table {config.name!r}: dtype {config.data_type.name}, and one of "
-            f"{', '.join(_TORCHREC_DTYPES)} was needed"
+            f"table {config.name!r}: expected dtype {', '.join(_TORCHREC_DTYPES)}, got "
+            f"{config.data_type.name}"
         )
     pooling = getattr(config, "pooling", None)
     return Table(

@@ -55,7 +55,7 @@ def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...
                 (first,) if first else (),
                 "is an unknown key; known are `tables` and `defaults`"
                 if first
-                else "has no `tables`; a list of tables was needed",
+                else "has no `tables`; give a list of tables",
             )
         base = base | _settings(document, ("defaults",), content.get("defaults") or {})
         content, keys = content["tables"], ("tables",)
@@ -70,7 +70,7 @@ def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...
 
 def _table(document: Document, keys: KeyPath, entry: Any, base: dict[str, Any]) -> Table:
     if not isinstance(entry, dict):
-        document.fail(keys, f"is {entry!r}, and a mapping with `name` and `rows` was needed")
+        document.refuse(keys, "a mapping with `name` and `rows`", repr(entry))
     settings = base | _settings(document, keys, entry)
     if "name" not in settings:
         document.fail(keys, "has no name; add `name: …`")
@@ -85,17 +85,17 @@ def _table(document: Document, keys: KeyPath, entry: Any, base: dict[str, Any]) 
 def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
     """The given fields of a table, or of the defaults, each checked for its type."""
     if not isinstance(entry, dict):
-        document.fail(keys, f"is {entry!r}, and a mapping was needed")
+        document.refuse(keys, "a mapping", repr(entry))
     result: dict[str, Any] = {}
     for key, value in entry.items():
         here = (*keys, str(key))
         if key in ("rows", "dim"):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                document.fail(here, f"is {value!r}, and a whole number of at least 1 was needed")
+                document.refuse(here, "a whole number of at least 1", repr(value))
             result[key] = value
         elif key == "name":
             if not isinstance(value, str | int):
-                document.fail(here, f"is {value!r}, and a name was needed")
+                document.refuse(here, "a name", repr(value))
             result[key] = str(value)
         elif key in ("dtype", "optimizer", "pooling"):
             if value not in CHOICES[key]:
@@ -117,22 +117,20 @@ def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
 def _features(document: Document, keys: KeyPath, value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str | int) else value
     if not isinstance(names, list) or not all(isinstance(n, str | int) for n in names):
-        document.fail(keys, f"is {value!r}, and a list of the log's columns was needed")
+        document.refuse(keys, "a list of the log's columns", repr(value))
     return tuple(map(str, names))
 
 
 def _rule(document: Document, keys: KeyPath, value: Any) -> IdRule:
     fields = {"kind": value} if isinstance(value, str) else value
     if not isinstance(fields, dict) or fields.get("kind") not in CHOICES["ids"]:
-        document.fail(keys, f"is {value!r}; dense, hash or vocab was needed (alone, or as `kind`)")
+        document.refuse(keys, "dense, hash or vocab (alone, or as `kind`)", repr(value))
     unknown = set(fields) - {"kind", "min_count", "missing"}
     if unknown:
         document.fail((*keys, min(map(str, unknown))), "is unknown; kind, min_count, missing are")
     min_count = fields.get("min_count", 1)
     if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 1:
-        document.fail(
-            (*keys, "min_count"), f"is {min_count!r}; a whole number of at least 1 was needed"
-        )
+        document.refuse((*keys, "min_count"), "a whole number of at least 1", repr(min_count))
     missing = fields.get("missing")
     return IdRule(fields["kind"], min_count, None if missing is None else str(missing))
 

@@ -46,8 +46,8 @@ def parse_capacity(text: str, ranks: int) -> Capacity:
         return values[0] if isinstance(values[0], float) else tuple(values * ranks)
     if len(values) != ranks:
         raise OperError(
-            f"capacity {text!r}: {len(values)} values, and one, or one for each of {ranks} ranks, "
-            "were needed"
+            f"capacity {text!r}: expected one value, or one for each of {ranks} ranks, got "
+            f"{len(values)} values"
         )
     return tuple(values)
 
@@ -107,7 +107,7 @@ def check_host(
         for rank, value in enumerate(given):
             if not limits.holds(value):
                 raise OperError(
-                    f"topology {name}: the {what} of rank {rank} is {value}, and {limits.needed()}"
+                    f"topology {name}: {what} of rank {rank}: expected {limits}, got {value}"
                 )
 
 
@@ -140,7 +140,7 @@ def _parse_one(text: str) -> int | float:
     except ValueError:
         size = parse_bytes(text, "capacity")
         if size < 1:
-            raise OperError(f"capacity {text!r}: at least a byte was needed") from None
+            raise OperError(f"capacity {text!r}: expected at least a byte") from None
         return size
     if not 0 < factor <= _LARGEST_FACTOR:
         raise OperError(
@@ -177,7 +177,7 @@ def _check_room(
         if needed > MAX_RANKS:
             least = -(-total_bytes // ranks) + sum(widths)
             remedy = (
-                f"more ranks would not help, as {needed:,} were needed and a topology has at most "
+                f"more ranks would not help: {needed:,} would fit, and a topology has at most "
                 f"{MAX_RANKS:,}: raise the capacity, to {least:,} bytes a rank for these {ranks}"
             )
         elif len(set(limits)) > 1:

@@ -27,7 +27,7 @@ class Latency:
         for name in LATENCIES:
             value = getattr(self, name)
             if value != 0 and not LATENCY.holds(value):
-                raise OperError(f"latency of {name} is {value}, and 0, or {LATENCY.needed()}")
+                raise OperError(f"latency of {name}: expected 0, or {LATENCY}, got {value}")
 
     @staticmethod
     def of_hops(seconds: float) -> "Latency":

@@ -19,9 +19,9 @@ class Range(NamedTuple):
     def holds(self, value: float) -> bool:
         return self.least <= value <= self.most
 
-    def needed(self) -> str:
-        """What an error says was needed."""
-        return f"a positive number of {self.unit}, {self.least:g} to {self.most:g}, was needed"
+    def __str__(self) -> str:
+        """Return the range as errors name it."""
+        return f"a positive number of {self.unit}, {self.least:g} to {self.most:g}"
 
 
 LINK_COST = Range(1e-18, 1e3, "seconds per byte")

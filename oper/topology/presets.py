@@ -112,8 +112,8 @@ def preset(spec: str) -> Description | None:
         adapters = usual if match[4] is None else int(match[4])
         if not 1 <= adapters <= per_node:
             raise OperError(
-                f"topology {spec}: {adapters} network adapters in a node of {per_node} devices, "
-                f"and 1 to {per_node} were needed"
+                f"topology {spec}: expected 1 to {per_node} network adapters in a node of "
+                f"{per_node} devices, got {adapters}"
             )
         cluster = _a100_cluster if match[3] == "a100" else _h100_cluster
         return cluster(spec, nodes, per_node, adapters)
@@ -246,4 +246,4 @@ def with_host(described: Description, memory_bytes: int, bandwidth: float) -> De
 
 def _check_ranks(name: str, ranks: int) -> None:
     if not 1 <= ranks <= MAX_RANKS:
-        raise OperError(f"topology {name}: {ranks} ranks, and 1 to {MAX_RANKS:,} were needed")
+        raise OperError(f"topology {name}: expected 1 to {MAX_RANKS:,} ranks, got {ranks}")

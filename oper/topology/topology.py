@@ -83,18 +83,18 @@ class Topology:
         if len(bad):
             reader, source = bad[0]
             raise OperError(
-                f"topology {self.name}: the link cost of rank {reader} reading from rank {source} "
-                f"is {cost[reader, source]}, and {LINK_COST.needed()}"
+                f"topology {self.name}: link cost of rank {reader} reading from rank {source}: "
+                f"expected {LINK_COST}, got {cost[reader, source]}"
             )
         if not BANDWIDTH.holds(self.allreduce_bandwidth):
             raise OperError(
-                f"topology {self.name}: the bandwidth of the AllReduce is "
-                f"{self.allreduce_bandwidth}, and {BANDWIDTH.needed()}"
+                f"topology {self.name}: bandwidth of the AllReduce: expected {BANDWIDTH}, got "
+                f"{self.allreduce_bandwidth}"
             )
         if self.cache_bandwidth is not None and not BANDWIDTH.holds(self.cache_bandwidth):
             raise OperError(
-                f"topology {self.name}: the bandwidth of caches is {self.cache_bandwidth}, and "
-                f"{BANDWIDTH.needed()}"
+                f"topology {self.name}: bandwidth of caches: expected {BANDWIDTH}, got "
+                f"{self.cache_bandwidth}"
             )
         check_type("Topology", "latency", self.latency, Latency)
         # Nodes are numbered without gaps, whatever a file calls them.

@@ -51,8 +51,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
     """The topology that `document` describes; `default_name` where it has no name."""
     content = document.content
     if not isinstance(content, dict):
-        needed = f"a mapping of {', '.join(_KEYS)} was needed"
-        document.fail((), f"holds {_called(content)}, and {needed}")
+        document.refuse((), f"a mapping of {', '.join(_KEYS)}", _called(content))
     _check_keys(document, (), _KEYS)
     for key in ("node_of", "allreduce_bandwidth"):
         if content.get(key) is None:
@@ -82,11 +81,11 @@ def parse_topology(document: Document, default_name: str) -> Description:
 def _node_of(document: Document) -> tuple[int, ...]:
     given = document.content["node_of"]
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_RANKS:
-        needed = f"the node of each of 1 to {MAX_RANKS:,} ranks, such as [0, 0, 1, 1], was needed"
-        document.fail(("node_of",), f"is {_called(given)}, and {needed}")
+        expected = f"the node of each of 1 to {MAX_RANKS:,} ranks, such as [0, 0, 1, 1]"
+        document.refuse(("node_of",), expected, _called(given))
     for rank, node in enumerate(given):
         if type(node) is not int or not 0 <= node < 1 << 31:
-            document.fail(("node_of", rank), f"is {node!r}, and a node's number was needed")
+            document.refuse(("node_of", rank), "a node's number", repr(node))
     return tuple(given)
 
 
@@ -135,8 +134,8 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
 def _adapters_per_node(document: Document) -> int | None:
     given = document.content.get("adapters_per_node")
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_RANKS):
-        needed = f"how many network adapters a node has, 1 to {MAX_RANKS:,}, was needed"
-        document.fail(("adapters_per_node",), f"is {given!r:.80}, and {needed}")
+        expected = f"a node's number of network adapters, 1 to {MAX_RANKS:,}"
+        document.refuse(("adapters_per_node",), expected, f"{given!r:.80}")
     return given
 
 
@@ -175,7 +174,7 @@ def _memory(document: Document, nodes: int) -> tuple[NodeMemory, ...]:
     for node, value in enumerate(values):
         if value not in (LINKED, SHARED):
             keys = ("memory", node) if isinstance(given, list) else ("memory",)
-            document.fail(keys, f"is {value!r:.80}, and {LINKED} or {SHARED} was needed")
+            document.refuse(keys, f"{LINKED} or {SHARED}", f"{value!r:.80}")
     return tuple(values)
 
 
@@ -184,11 +183,10 @@ def _transport(document: Document, memory: tuple[NodeMemory, ...]) -> Transport 
     if given is None:
         return None
     if given not in TRANSPORTS:
-        needed = f"one of {', '.join(TRANSPORTS)} was needed"
-        document.fail(("transport",), f"is {given!r:.80}, and {needed}")
+        document.refuse(("transport",), f"one of {', '.join(TRANSPORTS)}", f"{given!r:.80}")
     transport: Transport = given
     if reason := why_not(transport, memory):
-        document.fail(("transport",), reason)
+        raise OperError(f"{document.where(('transport',))}: {reason}")
     return transport
 
 
@@ -242,7 +240,7 @@ def _check_keys(document: Document, keys: KeyPath, known: Sequence[str]) -> None
 def _check_length(document: Document, keys: KeyPath, given: Any, length: int, what: str) -> None:
     if not isinstance(given, list) or len(given) != length:
         found = f"{len(given)}" if isinstance(given, list) else _called(given)
-        document.fail(keys, f"has {found}, and {length} {what}, were needed")
+        document.refuse(keys, f"{length} {what}", found)
 
 
 def _rate(document: Document, keys: KeyPath) -> float:
@@ -255,7 +253,7 @@ def _rate(document: Document, keys: KeyPath) -> float:
 
 def _number(document: Document, keys: KeyPath, given: Any, limits: Range) -> float:
     if given is None:
-        document.fail(keys, f"is missing, and {limits.needed()}")
+        document.refuse(keys, str(limits), "nothing")
     try:
         # A string too: YAML 1.1 reads 1e9 as a string, and only 1.0e+9 as a number. `yes` is true.
         is_number = isinstance(given, int | float | str) and not isinstance(given, bool)
@@ -263,7 +261,7 @@ def _number(document: Document, keys: KeyPath, given: Any, limits: Range) -> flo
     except (ValueError, OverflowError):
         value = math.nan
     if not limits.holds(value):
-        document.fail(keys, f"is {given!r:.80}, and {limits.needed()}")
+        document.refuse(keys, str(limits), f"{given!r:.80}")
     return value
 
 

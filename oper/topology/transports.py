@@ -37,25 +37,22 @@ def default_transport(memory: Sequence[NodeMemory]) -> Transport:
 
 
 def why_not(transport: Transport, memory: Sequence[NodeMemory]) -> str:
-    """Why ranks on nodes with these memories cannot have a transport, and which they can; "" if
-    they can have it."""
+    """Return the reason that ranks on nodes with these memories cannot have a transport, with those
+    that they can have; "" if they can have it."""
     usual = default_transport(memory)
     if transport == usual or (transport == NVSHMEM and SHARED not in memory):
         return ""
-    nodes = "one node" if len(memory) == 1 else f"{len(memory)} nodes"
     if transport == NVSHMEM:
         return (
             f"{NVSHMEM} is for devices, and the memory of these ranks is {SHARED}: leave the "
             f"transport out, or say memory: linked"
         )
-    kind = f"of {memory[0]} memory" if len(memory) == 1 else ""
-    others = f"{usual} (which need not be said)"
+    one = len(memory) == 1
+    nodes = f"one node of {memory[0]} memory" if one else f"{len(memory)} nodes"
+    others = f"{usual} (the default)"
     if SHARED not in memory:
         others += f" or {NVSHMEM}"
-    return (
-        " ".join(f"{transport} is not for ranks of {nodes} {kind}".split())
-        + f": {others} was needed"
-    )
+    return f"expected {others}, got {transport} for ranks of {nodes}"
 
 
 def check_transport(
@@ -64,7 +61,7 @@ def check_transport(
     """OperError where the ranks of topology `name`, on nodes with these memories, cannot have this
     transport."""
     if reason := why_not(transport, memory):
-        raise OperError(f"topology {name}: transport {reason}")
+        raise OperError(f"topology {name}: transport: {reason}")
     sizes = sorted(set(Counter(node_of).values()))
     if transport == NVSHMEM and len(sizes) > 1:
         raise OperError(

@@ -182,6 +182,7 @@ def test_ids_that_the_plans_log_cannot_have_are_another_logs(here: Path) -> None
     pq.write_table(table.set_column(table.column_names.index("C1"), "C1", [ids]), "other.parquet")
     said = oper("plan", "check", "q", "other.parquet")
     assert said.status == 2
-    assert "column 'C1' is 1048576" in said.errors
-    assert "the log of the plan's profile has no others: give that one" in said.errors
+    assert "in column 'C1', as table" in said.errors
+    assert "got 1048576; the log" in said.errors
+    assert "the log of the plan's profile has no such ids: give that one" in said.errors
     assert "give the table at least" not in said.errors

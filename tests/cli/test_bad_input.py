@@ -85,7 +85,10 @@ def bad_logs(here: Path) -> None:
         ("log.parquet --columns C* --ids vocabulary", ["--ids vocabulary"]),
         ("log.parquet --columns C* --dtype fp13", ["'fp13'", "bf16"]),
         ("log.parquet --columns C* --optimizer lion", ["'lion'", "adam"]),
-        ("log.parquet --columns C* --on-bad-id ignore", ["--on-bad-id 'ignore': error or skip"]),
+        (
+            "log.parquet --columns C* --on-bad-id ignore",
+            ["--on-bad-id 'ignore': expected error or skip"],
+        ),
         ("log.parquet --columns C* --memory-limit much", ["--memory-limit 'much'", "64GB"]),
     ],
 )
@@ -169,7 +172,7 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("synth avazu --scale 0.001 --order random -o new.parquet", ["--order", "scattered"]),
         ("synth avazu --scale 0.001 --windows 2 -o new.parquet", ["--windows 2", "--counts"]),
         ("synth avazu --scale 1e9 --samples 9 -o new.parquet", ["rows", "at most"]),
-        (f"{SIMULATE} --links 5,5", ["--links: 2", "1 or 8"]),
+        (f"{SIMULATE} --links 5,5", ["--links: expected 1 or 8", "got 2"]),
         (f"{SIMULATE} --links 5,0", ["--links"]),
         (f"{SIMULATE} --links 0", ["--links", "without bandwidth"]),
         (f"{SIMULATE} --links nan", ["--links 'nan'", "Gbit/s"]),
@@ -196,12 +199,18 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
     [
         ("plan p -o new", ["oper plan: --topology NAME|FILE is missing", "`oper plan --help`"]),
         ("plan p --topology cpu:2", ["-o", "--curve"]),
-        ("plan p -o new --topology", ["oper plan: --topology: a value was needed (NAME|FILE)"]),
-        ("plan p -o new --topology cpu:2 --batch-size 0", ["--batch-size '0'", "at least 1 was"]),
-        ("plan p -o new --batch-size=many", ["--batch-size 'many': a whole number"]),
-        ("plan p -o new --mode train", ["--mode 'train': training or inference was needed"]),
-        ("plan p -o new --fetch all", ["--fetch 'all': raw, distinct, pooled or auto was needed"]),
-        ("plan p -o new --balance even", ["--balance 'even': time or link was needed"]),
+        (
+            "plan p -o new --topology",
+            ["oper plan: --topology: expected a value (NAME|FILE), got none"],
+        ),
+        (
+            "plan p -o new --topology cpu:2 --batch-size 0",
+            ["--batch-size '0': expected a whole number of at least 1"],
+        ),
+        ("plan p -o new --batch-size=many", ["--batch-size 'many': expected a whole number"]),
+        ("plan p -o new --mode train", ["--mode 'train': expected training or inference"]),
+        ("plan p -o new --fetch all", ["--fetch 'all': expected raw, distinct, pooled or auto"]),
+        ("plan p -o new --balance even", ["--balance 'even': expected time or link"]),
         (
             "plan p q r -o new --topology cpu:2",
             ["'q r' is too much", "oper plan [OPTIONS] PROFILE"],
@@ -213,20 +222,29 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("plan p --force=yes", ["--force: takes no value"]),
         ("plan shw q", ["oper plan: no folder and no command 'shw'; did you mean show?"]),
         ("plan --batch-size 3", ["oper plan: PROFILE is missing", "oper plan [OPTIONS] PROFILE"]),
-        ("plan explain q --table C1 --row x", ["--row 'x': a whole number was needed"]),
+        ("plan explain q --table C1 --row x", ["--row 'x': expected a whole number"]),
         ("profiles shw p", ["oper profiles: no command 'shw'; did you mean show?"]),
         ("profiles show --chek p", ["oper profiles show: no option --chek; did you mean --check?"]),
         ("profile log.parquet", ["oper profile: --output FOLDER is missing"]),
-        ("profile log.parquet -o new --dim 3.5", ["--dim '3.5': a whole number of at least 1"]),
+        (
+            "profile log.parquet -o new --dim 3.5",
+            ["--dim '3.5': expected a whole number of at least 1"],
+        ),
         ("profile log.parquet -o new --windows 0", ["--windows '0'", "at least 1"]),
-        ("profile log.parquet -o new --time-unit h", ["--time-unit 'h': s, ms, us or ns was"]),
+        ("profile log.parquet -o new --time-unit h", ["--time-unit 'h': expected s, ms, us or ns"]),
         ("profile log.parquet -o new --ids vocabulary", ["--ids vocabulary", "vocab"]),
-        ("compare p --topology cpu:2 --time-limit 0", ["--time-limit '0': a number of at least"]),
-        ("replan q p -o new --horizon 0", ["--horizon '0': a whole number of at least 1"]),
-        ("simulate log.parquet --workers 99", ["--workers '99': a whole number from 1 to 64"]),
+        (
+            "compare p --topology cpu:2 --time-limit 0",
+            ["--time-limit '0': expected a number of at least"],
+        ),
+        ("replan q p -o new --horizon 0", ["--horizon '0': expected a whole number of at least 1"]),
+        (
+            "simulate log.parquet --workers 99",
+            ["--workers '99': expected a whole number from 1 to 64"],
+        ),
         ("simulate absent.parquet --evict fifo", ["--evict fifo", "lru"]),
         ("synth", ["oper synth: WORKLOAD is missing"]),
-        ("synth avazu -o new.parquet --scale big", ["--scale 'big': a number was needed"]),
+        ("synth avazu -o new.parquet --scale big", ["--scale 'big': expected a number"]),
         ("frobnicate", ["oper: no command 'frobnicate'; there are profile, profiles, topology"]),
         ("profle log.parquet", ["oper: no command 'profle'; did you mean profile?"]),
         ("--frob", ["oper: no option --frob; `oper --help`"]),
@@ -269,7 +287,7 @@ def test_an_empty_path_is_not_the_current_folder(here: Path, typed: tuple[str, .
     said = oper(*typed)
     assert (said.status, said.out) == (2, "")
     assert re.fullmatch(
-        r"error: \S+ '': a (name or a )?path was needed; the current folder is '\.'\n", said.errors
+        r"error: \S+ '': expected a (name or a )?path; the current folder is '\.'\n", said.errors
     )
     assert tree(here) == before
 

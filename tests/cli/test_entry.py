@@ -53,7 +53,7 @@ def test_hardly_any_open_files(here: Path, command: str, limit: int) -> None:
     before = tree(here)
     status, errors = shell(command, first=f"ulimit -n {limit}; ")
     assert status == 2
-    assert errors.startswith("error: Too many open files: 32 beside those that are open ")
+    assert errors.startswith("error: Too many open files: expected to open 32 more files, got ")
     assert errors.endswith("`ulimit -n 1024`, and run it again\n")
     assert errors.count("\n") == 1
     assert tree(here) == before

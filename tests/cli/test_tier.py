@@ -70,7 +70,7 @@ def test_json_of_a_new_plan_says_what_its_tier_is(here: Path) -> None:
     [
         ("--tier C1,C1", "table 'C1' is named twice"),
         ("--tier c1", "tier: table 'c1' is not in the profile; near it: C1"),
-        ("--tier C1,", "--tier 'C1,': all, or names of tables with commas between"),
+        ("--tier C1,", "--tier 'C1,': expected all, or names of tables separated by commas"),
         ("--tier all,C1", "tier: table 'all' is not in the profile"),
         ("--tier C1 --mode inference", "the caches of a tier are for training"),
         ("--tier C1 --curve", "--curve: is of the devices' memory"),
@@ -84,7 +84,9 @@ def test_bad_tiers_end_in_one_line(here: Path, options: str, message: str) -> No
 def test_an_empty_tier_is_refused(here: Path) -> None:
     said = oper(*PLAN.split(), "--tier", "")
     assert said.status == 2
-    assert said.errors.startswith("error: --tier '': all, or names of tables with commas between")
+    assert said.errors.startswith(
+        "error: --tier '': expected all, or names of tables separated by commas"
+    )
 
 
 def test_topologies_without_hosts_say_what_to_add(here: Path) -> None:

@@ -87,7 +87,7 @@ def test_python_has_the_findings_of_the_command() -> None:
         with by_command_line():
             found = package.doctor("gpu", "model.py:make_dlrm", topology)
         assert {"plan": "gpu", "model": "model.py:make_dlrm", **found.to_dict()} == said
-    with pytest.raises(OperError, match=r"model is a \w*Path, and a Module or str"):
+    with pytest.raises(OperError, match=r"model: expected Module or str, got \w*Path"):
         package.doctor("gpu", Path("model.py"))  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
         ("a: !!int +", "IndexError"),
         ("a: !!float", "IndexError"),
         ("a: !!int 0x", "ValueError"),
-        ("? [a, b]\n: 1", "line 1: a key is a sequence"),
+        ("? [a, b]\n: 1", "line 1: expected a name as a key, got a sequence"),
         ('!!python/object/apply:os.system ["true"]', "could not determine a constructor"),
         ("a: 1\na: 2", "'a' is given twice"),
     ],

@@ -92,7 +92,9 @@ def test_a_fraction_at_the_beginning_makes_the_files_differ(tmp_path: Path, firs
 def test_a_fraction_further_on_ends_the_reading(tmp_path: Path) -> None:
     write(tmp_path, 0, pa.array([1, 2]))
     write(tmp_path, 1, pa.array([*np.zeros(5000), 2.5]))
-    with pytest.raises(OperError, match=r"1\.parquet, row 5000: column 'a' is 2\.5"):
+    with pytest.raises(
+        OperError, match=r"1\.parquet, row 5000: expected whole numbers in column 'a', got 2\.5"
+    ):
         ids(tmp_path)
 
 

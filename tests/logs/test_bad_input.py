@@ -364,18 +364,38 @@ def test_batches_that_are_none() -> None:
     complaint([1, 2], "batch 0", "KeyedJaggedTensor")
     ones = torch.ones(2, dtype=torch.int64)
     values = KeyedJaggedTensor(["a"], torch.tensor([1.7, 2.9]), lengths=ones)
-    complaint([values], "batch 0", "'a' are float32", "integers")
+    complaint([values], "batch 0", "expected integers as ids for key 'a', got float32", "integers")
     complaint(7, "int")
 
 
 @pytest.mark.parametrize(
     ("values", "sizes", "words"),
     [
-        ([1, 2, 3], {"lengths": [1, 9]}, "batch 1: the lengths of key 'f' sum to 10, and it has 3"),
-        ([1, 2, 3], {"lengths": [-1, 4]}, "batch 1, sample 0: key 'f' has a bag of -1 ids"),
-        ([1, 2, 3], {"offsets": [0, 4, 3]}, "batch 1, sample 1: key 'f' has a bag of -1 ids"),
-        ([1, 2, 3], {"lengths": [2**32 + 1, 2]}, "batch 1: the lengths of key 'f' sum to 4,294"),
-        ([[1, 2], [3, 4]], {"lengths": [1, 1]}, "batch 1: the values of key 'f' have shape [2, 2]"),
+        (
+            [1, 2, 3],
+            {"lengths": [1, 9]},
+            "batch 1: expected lengths of key 'f' that sum to its 3 ids, got 10",
+        ),
+        (
+            [1, 2, 3],
+            {"lengths": [-1, 4]},
+            "batch 1, sample 0: expected lengths of at least 0 for key 'f', got -1",
+        ),
+        (
+            [1, 2, 3],
+            {"offsets": [0, 4, 3]},
+            "batch 1, sample 1: expected lengths of at least 0 for key 'f', got -1",
+        ),
+        (
+            [1, 2, 3],
+            {"lengths": [2**32 + 1, 2]},
+            "batch 1: expected lengths of key 'f' that sum to its 3 ids, got 4,294",
+        ),
+        (
+            [[1, 2], [3, 4]],
+            {"lengths": [1, 1]},
+            "batch 1: expected ids in one dimension for key 'f', got shape [2, 2]",
+        ),
     ],
 )
 def test_batches_whose_bags_are_none(
@@ -389,7 +409,8 @@ def test_batches_whose_bags_are_none(
 
 def test_batches_with_too_few_lengths() -> None:
     odd = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1]))
-    complaint([odd], "batch 0: has 3 lengths for the 2 keys f, g", tables=[Table("f", 10)])
+    words = "batch 0: expected a length per sample for each of the 2 keys f, g, got 3 lengths"
+    complaint([odd], words, tables=[Table("f", 10)])
 
 
 @pytest.mark.parametrize(

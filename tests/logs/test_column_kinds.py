@@ -53,14 +53,14 @@ POINTED = "{!r} in line {} is a whole number with a point; `columns` reads a col
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (["1", "2", "2.5"], "'2.5' in line 5 is no whole number"),
+        (["1", "2", "2.5"], "'2.5' in line 5 is not a whole number"),
         (["1", "2.0", "3"], POINTED.format("2.0", 4)),
         (["1e+02", "7"], POINTED.format("1e+02", 3)),
         (["1", "1e3", "x"], ""),  # texts are ids
-        (["1", str(2**64), "2"], f"'{2**64}' in line 4 is no 64-bit number"),
+        (["1", str(2**64), "2"], f"'{2**64}' in line 4 is not a 64-bit number"),
         (["-9", str(2**63), "-1"], ""),
-        ([str(-(2**63) - 1)], f"'{-(2**63) - 1}' in line 3 is no 64-bit number"),
-        (["", "NaN", "0.5"], "'0.5' in line 5 is no whole number"),
+        ([str(-(2**63) - 1)], f"'{-(2**63) - 1}' in line 3 is not a 64-bit number"),
+        (["", "NaN", "0.5"], "'0.5' in line 5 is not a whole number"),
         (["2020-01-01", "2020-01-02"], "times, date32[day]"),
     ],
 )
@@ -90,7 +90,9 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--json")
     assert said.status == 0, said
     first = [("b", "2.5", 100_001), ("c", "0.5", 2)]
-    reasons = {name: f"{value!r} in line {line} is no whole number" for name, value, line in first}
+    reasons = {
+        name: f"{value!r} in line {line} is not a whole number" for name, value, line in first
+    }
     assert said.errors == (
         f"left out: b ({reasons['b']}), c ({reasons['c']}); name the columns of ids with "
         "--columns\n"
@@ -151,7 +153,9 @@ def test_the_value_that_makes_a_vocabulary_is_named(
     kind = pa.uint64() if 2**64 - 1 in values else None
     pq.write_table(pa.table({"a": pa.array(values, kind)}), tmp_path / "log")
     # In a small batch it is alone among few; those before it count too.
-    with pytest.warns(OperWarning, match=f"column 'a': {value} in .*log, row {row}, is no row id"):
+    with pytest.warns(
+        OperWarning, match=f"column 'a': {value} in .*log, row {row}, is not a row id"
+    ):
         prepared = prepare(open_log(tmp_path / "log", LogOptions(("a",), batch_rows=batch)))
     assert prepared.tables[0].ids.kind == "vocab"
 

@@ -102,7 +102,7 @@ def test_columns_by_position(tmp_path: Path, delimiter: str, packed: bool) -> No
 def test_lines_are_counted_from_the_first_sample(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("1,0.5,x\n2,-3,y\n")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--no-header")
-    assert "column_2 ('0.5' in line 1 is no whole number)" in said.errors
+    assert "column_2 ('0.5' in line 1 is not a whole number)" in said.errors
     said = oper(
         *("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--no-header"),
         *("--ids", "dense", "--columns", "column_3"),

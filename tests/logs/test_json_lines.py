@@ -86,7 +86,9 @@ def test_columns_and_types_that_come_late(tmp_path: Path, monkeypatch: pytest.Mo
     assert open_log(path).left_out == {"a": "numbers, double"}
     found = everything(open_log(path, LogOptions(columns=("late", "n"))).batches())
     assert found == {"late": [[]] * 500 + [["x"]], "n": [[]] * 500 + [[4]]}
-    with pytest.raises(OperError, match=r"line 501: column 'a' is 2\.5"):
+    with pytest.raises(
+        OperError, match=r"line 501: expected whole numbers in column 'a', got 2\.5"
+    ):
         list(open_log(path, LogOptions(columns=("a",))).batches())
 
 

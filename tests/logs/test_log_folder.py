@@ -118,7 +118,7 @@ def test_keys_are_features_times_labels_and_numbers_if_they_are_named(tmp_path: 
     log = open_log(tmp_path)
     assert log.features == ("a",)
     assert log.left_out == {
-        "b": "'0.5' in line 2 is no whole number",
+        "b": "'0.5' in line 2 is not a whole number",
         "dt": "a partition key",
         "shop": "a partition key",
         "label": "the label",

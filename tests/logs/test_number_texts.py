@@ -80,7 +80,9 @@ def test_numbers_that_a_float_may_have_changed_are_refused(tmp_path: Path, value
         list(open_log(written(tmp_path, "1.0", value), ITEM).batches())
     column = pa.array([1, 2**63], pa.decimal128(38, 0))
     pq.write_table(pa.table({"item": column}), tmp_path / "p")
-    with pytest.raises(OperError, match="row 1: column 'item' is 9223372036854775808"):
+    with pytest.raises(
+        OperError, match=r"row 1: expected .* in column 'item', got 9223372036854775808"
+    ):
         list(open_log(tmp_path / "p", ITEM).batches())
 
 

@@ -145,7 +145,7 @@ def test_a_late_fraction_leaves_the_column_out(
     path = written(tmp_path, [*map(str, range(500)), "2.5"])
     prepared = prepare(open_log(path))
     assert [t.name for t in prepared.tables] == ["n"]
-    assert prepared.left_out == {"item": f"'2.5' in {path}, line 502, is no whole number"}
+    assert prepared.left_out == {"item": f"'2.5' in {path}, line 502, is not a whole number"}
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "json"])

@@ -137,7 +137,7 @@ def test_damaged_files_are_named(copied, name, damage):
     ("change", "message"),
     [
         (lambda c: c.update(version=99), "version 99"),
-        (lambda c: c.update(schema="other"), "schema 'other'"),
+        (lambda c: c.update(schema="other"), "expected schema .*, got 'other'"),
         (lambda c: c.pop("topology"), "is damaged"),
         (lambda c: c["tables"][0].update(rows=7), "not those of its fingerprint"),
         (lambda c: c["files"].pop("codes.npy"), "is damaged"),

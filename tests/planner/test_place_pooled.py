@@ -444,5 +444,5 @@ def test_what_pooled_fetches_cannot_do_is_refused(
     profile.bag_lengths = None
     with pytest.raises(OperError, match="does not say how long bags are"):
         make_plan(profile, "2x2-a100", Workload("training", "pooled", 64))
-    with pytest.raises(OperError, match="'raw', 'distinct', 'pooled' or 'auto' was needed"):
+    with pytest.raises(OperError, match="expected 'raw', 'distinct', 'pooled' or 'auto'"):
         oper.Workload("training", "sums")  # type: ignore[arg-type]

@@ -247,9 +247,9 @@ def place(profile: Profile, topology: Topology, workload: Workload = WORKLOAD, *
         (["tabel_1"], r"'tabel_1' is not in the profile; near it: table_1"),
         (["zzz"], r"'zzz' is not in the profile; it has table_0, table_1, table_2$"),
         (["table_1", "table_1"], r"'table_1' is named twice"),
-        ("table_1", r"tier 'table_1': a list of tables' names was needed, or 'all'"),
-        ([""], "and a table's name was needed"),
-        ([3], "and a table's name was needed"),
+        ("table_1", r"tier: expected a list of tables' names, or 'all', got 'table_1'"),
+        ([""], "expected names of tables, got '' among them"),
+        ([3], "expected names of tables, got 3 among them"),
     ],
 )
 def test_tiers_of_unknown_tables_are_refused(tier, message):

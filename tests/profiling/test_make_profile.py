@@ -120,7 +120,10 @@ def test_tables_in_all_forms(log: str) -> None:
     [
         ({"windows": 2, "by_column": "at"}, "give one of them"),
         ({"memory_limit": "1GB"}, "memory_limit='1GB': without a folder"),
-        ({"under_torchrun": True}, "output is None"),
+        (
+            {"under_torchrun": True},
+            "output: expected the folder to write, under torchrun, got None",
+        ),
         ({"ids": "dense:5"}, "ids='dense:5'"),
         ({"colums": "user"}, "colums: is no option of reading a log; known are columns, dense"),
         ({"sample": 2}, "`sample` '2'"),

@@ -193,22 +193,24 @@ def test_dir_lists_public_names_alone() -> None:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "drift: plan is a int, and a Plan or Path or str was needed": lambda f: oper.drift(3, f.newer),  # type: ignore[arg-type]
-    "drift: profile is a int, and a Profile or": lambda f: oper.drift(f.plan, 3),  # type: ignore[arg-type]
-    "replan: plan is a int": lambda f: oper.replan(3, f.newer),  # type: ignore[arg-type]
-    "horizon 0: at least 1": lambda f: oper.replan(f.plan, f.newer, 0),
-    "check: folder is a Plan, and a Path or str": lambda f: oper.check(oper.Plan.load(f.plan)),  # type: ignore[arg-type]
-    "diff: new is a int": lambda f: oper.diff(f.plan, 3),  # type: ignore[arg-type]
-    "explain: table is a int": lambda f: oper.explain(f.plan, 3, 0),  # type: ignore[arg-type]
-    "row: is '0.5', and a whole number": lambda f: oper.explain(f.plan, "hot", 0.5),  # type: ignore[arg-type]
+    "drift: plan: expected Plan or Path or str, got int": lambda f: oper.drift(3, f.newer),  # type: ignore[arg-type]
+    "drift: profile: expected Profile or Path or str, got int": lambda f: oper.drift(f.plan, 3),  # type: ignore[arg-type]
+    "replan: plan: expected .*got int": lambda f: oper.replan(3, f.newer),  # type: ignore[arg-type]
+    "horizon: expected at least 1 iteration, got 0": lambda f: oper.replan(f.plan, f.newer, 0),
+    "check: folder: expected Path or str, got Plan": lambda f: oper.check(oper.Plan.load(f.plan)),  # type: ignore[arg-type]
+    "diff: new: expected .*got int": lambda f: oper.diff(f.plan, 3),  # type: ignore[arg-type]
+    "explain: table: expected .*got int": lambda f: oper.explain(f.plan, 3, 0),  # type: ignore[arg-type]
+    "row: expected a whole number, got '0.5'": lambda f: oper.explain(f.plan, "hot", 0.5),  # type: ignore[arg-type]
     "row 3000 of table 'hot': its rows are 0 to 2999": lambda f: oper.explain(f.plan, "hot", 3000),
-    "compare: profile is a int": lambda f: oper.compare(3, "cpu:2", oper.Workload("inference")),  # type: ignore[arg-type]
-    "write_report: plan is a int": lambda f: oper.write_report(3, "x.html"),  # type: ignore[arg-type]
+    "compare: profile: expected .*got int": lambda f: oper.compare(
+        3, "cpu:2", oper.Workload("inference")
+    ),  # type: ignore[arg-type]
+    "write_report: plan: expected .*got int": lambda f: oper.write_report(3, "x.html"),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("message", CALLS)
-def test_other_arguments_are_errors_that_say_what_was_needed(
+def test_other_arguments_are_errors_that_say_what_is_expected(
     folders: Folders, message: str
 ) -> None:
     with pytest.raises(oper.OperError, match=message):

@@ -99,7 +99,7 @@ def without(content: object, path: tuple[object, ...]) -> object:
 def test_bad_arguments(reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = reported.file("plan")
-    refused(f"report {one} {one} {one} -o x.html", "3 plans", "one, or two")
+    refused(f"report {one} {one} {one} -o x.html", "PLAN: expected one, or two", "got 3")
     profile = reported.file("profile")
     refused(f"report {one} {one} --profile {profile} -o x.html", "--profile", "one plan")
     refused("report nothing -o x.html", "nothing")

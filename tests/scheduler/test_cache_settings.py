@@ -15,15 +15,15 @@ from oper.scheduler.cache_settings import CacheSettings
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"evict": "fifo"}, "evict 'fifo': one of lru"),
-        ({"sync": "never"}, "sync='never': bsp"),
+        ({"evict": "fifo"}, "evict: expected one of lru.*got 'fifo'"),
+        ({"sync": "never"}, "sync='never': expected bsp"),
         ({"sync": "fae:1%"}, "simulated only"),
-        ({"size": "0%"}, "size '0%': more than 0"),
+        ({"size": "0%"}, "size: expected more than 0.*got '0%'"),
         ({"size": "-1GB"}, "size"),
         ({"size": "much"}, "size"),
-        ({"size": 0.1}, "size is a float, and a text was needed, such as '10%'"),
-        ({"sync": None}, "sync is a NoneType"),
-        ({"evict": None}, "evict is a NoneType"),
+        ({"size": 0.1}, "size: expected a text, such as '10%', got float"),
+        ({"sync": None}, "sync: expected a text.*got NoneType"),
+        ({"evict": None}, "evict: expected a text.*got NoneType"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], text: str) -> None:

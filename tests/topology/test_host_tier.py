@@ -90,13 +90,13 @@ def test_files_say_what_the_hosts_have_and_plans_repeat_it(tmp_path: Path, hosts
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"host_bandwidth": 0}, r"host_bandwidth.* is 0, and a positive number"),
+        ({"host_bandwidth": 0}, r"host_bandwidth: expected a positive number.*got 0"),
         ({"host_bandwidth": -1e9}, r"host_bandwidth.*positive number"),
-        ({"host_bandwidth": ["25GB/s"]}, r"host_bandwidth.* has 1, and 2 rates"),
-        ({"host_bandwidth": ["25GB/s", "fast"]}, r"host_bandwidth.*fast.*positive number"),
-        ({"host_memory": ["1GB"]}, r"host_memory.* has 1, and 2 sizes"),
-        ({"host_memory": "much"}, r"host_memory.* of rank 0 'much': a size was needed"),
-        ({"host_memory": 0}, r"host memory of rank 0 is 0, and a positive"),
+        ({"host_bandwidth": ["25GB/s"]}, r"host_bandwidth: expected 2 rates.*got 1"),
+        ({"host_bandwidth": ["25GB/s", "fast"]}, r"host_bandwidth.*positive number.*fast"),
+        ({"host_memory": ["1GB"]}, r"host_memory: expected 2 sizes.*got 1"),
+        ({"host_memory": "much"}, r"host_memory.* of rank 0 'much': expected a size"),
+        ({"host_memory": 0}, r"host memory of rank 0: expected a positive .*got 0"),
     ],
 )
 def test_bad_hosts_are_refused(tmp_path: Path, changes: Any, message: str) -> None:

@@ -32,7 +32,7 @@ SEQUENCE_SHARDER = oper.OperEmbeddingCollectionSharder
 MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     "OPER's plan": (
         lambda model: parallel(model, plan=plan_of(model), sharders=[BAG_SHARDER()]),
-        r"needed: plan=oper.torchrec_plan\(plan, model\)",
+        r"expected a plan in TorchRec's form.*pass plan=oper.torchrec_plan\(plan, model\)",
     ),
     "a plan of something else": (
         lambda model: oper.shard(model, cast(Any, 7)),
@@ -100,7 +100,7 @@ def test_deadlines_are_positive_numbers_of_seconds(given: Any) -> None:
         lambda: BAG_SHARDER(plan_of(model), deadline_seconds=given),
         lambda: Node.join(None, given),
     ):
-        with pytest.raises(OperError, match=r"deadline_seconds .* was needed"):
+        with pytest.raises(OperError, match=r"deadline_seconds: expected .*number.*, got"):
             use()
     oper.shard(model, plan_of(model), deadline_seconds=np.float32(0.5))
 
@@ -153,15 +153,15 @@ WORKLOAD = oper.Workload("training", "raw", batch_size=8)
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "swapped": (
         lambda profile, topology: (topology, profile, WORKLOAD),
-        "profile is a Topology, and a Profile or Path or str was needed",
+        "profile: expected Profile or Path or str, got Topology",
     ),
     "a folder": (
         lambda profile, topology: (profile, topology, WORKLOAD, "p"),
-        "settings is a str, and a PlanSettings was needed",
+        "settings: expected PlanSettings, got str",
     ),
     "no workload": (
         lambda profile, topology: (profile, topology, "training", oper.PlanSettings()),
-        "workload is a str, and a Workload was needed",
+        "workload: expected Workload, got str",
     ),
 }
 
@@ -176,21 +176,24 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
 
 
 WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "compare: profile is a int, and a Profile": (oper.compare, (1, "cpu:2", WORKLOAD)),
-    "AddressMap.of: plan is a str, and a Plan": (oper.AddressMap.of, ("plan", 0)),
-    "Plan.load: folder is a int, and a Path": (oper.Plan.load, (1,)),
-    "Topology.load: spec is a int, and a Path": (oper.Topology.load, (1,)),
-    "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
-    "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
-    "torchrec_plan: module is a str, and a Mod": (oper.torchrec_plan, ("plan", "model.py")),
-    "measure_latency: model is a str, and a Callable": (oper.measure_latency, ("model.py", [])),
+    "compare: profile: expected Profile or .*, got int": (oper.compare, (1, "cpu:2", WORKLOAD)),
+    "AddressMap.of: plan: expected Plan, got str": (oper.AddressMap.of, ("plan", 0)),
+    "Plan.load: folder: expected Path or str, got int": (oper.Plan.load, (1,)),
+    "Topology.load: spec: expected Path or .*, got int": (oper.Topology.load, (1,)),
+    "record: model: expected Module, got str": (
+        lambda model: oper.record(model).__enter__(),
+        ("m",),
+    ),
+    "shard: module: expected Module, got str": (oper.shard, ("model.py", "plan")),
+    "torchrec_plan: module: expected Module, got str": (oper.torchrec_plan, ("plan", "model.py")),
+    "measure_latency: model: expected Callable, got str": (oper.measure_latency, ("model.py", [])),
     "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
-    "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
+    "DispatchingLoader: plan: expected Plan, got str": (oper.DispatchingLoader, ([], "plan")),
 }
 
 
 def test_a_plan_is_saved_into_a_folder() -> None:
-    with pytest.raises(OperError, match=r"Plan\.save: folder is a NoneType, and a Path or str"):
+    with pytest.raises(OperError, match=r"Plan\.save: folder: expected Path or str, got NoneType"):
         plan_of(Model("meta")).save(cast(Any, None))
 
 
@@ -205,22 +208,22 @@ def test_other_numbers_of_settings_and_maps() -> None:
     for name in ("extra_memory", "threshold", "dob", "reserve"):
         for wrong in ("1%", True, float("nan")):
             given: Any = {name: wrong}
-            with pytest.raises(OperError, match=f"`{name}` .*: a finite number was needed"):
+            with pytest.raises(OperError, match=f"`{name}`: expected a finite number, got"):
                 oper.PlanSettings(**given)
     for name in ("threshold", "dob"):
         given = {name: None}
-        with pytest.raises(OperError, match="'None': a finite number was needed"):
+        with pytest.raises(OperError, match="expected a finite number, got 'None'"):
             oper.PlanSettings(**given)
     for half in (np.float32(0.5), torch.tensor(0.5), Decimal("0.5")):
         assert oper.PlanSettings(extra_memory=cast(Any, half), dob=1).extra_memory == 0.5
     plan = plan_of(Model("meta"))
     rank: Any
     for rank in ("0", 0.0, None):
-        with pytest.raises(OperError, match=r"rank: is .*, and a whole number was needed"):
+        with pytest.raises(OperError, match=r"rank: expected a whole number, got"):
             oper.AddressMap.of(plan, rank)
     table: Any
     for table in (None, 1.0, True):
-        with pytest.raises(OperError, match=r"table: is .*, and a whole number was needed"):
+        with pytest.raises(OperError, match=r"table: expected a whole number, got"):
             oper.AddressMap.of(plan, 0).translate(table, [0])
 
 
@@ -292,10 +295,10 @@ def test_learning_rates_that_are_set_later_are_finite_numbers(given: Any) -> Non
     made: Any = oper.shard(model, plan_of(model))
     fused = made.fused_optimizer
     before = list(made.module.bags.engine.learning_rates)
-    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+    with pytest.raises(OperError, match=r"lr: expected a finite number, got"):
         fused.update_hyper_parameters({"lr": given})
     fused.param_groups[0]["lr"] = given
-    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+    with pytest.raises(OperError, match=r"lr: expected a finite number, got"):
         fused.step()
     assert made.module.bags.engine.learning_rates == before
 

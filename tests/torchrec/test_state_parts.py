@@ -209,7 +209,7 @@ class Opaque:
         ({"x": {"y": Opaque()}}, r"'x\.y' is a Opaque, which could not be loaded again"),
         ({"x": np.ones(2)}, "'x' is a ndarray, which could not be loaded again"),
         ({"x": {"y": [np.random.default_rng(0)]}}, r"'x\.y' is a list, which could not be loaded"),
-        ({3: 1}, "a name in state is a int"),
+        ({3: 1}, "a name in state: expected str, got int"),
         ({"touched": {}}, "'touched' is a delta's own name"),
         ({"delta_upon": {}}, "'delta_upon' is a delta's own name"),
     ],

@@ -129,7 +129,7 @@ class Command(TyperCommand):
                 argument = parameter.param_type_name == "argument"
                 name = parameter.metavar if argument else parameter.opts[-1]
                 what = "a name or a path" if "NAME" in (parameter.metavar or "") else "a path"
-                raise OperError(f"{name} '': {what} was needed; the current folder is '.'")
+                raise OperError(f"{name} '': expected {what}; the current folder is '.'")
             if is_output:
                 refuse_url(value, written=True)
             else:

@@ -9,12 +9,11 @@ name is for that command alone, so that one file can serve a whole project:
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
-from oper.base.errors import OperError
-from oper.cli.shared.usage_errors import UsageError, near, needed
+from oper.cli.shared.usage_errors import UsageError, expected, near
 from oper.files.yaml_file import Document, KeyPath
 
 SECTIONS = ("profile", "plan", "compare", "drift", "replan", "simulate")
@@ -39,12 +38,12 @@ class _Config:
         """Values by the parameters' names; those of the command's section come last."""
         content = self._document.content
         if not isinstance(content, dict):
-            self._refuse((), "lines such as `batch-size: 65536`", _shown(content))
+            self._document.refuse((), "lines such as `batch-size: 65536`", _shown(content))
         values = self._values(content, ())
         for name in SECTIONS:
             given = content.get(name, {})
             if not isinstance(given, dict):
-                self._refuse((name,), f"options of `oper {name}`", _shown(given))
+                self._document.refuse((name,), f"options of `oper {name}`", _shown(given))
             if name == self._section:
                 values |= self._values(given, (name,))
         return values
@@ -65,24 +64,23 @@ class _Config:
 
     def _value(self, parameter: Any, given: Any, place: KeyPath) -> Any:
         if isinstance(given, dict):
-            self._refuse(place, "one value", _shown(given))
+            self._document.refuse(place, "one value", _shown(given))
         items = given if isinstance(given, list) else [given]
         if not items or not all(isinstance(item, str) and item for item in items):
-            self._refuse(place, "a value", f"{_shown(given)}; leave the key out for the default")
+            self._document.refuse(
+                place, "a value", f"{_shown(given)}; leave the key out for the default"
+            )
         if getattr(parameter, "is_flag", False):
             if items[0].lower() not in (*_YES, *_NO) or len(items) > 1:
-                self._refuse(place, "true or false", _shown(given))
+                self._document.refuse(place, "true or false", _shown(given))
             return items[0].lower() in _YES
         value = items if parameter.multiple else ",".join(items)
         try:
             parameter.process_value(self._context, value)
         except UsageError as error:
-            takes = needed(parameter, str(getattr(error, "message", error)))
-            self._refuse(place, takes, _shown(given))
+            takes = expected(parameter, str(getattr(error, "message", error)))
+            self._document.refuse(place, takes, _shown(given))
         return value
-
-    def _refuse(self, place: KeyPath, expected: str, got: str) -> NoReturn:
-        raise OperError(f"{self._document.where(place)}: expected {expected}, got {got}")
 
     def _unknown(self, key: str, keys: KeyPath) -> str:
         name = key.replace("_", "-")

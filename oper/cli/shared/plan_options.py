@@ -107,9 +107,7 @@ def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
     if names == ["all"]:
         return "all"
     if "" in names:
-        raise OperError(
-            f"--tier {tier!r}: all, or names of tables with commas between, were needed"
-        )
+        raise OperError(f"--tier {tier!r}: expected all, or names of tables separated by commas")
     return names
 
 

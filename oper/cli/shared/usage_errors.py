@@ -1,4 +1,4 @@
-"""Errors of what was typed, in one line: what was given, what was needed, what to do.
+"""Usage errors in one line: the value that was expected, the one that was typed, and the remedy.
 
 The parser's own errors are turned into the form that all errors of oper have. The option, its
 value and the command come from the error and the words that were typed.
@@ -23,8 +23,9 @@ def usage_error(error: Any) -> OperError:
     return OperError(" ".join(text.split()))
 
 
-def needed(parameter: Any, message: str) -> str:
-    """What a parameter takes, by the message that refused a value: `a number from 1 to 64`."""
+def expected(parameter: Any, message: str) -> str:
+    """Return the values that a parameter takes by the message that refused one: `a number from 1 to
+    64`."""
     if choices := re.search(r"is not one of (.*?)\.?$", message):
         names = re.findall(r"'([^']*)'", choices[1])
         return f"{', '.join(names[:-1])} or {names[-1]}"
@@ -62,12 +63,12 @@ def _text(error: Any, path: str, typed: Sequence[str]) -> str:
         name = getattr(parameter, "opts", ["an argument"])[-1]
         value = _value(parameter, typed)
         given = "" if value is None else f" {value!r}"
-        return f"{name}{given}: {needed(parameter, message)} was needed"
+        return f"{name}{given}: expected {expected(parameter, message)}"
     if kind == "BadOptionUsage":
         if "requires an argument" in message:
             found = [p for p in error.ctx.command.params if error.option_name in p.opts]
             what = found[0].metavar if found and found[0].metavar else "one"
-            return f"{path}: {error.option_name}: a value was needed ({what}), and none was given"
+            return f"{path}: {error.option_name}: expected a value ({what}), got none"
         return f"{path}: {error.option_name}: takes no value; leave out what follows the ="
     if unexpected := re.search(r"unexpected extra argument\(?s?\)? \((.*)\)", message):
         return f"{path}: {unexpected[1]!r} is too much; {_form(error)}"

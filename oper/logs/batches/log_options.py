@@ -72,11 +72,11 @@ class LogOptions:
 
     def __post_init__(self) -> None:
         if self.on_bad_id not in ("error", "skip"):
-            raise OperError(f"{option('--on-bad-id', self.on_bad_id)}: error or skip was needed")
+            raise OperError(f"{option('--on-bad-id', self.on_bad_id)}: expected error or skip")
         if self.time_unit not in (None, *get_args(TimeUnit)):
-            raise OperError(f"{option('--time-unit', self.time_unit)}: s, ms, us or ns was needed")
+            raise OperError(f"{option('--time-unit', self.time_unit)}: expected s, ms, us or ns")
         if whole_number(self.batch_rows, "batch_rows") < 1:
-            raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
+            raise OperError(f"batch_rows: expected at least 1, got {self.batch_rows}")
         if len(self.values) != len(self.lengths):
             raise OperError(
                 f"{option('--values')} names {len(self.values)} arrays and {option('--lengths')} "
@@ -139,7 +139,7 @@ def _bounds(rows: str) -> tuple[str, str]:
     match = _ROWS.fullmatch(rows)
     if not match or any(b.endswith("%") and float(b[:-1]) > 100 for b in match.groups()):
         raise OperError(
-            f"{option('--rows', rows)}: a range such as 0:64000, 64000: or 0:80% was needed"
+            f"{option('--rows', rows)}: expected a range such as 0:64000, 64000: or 0:80%"
         )
     return match[1], match[2]
 

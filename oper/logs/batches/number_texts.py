@@ -47,17 +47,17 @@ def are_pointed(texts: Any) -> Any:
 
 
 def no_plain_number(text: str) -> str:
-    """Return the reason that a number is no whole number in plain digits."""
+    """Return the reason that a value is not a whole number in plain digits."""
     if are_pointed(pa.array([text]))[0].as_py():
         return f"a whole number with a point; {option('--columns')} reads a column of such as ids"
-    return "no whole number"
+    return "not a whole number"
 
 
 class NumberTexts:
     """The numbers in the texts of columns, over one pass of a log."""
 
     def __init__(self, as_texts: Collection[str], missing: str | None) -> None:
-        """`as_texts`: columns whose beginnings have values that are no whole numbers. `missing`:
+        """`as_texts`: columns whose beginnings have values that are not whole numbers. `missing`:
         the value that means "no id", which says nothing of a column."""
         self._as_texts = as_texts
         self._absent = pa.array([*ABSENT, *([] if missing is None else [missing])])
@@ -89,7 +89,7 @@ class NumberTexts:
             raise OperError(
                 f"column {name!r} has {self._pointed[name]}, and {self._other[name]}: a column of "
                 "whole numbers that are written with a point must have no other values; correct "
-                f"the log, pass {option('--missing')} if one value means that there is no id, or "
+                f"the log, pass {option('--missing')} if a value stands for a missing id, or "
                 "write the column to Parquet as integers or as texts"
             )
         if self._missing is not None:

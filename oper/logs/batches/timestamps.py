@@ -40,8 +40,8 @@ def times_of(
         numbers, own_unit = _numbers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OperError(
-            f"{location.file}: column {name!r} of type {column.type} cannot be read as a time "
-            f"({error}); a number, a timestamp or an ISO 8601 text was needed"
+            f"{location.file}: expected numbers, timestamps or ISO 8601 texts in column {name!r}, "
+            f"got {column.type} that cannot be read as times ({error})"
         ) from error
     if numbers.null_count:
         bad = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))

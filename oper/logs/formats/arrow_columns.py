@@ -158,8 +158,8 @@ def _scalars(
             bad = int(np.argmin(whole))
             sample = jagged.sample_of(bad)
             raise OperError(
-                f"{location.of(sample)}: column {name!r} is {float(values[bad])!r}, and a whole "
-                f"number was needed for an id; leave the column out with {option('--columns')}"
+                f"{location.of(sample)}: expected whole numbers in column {name!r}, got "
+                f"{float(values[bad])!r}; leave the column out with {option('--columns')}"
             )
     elif kind == pa.uint64():
         return Jagged(values.view(np.int64), jagged.lengths, unsigned=True)
@@ -177,8 +177,8 @@ def _integers_of_decimals(
         values = jagged.values.to_pylist()
         bad = next(i for i, v in enumerate(values) if v != int(v) or not -(2**63) <= v < 2**63)
         raise OperError(
-            f"{location.of(jagged.sample_of(bad))}: column {name!r} is {values[bad]}, and an id "
-            f"must be a whole number of 64 bits; leave the column out with {option('--columns')}"
+            f"{location.of(jagged.sample_of(bad))}: expected whole numbers of 64 bits in column "
+            f"{name!r}, got {values[bad]}; leave the column out with {option('--columns')}"
         ) from error
 
 
@@ -202,9 +202,8 @@ def _texts(
         if not valid.all():
             bad = int(np.argmin(valid))
             raise OperError(
-                f"{location.of(jagged.sample_of(bad))}: column {name!r} is "
-                f"{str(texts[bad])!r}, and a Criteo category of at most 8 hexadecimal digits was "
-                "needed; is this a Criteo log?"
+                f"{location.of(jagged.sample_of(bad))}: expected at most 8 hexadecimal digits in "
+                f"column {name!r}, got {str(texts[bad])!r}; is this a Criteo log?"
             )
         return Jagged(decoded, jagged.lengths, hexadecimal=True)
     plain = all_decimals(texts)

@@ -38,6 +38,7 @@ from oper.logs.formats.csv_header import (
 )
 from oper.logs.formats.delimiters import ANY, find_delimiter
 from oper.logs.formats.text_lines import (
+    BOM,
     Chunk,
     chunks,
     estimated_lines,
@@ -50,7 +51,6 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
 _BLOCK_BYTES = 1 << 22
 _BRACKETS = "[](){} "
-_BOM = b"\xef\xbb\xbf"
 _MOST_COMPARED = 100  # lines that tell names from values with names
 
 
@@ -125,8 +125,8 @@ class TextSource:
         """Return the pattern of a line of names, behind the end of another line."""
         if not self._form.header or len(self.columns) < 2:
             return None  # A text of a single column may equal its name.
-        names = self._form.plain(first_line(self._path).removeprefix(_BOM))
-        return re.compile(rb"\n(?:%b)?%b\r*(?=\n|\Z)" % (_BOM, re.escape(names)))
+        names = self._form.plain(first_line(self._path).removeprefix(BOM))
+        return re.compile(rb"\n(?:%b)?%b\r*(?=\n|\Z)" % (BOM, re.escape(names)))
 
     def _chunks(self) -> Iterator[Chunk]:
         return chunks(self._path, self._form.header, self._form.plain)

@@ -124,7 +124,7 @@ def _only_column(unread: str) -> str:
 
 def _with_other_values(column: Column, given: Any) -> Column:
     """Return the column with a whole number with a point, if it has many, and with a value that is
-    no whole number."""
+    not a whole number."""
     distinct = pc.utf8_trim(given.unique(), SPACES)
     distinct = distinct.filter(pc.not_equal(distinct, ""))
     pointed = are_pointed(distinct)
@@ -200,13 +200,13 @@ def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int]
     if odd is None:
         return replace(column, kind="ids", reason="")
     sample, value = odd
-    is_not = no_plain_number(value) if re.search("[^0-9+-]", value) else "no 64-bit number"
+    is_not = no_plain_number(value) if re.search("[^0-9+-]", value) else "not a 64-bit number"
     is_not = "not in plain digits" if value.startswith("+") else is_not
     return replace(column, reason=f"{value[:_MOST_SHOWN]!r} in line {line_of(sample)} is {is_not}")
 
 
 def _first_that_is_no_id(texts: Any) -> tuple[int, str] | None:
-    """The first of the texts that is no whole number of 64 bits, and its place; nulls are none."""
+    """Return the first of the texts that is not a whole number of 64 bits, and its place."""
     trimmed = pc.utf8_trim_whitespace(texts)
     short = pc.match_substring_regex(trimmed, "^-?[0-9]{1,18}$")
     for sample in np.flatnonzero(~pc.fill_null(short, True).to_numpy(zero_copy_only=False)):

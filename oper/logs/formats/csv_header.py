@@ -1,4 +1,4 @@
-"""Whether the first line of a CSV file has the names of its columns, or values or a comment.
+"""Kinds of a CSV file's first line: names of columns, values, or a comment.
 
 A first line of values that is taken for names loses a sample.
 """
@@ -36,10 +36,11 @@ def are_encoded(first: Sequence[str], second: Sequence[str]) -> bool:
 
 def named_value(first: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Return a field of a file's first line that is a value with its name, such as `user=5` or
-    `user:5`, if all are, or are values without: the same names are in the line below.
+    `user:5`; empty unless each field is such a value, with its name in the line below too, or a
+    bare value.
 
-    Names with a common prefix, such as `ns:id` above `ns:5`, are none: they lack digits, which the
-    values below have, or the prefix is in several fields.
+    Names of columns with a prefix, such as `ns:id` above `ns:5`, are told apart: they lack digits,
+    which the values below have, or several fields have the prefix.
     """
     if not others or len(others[0]) != len(first):
         return ""
@@ -58,9 +59,9 @@ def named_value(first: Sequence[str], others: Sequence[Sequence[str]]) -> str:
 
 
 def comment_above(lines: Sequence[str]) -> str:
-    """Return the comment in the first of a file's lines; empty if that has names or values.
+    """Return the comment in the first of a file's lines; empty if the line has names or values.
 
-    Names may have the mark of a comment before them, as numpy.savetxt writes them.
+    The mark of a comment may precede names, as numpy.savetxt writes them.
     """
     if (first := _COMMENT.match(lines[0])) is None or len(lines) < 2:
         return ""

@@ -58,8 +58,8 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
     content = _unpickle(path)
     if not isinstance(content, tuple | list) or len(content) != 3:
         raise OperError(
-            f"{path}: has {type(content).__name__}, and a tuple of indices, offsets and lengths "
-            "was needed, as in Meta's dlrm_datasets"
+            f"{path}: expected a tuple of indices, offsets and lengths, as in Meta's "
+            f"dlrm_datasets, got {type(content).__name__}"
         )
     import torch
 
@@ -82,8 +82,8 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
     indices, offsets, lengths = (tensor.numpy() for tensor in content)
     if lengths.ndim != 2 or not 1 <= lengths.shape[0] <= _MOST_TABLES:
         raise OperError(
-            f"{path}: lengths has shape {lengths.shape}, and [tables, batch] was needed, "
-            f"of 1 to {_MOST_TABLES:,} tables"
+            f"{path}: expected lengths of shape [tables, batch], of 1 to {_MOST_TABLES:,} tables, "
+            f"got {lengths.shape}"
         )
     offsets = offsets.astype(np.int64)
     sizes = lengths.astype(np.int64).reshape(-1)

@@ -1,9 +1,9 @@
-"""The columns of JSON lines, by all lines: any may have another one, or a value of another kind.
+"""Columns of JSON lines, found in all lines: any line may add a column or another kind of value.
 
-Arrow checks most lines, many at a time: with the columns and types of the lines before, it accepts
-only objects that have no other. Lines that it refuses are read by Python's parser, which names the
-line and the kinds of its values. It also reads lines that Arrow could read as other samples or not
-survive: objects that go over several lines, are nested too deeply, or are not UTF-8.
+Arrow checks most lines, many at a time: it accepts objects that have only the columns and types of
+the lines before. Python's parser reads the lines that Arrow refuses, and names the line and the
+kinds of its values. It also reads lines that Arrow could read as other samples or not survive:
+objects that go over several lines, are nested too deeply, or are not UTF-8.
 """
 
 import json
@@ -19,12 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from oper.base.errors import OperError, one_line
-from oper.logs.formats.text_lines import Chunk, chunks
+from oper.logs.formats.text_lines import BOM, Chunk, chunks
 
-BOM = b"\xef\xbb\xbf"
-_PIECE_BYTES = 1 << 20  # are read by Python's parser together, if one line has a new kind of value
-_MOST_BRACKETS = 1000  # of a line that Arrow parses, which would end the process in its recursion
-_MOST_CELLS = 1 << 24  # that Arrow makes of a piece, however few of them have values
+_PIECE_BYTES = 1 << 20  # Python's parser reads so many if one line has a new kind of value.
+_MOST_BRACKETS = 1000  # per line that Arrow parses; its recursion would end the process
+_MOST_CELLS = 1 << 24  # that Arrow fills per piece, with values or nulls
 # Lines without such bytes have integers from 0 to 10^18.
 _EXTREME = re.compile(rb"[0-9]{19}|-")
 _TYPES = {
@@ -48,7 +47,7 @@ _NAMES = {
 class JsonColumns:
     """The columns of a file of JSON lines.
 
-    samples: the number of its lines. longest: the bytes of the longest one, or some more.
+    samples: the number of its lines. longest: an upper bound of the bytes of a line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +92,7 @@ class JsonColumns:
         return True
 
     def _read(self, piece: Chunk) -> None:
-        """Note a piece by its objects; OperError if a line is none."""
+        """Note a piece by its objects; OperError if a line is not an object."""
         for number, line in piece.lines():
             self.longest = max(self.longest, len(line))
             self.samples += 1
@@ -186,7 +185,7 @@ def _object(path: Path, number: int, line: bytes, is_first: bool) -> dict[str, A
 
 
 def invalid(path: Path, number: int, error: Exception | None) -> OperError:
-    """Return the error of a line that is no object."""
+    """Return the error of a line that is not an object."""
     found = "another value" if error is None else one_line(error)
     return OperError(
         f"{path}, line {number}: expected a JSON object, got {found}; correct or remove the line"

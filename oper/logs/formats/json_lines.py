@@ -19,8 +19,8 @@ from oper.base.spoken import option
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.arrow_columns import batch_of, column_of
-from oper.logs.formats.json_columns import BOM, JsonColumns, invalid
-from oper.logs.formats.text_lines import Chunk, beginning, chunks, first_line
+from oper.logs.formats.json_columns import JsonColumns, invalid
+from oper.logs.formats.text_lines import BOM, Chunk, beginning, chunks, first_line
 
 _BLOCK_BYTES = 1 << 22
 

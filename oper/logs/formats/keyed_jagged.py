@@ -144,8 +144,8 @@ def samples_of(tensors: Sequence[Any], where: str) -> int:
         keys, lengths = list(tensor.keys()), tensor.lengths().numel()
         if lengths != samples * len(keys):
             raise OperError(
-                f"{where}: has {lengths:,} lengths for the {len(keys)} keys {', '.join(keys)[:200]}"
-                ", and as many for each key were needed, one a sample"
+                f"{where}: expected a length per sample for each of the {len(keys)} keys "
+                f"{', '.join(keys)[:200]}, got {lengths:,} lengths for {samples:,} samples"
             )
     return samples
 
@@ -160,8 +160,8 @@ def _features(given: Any, where: str) -> dict[str, Any]:
             found[key] = tensor
     if not found:
         raise OperError(
-            f"{where}: is {type(given).__name__}, and a KeyedJaggedTensor was needed, or what "
-            "holds some"
+            f"{where}: expected a KeyedJaggedTensor, or a batch that holds some, got "
+            f"{type(given).__name__}"
         )
     return found
 
@@ -173,24 +173,23 @@ def jagged(tensor: Any, name: str, location: Location) -> Jagged:
     lengths = tensor.lengths().detach().cpu().numpy()
     if values.ndim != 1:
         raise OperError(
-            f"{location.file}: the values of key {name!r} have shape {list(values.shape)}, and one "
-            "dimension, the ids of rows, was needed"
+            f"{location.file}: expected ids in one dimension for key {name!r}, got shape "
+            f"{list(values.shape)}"
         )
     if not np.issubdtype(values.dtype, np.integer):
         raise OperError(
-            f"{location.file}: the values of key {name!r} are {values.dtype}, and integers, the "
-            "ids of rows, were needed"
+            f"{location.file}: expected integers as ids for key {name!r}, got {values.dtype}"
         )
     if len(lengths) and lengths.min() < 0:
         sample = int(lengths.argmin())
         raise OperError(
-            f"{location.of(sample)}: key {name!r} has a bag of {lengths[sample]} ids, and lengths "
-            "of at least 0 were needed"
+            f"{location.of(sample)}: expected lengths of at least 0 for key {name!r}, got "
+            f"{lengths[sample]}"
         )
     if lengths.sum(dtype=np.int64) != len(values):
         raise OperError(
-            f"{location.file}: the lengths of key {name!r} sum to {lengths.sum(dtype=np.int64):,}, "
-            f"and it has {len(values):,} ids; one length a sample was needed, and each id in a bag"
+            f"{location.file}: expected lengths of key {name!r} that sum to its {len(values):,} "
+            f"ids, got {lengths.sum(dtype=np.int64):,}"
         )
     return Jagged(values.astype(np.int64), lengths.astype(np.int32))
 

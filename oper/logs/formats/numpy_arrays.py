@@ -72,7 +72,7 @@ class ArrayStream:
             )
         if self.dtype.kind not in "biuf" or not self.shape or min(self.shape) < 0:
             raise OperError(
-                f"{name}: is {self.dtype} of shape {self.shape}, and an array of numbers was needed"
+                f"{name}: expected an array of numbers, got {self.dtype} of shape {self.shape}"
             )
         # This is checked before memory of the size that the header states is asked for.
         stated = file.tell() + math.prod(self.shape) * self.dtype.itemsize
@@ -238,8 +238,8 @@ class CriteoArraysSource(KnownSize):
                     _need_integers(f"{path}, array {name!r}", stream, 2)
         if "labels" in shapes and math.prod(shapes["labels"][1:]) != 1:
             raise OperError(
-                f"{path}, array {arrays['labels']!r}: is of shape {shapes['labels']}, and one "
-                "label a sample was needed"
+                f"{path}, array {arrays['labels']!r}: expected a label per sample, got shape "
+                f"{shapes['labels']}"
             )
         if max(math.prod(shape[1:]) for shape in shapes.values()) > _MOST_FEATURES:
             raise OperError(
@@ -334,8 +334,8 @@ def open_npy(path: Path) -> CriteoArraysSource:
 def _need_integers(name: str, stream: ArrayStream, dimensions: int) -> None:
     if stream.dtype.kind not in "iu" or len(stream.shape) != dimensions:
         raise OperError(
-            f"{name}: is {stream.dtype} of shape {stream.shape}, and integers in {dimensions} "
-            f"dimension{'s' if dimensions > 1 else ''} were needed"
+            f"{name}: expected integers in {dimensions} dimension{'s' if dimensions > 1 else ''}, "
+            f"got {stream.dtype} of shape {stream.shape}"
         )
 
 

@@ -18,6 +18,7 @@ from oper.logs.formats.decompression import open_unpacked
 
 # A chunk that is read at a time has enough blocks for Arrow to parse on 8 cores at once.
 _CHUNK_BYTES = 1 << 25
+BOM = b"\xef\xbb\xbf"  # of a text in UTF-8
 PEEK_BYTES = 1 << 20  # A few thousand lines tell the types of columns.
 _MOST_LINE_BYTES = 1 << 26
 _MOST_HEADER_BYTES = 1 << 20

@@ -123,8 +123,8 @@ def make_problem(
         )
     if workload.batch_size < topology.ranks:
         raise OperError(
-            f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
-            "rank was needed; it is the global batch, over all ranks"
+            f"batch size: expected at least a sample for each of {topology.ranks} ranks, got "
+            f"{workload.batch_size}; give the global batch, over all ranks"
         )
     if limits is None:
         extra = UNKNOWN_DEVICES if asked.extra_memory is None else asked.extra_memory

@@ -111,7 +111,7 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
     check_type("replan", "max_move", given, int, str)
     if not isinstance(given, str):
         if given < 0:
-            raise OperError(f"max_move {given}: at least 0 bytes were needed")
+            raise OperError(f"max_move: expected at least 0 bytes, got {given}")
         return float(given)
     try:
         if given.rstrip().endswith("%"):
@@ -122,10 +122,10 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
         elif given.strip().isdigit() or given.rstrip()[-1:].isalpha():  # 0.05: of bytes, or of all?
             return float(parse_bytes(given, "max_move"))
     except OperError:
-        pass  # what was needed is told below
+        pass  # The error below says what is expected.
     raise OperError(
-        f"{option('--max-move', given)}: a size was needed, such as 64MB, or a share of the "
-        "tables' bytes, such as 1%"
+        f"{option('--max-move', given)}: expected a size, such as 64MB, or a share of the tables' "
+        "bytes, such as 1%"
     )
 
 

@@ -423,7 +423,7 @@ def replan_one_memory(
 def check_horizon(horizon: int) -> None:
     """OperError where it has no iteration."""
     if horizon < 1:
-        raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
+        raise OperError(f"horizon: expected at least 1 iteration, got {horizon}")
 
 
 def migration_of(moves: RowMoves, topology: Topology) -> Migration:

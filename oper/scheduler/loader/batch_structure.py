@@ -125,9 +125,9 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
             object.__setattr__(made, field.name, item)  # frozen ones refuse setattr
         return made
     raise OperError(
-        f"{path or 'the batch'}: is a {type(given).__name__}, and KeyedJaggedTensors, "
-        "JaggedTensors, tensors or arrays of numbers were needed, in tuples, lists, dicts or "
-        "dataclasses; convert it before"
+        f"{path or 'the batch'}: expected KeyedJaggedTensors, JaggedTensors, tensors or arrays of "
+        f"numbers, in tuples, lists, dicts or dataclasses, got {type(given).__name__}; convert it "
+        "before"
     )
 
 
@@ -142,8 +142,8 @@ def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
     for leaf, path, _ in leaves:
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout != torch.strided):
             raise OperError(
-                f"{path}: is a nested or sparse tensor, and a dense one was needed, or a "
-                "KeyedJaggedTensor"
+                f"{path}: expected a dense tensor, or a KeyedJaggedTensor, got a nested or sparse "
+                "one"
             )
         if isinstance(leaf, (*_JAGGED, torch.Tensor)) and not _on_cpu(leaf):
             raise OperError(
@@ -153,8 +153,8 @@ def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
         if isinstance(leaf, KeyedJaggedTensor):
             if leaf.variable_stride_per_key() or leaf.inverse_indices_or_none() is not None:
                 raise OperError(
-                    f"{path}: its features have batch sizes of their own (variable batch), and "
-                    "one number of samples for all was needed: there are no samples to move"
+                    f"{path}: expected one batch size for all features, got features with batch "
+                    "sizes of their own (variable batch), which have no samples to move"
                 )
             if leaf.keys():
                 found.setdefault(leaf.stride(), path)
@@ -162,8 +162,8 @@ def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
             found.setdefault(len(leaf.lengths()), path)
     if not found:
         raise OperError(
-            f"a batch, {type(batch).__name__}: has no KeyedJaggedTensor and no JaggedTensor, and "
-            "the ids of one at least were needed"
+            f"expected a batch with a KeyedJaggedTensor or a JaggedTensor, got "
+            f"{type(batch).__name__} without one"
         )
     if len(found) > 1:
         (one, first), (two, second) = list(found.items())[:2]
@@ -203,9 +203,9 @@ def _has_samples(leaf: Any) -> bool:
 def _check_samples(leaf: torch.Tensor, path: str, samples: int) -> None:
     if len(leaf) != samples:
         raise OperError(
-            f"{path}: is a tensor of shape {list(leaf.shape)}, and the batch has {samples} "
-            "samples, which its first dimension was needed to be; give what is no sample's as a "
-            "number or a tuple of numbers, or keep it out of the loader"
+            f"{path}: expected a tensor whose first dimension is the batch's {samples} samples, "
+            f"got shape {list(leaf.shape)}; give what is no sample's as a number or a tuple of "
+            "numbers, or keep it out of the loader"
         )
 
 

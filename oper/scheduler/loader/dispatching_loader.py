@@ -134,11 +134,11 @@ class DispatchingLoader:
         self.loader = loader
         self._ahead = whole_number(ahead, "ahead")
         if self._ahead < 1:
-            raise OperError(f"ahead {ahead}: at least 1 batch was needed")
+            raise OperError(f"ahead: expected at least 1 batch, got {ahead}")
         if not plan.workload.training:
             raise OperError(
-                "DispatchingLoader was given a plan for inference, and one for training was "
-                f"needed: make it with {option('--mode', 'training')}"
+                "DispatchingLoader: expected a plan for training, got one for inference; make it "
+                f"with {option('--mode', 'training')}"
             )
         _check_types(policy, cache, seed, features)
         chosen = _policy(policy, alpha)
@@ -223,17 +223,17 @@ def _leave(peers: Peers, stages: list[_Stage]) -> None:
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
     """OperError where an argument of DispatchingLoader is not of its type."""
     if not isinstance(policy, str):
-        raise OperError(f"policy is a {type(policy).__name__}, and a name was needed, as 'esd'")
+        raise OperError(f"policy: expected a name, such as 'esd', got {type(policy).__name__}")
     if cache is not None and not isinstance(cache, CacheSettings):
         raise OperError(
-            f"cache is a {type(cache).__name__}, and oper.CacheSettings was needed, such as "
-            "oper.CacheSettings('10%')"
+            "cache: expected oper.CacheSettings, such as oper.CacheSettings('10%'), got "
+            f"{type(cache).__name__}"
         )
     if whole_number(seed, "seed") < 0:
-        raise OperError(f"seed {seed}: at least 0 was needed")
+        raise OperError(f"seed: expected at least 0, got {seed}")
     for table, names in (features or {}).items():
         if isinstance(names, str) or not isinstance(names, Sequence):
-            raise OperError(f"features of table {table!r}: {names!r:.80}, and a list was needed")
+            raise OperError(f"features of table {table!r}: expected a list, got {names!r:.80}")
 
 
 def _policy(text: str, alpha: float | None) -> Policy | None:
@@ -254,7 +254,8 @@ def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:
     bandwidth = [finite_number(link, "links") for link in links or [1.0] * ranks]
     if len(bandwidth) != ranks or min(bandwidth) <= 0:
         raise OperError(
-            f"links {list(links or ())}: a bandwidth above 0 was needed for each of {ranks} ranks"
+            f"links: expected a bandwidth above 0 for each of {ranks} ranks, got "
+            f"{list(links or ())}"
         )
     return 1 / np.array(bandwidth)
 

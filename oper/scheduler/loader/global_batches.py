@@ -193,9 +193,9 @@ class GlobalBatches:
             return False
         rank = wrong[0] if wrong else 0
         raise OperError(
-            f"batch {self._number}: rank {rank} has {headers[rank].samples} samples, and "
-            f"{self._samples or 'some'} were needed of each rank, as many as in the first batch: "
-            "make batches of equal size, or leave out a ragged last one with drop_last=True"
+            f"batch {self._number}: expected {self._samples or 'some'} samples of each rank, as "
+            f"many as in the first batch, got {headers[rank].samples} of rank {rank}; make batches "
+            "of equal size, or leave out a ragged last one with drop_last=True"
         )
 
     def _dispatched(self, headers: list[Header], batch: Structure, message: torch.Tensor) -> Any:

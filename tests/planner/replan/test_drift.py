@@ -159,7 +159,7 @@ def test_other_tables_are_refused():
     )
     with pytest.raises(OperError, match="'drifts' has 6,001 rows"):
         drift(plan, longer, 0.05)
-    with pytest.raises(OperError, match="drift: plan is a Profile, and a Plan or Path or str"):
+    with pytest.raises(OperError, match="drift: plan: expected Plan or Path or str, got Profile"):
         drift(longer, longer)  # type: ignore[arg-type]
     with pytest.raises(OperError, match="threshold"):
         drift(plan, longer, "5%")  # type: ignore[arg-type]

@@ -177,5 +177,5 @@ def test_the_command_takes_bytes_and_shares(tmp_path: Path):
     still = fine(*words, "--max-move", "0")
     assert "nothing moves, as no move pays off within" in " ".join(still.split())
     assert "and takes at most 0 B (--max-move)" in " ".join(still.split())
-    with pytest.raises(OperError, match="max_move -1"):
+    with pytest.raises(OperError, match="max_move: expected at least 0 bytes, got -1"):
         replan(plan, profiles[1], max_move=-1)

@@ -284,13 +284,15 @@ def test_other_tables_and_horizons_are_refused():
     other = make_profile((Table("other", 5),), [np.ones(5)])
     with pytest.raises(OperError, match="table 'other'"):
         replan(plan, other, 10)
-    with pytest.raises(OperError, match="horizon 0"):
+    with pytest.raises(OperError, match="horizon: expected at least 1 iteration, got 0"):
         replan(plan, second, 0)
-    with pytest.raises(OperError, match=r"horizon: is '1\.5', and a whole number"):
+    with pytest.raises(OperError, match=r"horizon: expected a whole number, got '1\.5'"):
         replan(plan, second, 1.5)  # type: ignore[arg-type]
-    with pytest.raises(OperError, match="replan: plan is a Profile, and a Plan or Path or str"):
+    with pytest.raises(OperError, match="replan: plan: expected Plan or Path or str, got Profile"):
         replan(first, second)
-    with pytest.raises(OperError, match="replan: profile is a Plan, and a Profile or Path or str"):
+    with pytest.raises(
+        OperError, match="replan: profile: expected Profile or Path or str, got Plan"
+    ):
         replan(plan, plan)
 
 

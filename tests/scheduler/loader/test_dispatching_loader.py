@@ -145,15 +145,15 @@ def test_addresses_are_one_to_one_and_name_a_holder() -> None:
 
 FAILURES = {
     "lengths": "the loader of rank 1 ended after 2 batches, and that of rank 0 has more",
-    "ragged": "batch 3: rank 1 has 4 samples, and 6 were needed of each rank",
-    "empty": "batch 3: rank 1 has 0 samples, and 6 were needed",
-    "empty first": "batch 0: rank 0 has 0 samples, and some were needed",
+    "ragged": "batch 3: expected 6 samples of each rank, .*, got 4 of rank 1",
+    "empty": "batch 3: expected 6 samples of each rank, .*, got 0 of rank 1",
+    "empty first": "batch 0: expected some samples of each rank, .*, got 0 of rank 0",
     "ragged in the middle": "batch 1 was left out .* ranks 0, 1 went on after it",
     "two fewer, dropped": "batch 2 was left out .* rank 0 went on after it",
     "text": r"\[1\]: rank 0 has 'of rank 0', and rank 1 'of rank 1'",
     "structure": r"\[2\]: rank 0 has samples of  ?torch.float64, and rank 1 nothing",
-    "no samples": r"\[1\]: is a tensor of shape \[2\], and the batch has 6 samples",
-    "type": r"\[1\]: is a ndarray, and KeyedJaggedTensors",
+    "no samples": r"\[1\]: expected .* the batch's 6 samples, got shape \[2\]",
+    "type": r"\[1\]: expected KeyedJaggedTensors.*got ndarray",
     "feature": "table 'wide': its feature 'h' is not in the batch, which has g, f1, f0, unused",
     "settings": "rank 1 made the DispatchingLoader with other settings than rank 0",
     "plan": "rank 1 made the DispatchingLoader with .* another plan",
@@ -290,18 +290,18 @@ def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"policy": "near"}, "policy='near': random, in-order, .* or locality"),
+        ({"policy": "near"}, "policy='near': expected random, in-order, .* or locality"),
         ({"policy": "laia", "alpha": 0.5}, "alpha 0.5: is of policy 'esd'"),
         ({"alpha": 2}, "policy='esd:2'"),
-        ({"ahead": 0}, "ahead 0: at least 1"),
-        ({"policy": None}, "policy is a NoneType, and a name"),
-        ({"cache": "10%"}, "cache is a str, and oper.CacheSettings"),
-        ({"seed": -1}, "seed -1: at least 0"),
+        ({"ahead": 0}, "ahead: expected at least 1 batch, got 0"),
+        ({"policy": None}, "policy: expected a name, .*got NoneType"),
+        ({"cache": "10%"}, "cache: expected oper.CacheSettings.*got str"),
+        ({"seed": -1}, "seed: expected at least 0, got -1"),
         ({"seed": "x"}, "seed"),
-        ({"features": {"a": 3}}, "features of table 'a': 3, and a list"),
-        ({"features": {"a": "fa"}}, "features of table 'a': 'fa', and a list"),
-        ({"links": [1.0, 2.0]}, r"links \[1.0, 2.0\]: a bandwidth above 0"),
-        ({"deadline_seconds": 0}, "deadline_seconds 0"),
+        ({"features": {"a": 3}}, "features of table 'a': expected a list, got 3"),
+        ({"features": {"a": "fa"}}, "features of table 'a': expected a list, got 'fa'"),
+        ({"links": [1.0, 2.0]}, r"links: expected a bandwidth above 0 .*got \[1.0, 2.0\]"),
+        ({"deadline_seconds": 0}, "deadline_seconds: expected a positive number of seconds, got 0"),
         ({"features": {"other": ["f0"]}}, "table 'other': the plan has no such table"),
         ({"features": {}}, "none of them reads a table"),
     ],
@@ -312,7 +312,7 @@ def test_settings_that_are_refused(settings: dict[str, Any], text: str) -> None:
 
 
 def test_plans_for_inference_or_other_ranks_are_refused() -> None:
-    with pytest.raises(OperError, match="a plan for inference"):
+    with pytest.raises(OperError, match="expected a plan for training, got one for inference"):
         oper.DispatchingLoader([], random_plan(0, TABLES, 1, mode="inference"))
     with pytest.raises(OperError, match="the plan is for 2 ranks, and the process group has 1"):
         oper.DispatchingLoader([], random_plan(0, TABLES, 2))

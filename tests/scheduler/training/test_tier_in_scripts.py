@@ -52,7 +52,7 @@ def test_a_cache_is_for_plans_with_a_tier(worlds):
 
 
 def test_a_cache_is_given_by_its_settings():
-    with pytest.raises(OperError, match="cache is a str, and oper"):
+    with pytest.raises(OperError, match=r"cache: expected oper.CacheSettings.*got str"):
         oper.OperEmbeddingBagCollectionSharder(cache="10%")  # type: ignore[arg-type]
 
 

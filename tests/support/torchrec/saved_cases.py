@@ -316,14 +316,14 @@ def mistaken_alone(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
     model = small_model(group, {"a": (40, 8)}, "adagrad")
     alone: dict[str, dict[str, Any]] = {
         "step is 0 on rank 0 and 1 on rank 1; give all ranks the same": {"step": rank},
-        "step is a str": {"step": "1" if rank == 1 else 1},
-        "state is a int": {"state": 1 if rank == 1 else {}},
+        "step: expected int or NoneType, got str": {"step": "1" if rank == 1 else 1},
+        "state: expected .*, got int": {"state": 1 if rank == 1 else {}},
         "'model' is the model's own name": {"state": {"model": {}} if rank == 1 else {}},
     }
     for message, given in alone.items():
         with pytest.raises(OperError, match=message):
             oper.save(model, folder, **given)
-    with pytest.raises(OperError, match="folder is a NoneType"):
+    with pytest.raises(OperError, match=r"folder: expected .*, got NoneType"):
         oper.save(model, None if rank == 1 else folder)  # type: ignore[arg-type]
     with pytest.raises(OperError, match=r"folder is '.*made0' on rank 0 and '.*made1' on rank 1"):
         oper.save(model, f"{folder}{rank}")
@@ -331,7 +331,7 @@ def mistaken_alone(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
     oper.save(model, folder, step=1)
     with pytest.raises(OperError, match=r"has no 'loader\.epoch'"):
         oper.load(model, folder, state={"loader": {"epoch": 0}} if rank == 1 else None)
-    with pytest.raises(OperError, match="state is a int"):
+    with pytest.raises(OperError, match=r"state: expected .*, got int"):
         oper.load(model, folder, state=1 if rank == 1 else None)  # type: ignore[arg-type]
     small_step(model, 5, ("a",))
     whole(model.state_dict(), group)
