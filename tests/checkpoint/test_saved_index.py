@@ -125,7 +125,7 @@ def _write_index(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": (5, 3)}, r"has shards of 12 values, and 15 were needed"),
+        ({"size": (5, 3)}, r"has shards of 12 values instead of 15"),
         ({"sizes": ((2, 3), (3, 3))}, r"of shape \(4, 3\) has a shard of \(3, 3\) at \(2, 0\)"),
         ({"offsets": ((0, 0), (1, 0))}, "has two shards of the same values"),
         ({"places": 1}, r"has no place for its part at \(2, 0\)"),
