@@ -86,7 +86,10 @@ def test_fatal_ids_are_named(pooling, dtype, value):
 def test_one_rank_goes_on_after_a_wrong_batch():
     case, batch, mended = batch_with_bad_id("sum", torch.int64, 50)
     engine = alone(case)
-    for wrong, text in ((batch, "id 50"), (torch.ones(3), "expected a KeyedJaggedTensor of TorchRec's, got a Tensor")):
+    for wrong, text in (
+        (batch, "id 50"),
+        (torch.ones(3), "expected a KeyedJaggedTensor"),
+    ):
         with pytest.raises(OperError, match=text):
             engine(wrong)
     engine(mended).sum().backward()
