@@ -264,11 +264,11 @@ UNREAD.layout.source[UNREAD.layout.holds.all(axis=1), 1] = 2
     [
         (CASE, OTHER, {}, "plan: expected the same on all ranks"),
         (CASE, FOR_TWO, {}, "plan: expected the same on all ranks"),
-        (replace(CASE, optimizer="sgd"), PLAN, {}, "tables and optimizers must be the same"),
-        (replace(CASE, lr=0.25), PLAN, {}, "tables and optimizers must be the same"),
-        (replace(CASE, pooling="mean"), PLAN, {}, "tables and optimizers must be the same"),
-        (CASE, PLAN, {"weighted": True}, "tables and optimizers must be the same"),
-        (CASE, PLAN, {"gradient_scale": 1.0}, "tables and optimizers must be the same"),
+        (replace(CASE, optimizer="sgd"), PLAN, {}, "tables and optimizers: expected the same"),
+        (replace(CASE, lr=0.25), PLAN, {}, "tables and optimizers: expected the same"),
+        (replace(CASE, pooling="mean"), PLAN, {}, "tables and optimizers: expected the same"),
+        (CASE, PLAN, {"weighted": True}, "tables and optimizers: expected the same"),
+        (CASE, PLAN, {"gradient_scale": 1.0}, "tables and optimizers: expected the same"),
     ],
 )
 def test_ranks_that_differ_find_it_at_the_start(ranks, second, plan, options, text):
