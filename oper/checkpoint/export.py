@@ -50,7 +50,10 @@ def export(
     writers = {SAFETENSORS: _write_safetensors, PARQUET: _write_parquet}
     write = writers.get(Path(output).suffix)
     if write is None:
-        raise OperError(f"{output}: a file that ends in {' or '.join(writers)} was needed")
+        raise OperError(
+            f"{output}: expected a name that ends in {' or '.join(writers)}, got "
+            f"{Path(output).suffix!r}"
+        )
     chain = open_chain(checkpoint)
     found = table_of(chain.index, table)
     for name, tensor in found.tensors.items():

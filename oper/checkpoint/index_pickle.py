@@ -102,6 +102,7 @@ _TAKEN_AND_LEFT = {  # values of the stack, by instructions that do not leave on
     **dict.fromkeys(b"\x92", (3, 1)),
 }
 _TAKEN_TO_MARK = {**dict.fromkeys(b"1eu\x90", 0), **dict.fromkeys(b"ld", 1)}
+_TAKES_TOO_MANY = "it takes values that it does not have"
 _MARK, _TUPLE, _PUTS, _GETS = b"("[0], b"t"[0], b"pqr", b"ghj"
 
 
@@ -131,8 +132,10 @@ class _Values:
             self._marks.append(len(stack))
         elif code == _TUPLE or code in _TUPLES:
             first = self._marks.pop() if code == _TUPLE else len(stack) - _TUPLES[code]
+            if first < 0:
+                raise ValueError(_TAKES_TOO_MANY)
             size = 1 + sum(stack[first:])
-            if first < 0 or size > _MOST_VALUES:
+            if size > _MOST_VALUES:
                 raise ValueError(f"it has a tuple of more than {_MOST_VALUES} values")
             stack[first:] = [size]
         elif (left := _TAKEN_TO_MARK.get(code)) is not None:
@@ -140,13 +143,16 @@ class _Values:
         else:
             taken, left = _TAKEN_AND_LEFT.get(code, (0, 1))
             if taken > len(stack):
-                raise ValueError("it takes values that it does not have")
+                raise ValueError(_TAKES_TOO_MANY)
             stack[len(stack) - taken :] = [1] * left
 
     def _put(self, number: int) -> None:
         if not 0 <= number <= len(self._memo):
             raise ValueError(f"it keeps a value as number {number}, and had {len(self._memo)}")
-        self._memo[number:] = [self._stack[-1], *self._memo[number + 1 :]]
+        if number == len(self._memo):
+            self._memo.append(self._stack[-1])
+        else:
+            self._memo[number] = self._stack[-1]
 
 
 def _number(code: int, argument: bytes) -> int:

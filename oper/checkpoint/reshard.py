@@ -40,7 +40,7 @@ def reshard(
     OperError where the checkpoint is damaged, or `output` may not be replaced or written.
     """
     if ranks < 1:
-        raise OperError(f"ranks {ranks}: at least one was needed")
+        raise OperError(f"ranks: expected at least 1, got {ranks}")
     chain = open_chain(checkpoint)
     check_replaceable(output)
     index, marker = chain.index, chain.marker

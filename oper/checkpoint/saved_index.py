@@ -178,8 +178,8 @@ def _tensor(
     held = sum(math.prod(shard.sizes) for shard in shards)
     if held != math.prod(shape):
         raise _UnsoundError(
-            f"{name[:80]!r} of shape {shape} has shards of {held} values, and "
-            f"{math.prod(shape)} were needed"
+            f"{name[:80]!r} of shape {shape} has shards of {held} values instead of "
+            f"{math.prod(shape)}"
         )
     shards.sort(key=lambda each: each.offsets)
     if not _tile(shape, shards):
@@ -249,7 +249,7 @@ def _kind(value: Any) -> str:
 
 def _fields(value: Any, kind: str) -> Mapping[str, Any]:
     if _kind(value) != kind or not isinstance(value.state, dict):
-        raise _UnsoundError(f"holds a {_kind(value)[:40]} where a {kind} was needed")
+        raise _UnsoundError(f"holds a {_kind(value)[:40]} instead of a {kind}")
     return value.state
 
 

@@ -159,8 +159,8 @@ def read_shard_rows(
             ) from error
         if record.bytes != row_bytes * (shard.sizes[0] if shard.sizes else 1):
             raise OperError(
-                f"{what}: has {record.bytes:,} bytes, and a tensor of {shard.sizes} in "
-                f"{tensor.dtype} was needed; the file was changed: write the checkpoint again"
+                f"{what}: expected a tensor of {shard.sizes} in {tensor.dtype}, got "
+                f"{record.bytes:,} bytes; the file was changed: write the checkpoint again"
             )
         whole = record.bytes <= MOST_WHOLE_BYTES
         start, count = (0, record.bytes) if whole else (row_bytes * first, row_bytes * rows)

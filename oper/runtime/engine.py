@@ -528,7 +528,7 @@ def _signals(node: Node, counters: Sequence[str], device: Device) -> Signals:
 
 def _check_bounds(bounds: str) -> None:
     if bounds not in BOUNDS:
-        raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
+        raise OperError(f"bounds: expected one of {', '.join(BOUNDS)}; got {bounds!r}")
 
 
 def _check_agreement(

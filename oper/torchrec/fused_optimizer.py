@@ -19,6 +19,7 @@ from oper.base.units import finite_number
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.tables.optimizers import State
 from oper.torchrec.state_dict import STEPS, TableBlocks
+from oper.torchrec.uncopied import Uncopied
 
 # Settings that torch's optimizers read from their groups. Groups of tables have none of them, so
 # that a script has set those that are there.
@@ -67,7 +68,7 @@ class StepCount:
         self._blocks.write_steps(value)
 
 
-class BucketOptimizer(FusedOptimizer):
+class BucketOptimizer(Uncopied, FusedOptimizer):
     """The optimizer of tables that share settings.
 
     `params` maps keys to parameters, which are empty; `tables` maps the same keys to the numbers of
@@ -121,15 +122,6 @@ class BucketOptimizer(FusedOptimizer):
             "add_param_group: expected the tables' own groups, got another one: give other "
             "parameters to an optimizer of their own"
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "BucketOptimizer":
-        probe = torch.empty(0)
-        if probe.__deepcopy__({}) is probe:  # DistributedModelParallel.copy, which keeps tensors
-            return self
-        raise self._cannot_be("copied")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._cannot_be("pickled")
 
     def _cannot_be(self, done: str) -> OperError:
         return OperError(

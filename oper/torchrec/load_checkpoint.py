@@ -103,7 +103,7 @@ def load(
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     of_each_rank(lambda: check_parts("load", folder, state), group)
-    found = of_first_rank(lambda: _newest(Path(folder)), group)
+    found = Path(of_first_rank(lambda: str(_newest(Path(folder))), group))
     chain = of_each_rank(lambda: read_chain(found), group)  # which rank 0 has checked
     index, marker = chain.index, chain.marker
     assert marker is not None, "a checkpoint without one is not found"

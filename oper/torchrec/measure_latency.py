@@ -63,6 +63,7 @@ def measure_latency(
     counted = np.array(seconds[warm_up:])
     if not len(counted):
         raise OperError(
-            f"{len(seconds)} requests, and more than the {warm_up} of the warm-up were needed"
+            f"expected more requests than the {warm_up} of the warm-up, got {len(seconds)}: give "
+            "more batches, or lower warm_up"
         )
     return Latencies(counted, len(counted) / (time.perf_counter() - begun)), out

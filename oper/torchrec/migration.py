@@ -127,7 +127,7 @@ def migrate(
     try:
         most = whole_number(bytes_per_step, "bytes_per_step")
         if most < 1:
-            raise OperError(f"bytes_per_step is {most}, and at least 1 was needed")
+            raise OperError(f"bytes_per_step: expected at least 1, got {most}")
         wanted = plan_of(plan)
     except OperError as error:  # as of a folder that one rank alone does not see
         problem = str(error)

@@ -1,9 +1,9 @@
-"""Python objects that ranks tell each other outside of steps, within the engine's deadline.
+"""Values that ranks tell each other outside of steps as JSON, within the engine's deadline.
 
-`group` is None where there is one rank alone. LostRankError names the ranks that did not come.
+`group` is None if there is one rank alone. LostRankError names the ranks that did not come.
 """
 
-import pickle
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,8 +20,8 @@ _LENGTH_BYTES = 8
 
 
 def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
-    """Return what rank 0 makes, on all ranks. If it fails, the others raise an OperError that says
-    the same."""
+    """Return what rank 0 makes, a value of JSON, on all ranks. If rank 0 fails, the others raise an
+    OperError with the same text."""
     if group is None:
         return make()
     made: Any = None
@@ -45,7 +45,7 @@ def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
 
 def of_each_rank(make: Callable[[], _T], group: Group | None) -> _T:
     """Return what each rank makes by itself, before all go on together. If one fails, the others
-    raise an OperError that says the same."""
+    raise an OperError with the same text."""
     failure, said = None, ""
     try:
         made = make()
@@ -71,16 +71,16 @@ def is_first(group: Group | None) -> bool:
 
 
 def gathered(value: _T, group: Group | None) -> list[_T]:
-    """Return the values of all ranks."""
+    """Return the values of all ranks, which are JSON's: tuples come as lists."""
     if group is None:
         return [value]
-    mine = pickle.dumps(value)
+    mine = json.dumps(value).encode()
     sizes = group.gather(len(mine).to_bytes(_LENGTH_BYTES, "little"), _COME)
     most = max(int.from_bytes(size, "little") for size in sizes)
-    padded = torch.frombuffer(bytearray(mine.ljust(most, b"\0")), dtype=torch.uint8)
+    padded = torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8)
     boxes = torch.empty(group.ranks * most, dtype=torch.uint8)
     group.run(dist.all_gather_into_tensor, boxes, padded, action=_COME)
-    return [pickle.loads(box.numpy().tobytes()) for box in boxes.split(most)]
+    return [json.loads(box.numpy().tobytes()) for box in boxes.split(most)]
 
 
 def ranks_of(group: Group | None) -> int:

@@ -34,6 +34,7 @@ from oper.runtime.comm.group import Group
 from oper.runtime.memory.runtime_plan import plan_digest
 from oper.torchrec.objects_of_ranks import gathered, is_first, of_each_rank, of_first_rank, ranks_of
 from oper.torchrec.parallel_model import fused_optimizer_of
+from oper.torchrec.save_plans import plan_from_json, plan_to_json, result_from_json, result_to_json
 from oper.torchrec.saved_before import begin_deltas
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_parts import check_loadable, check_parts, parts_of
@@ -61,17 +62,17 @@ def save(
     where the folder is taken, has deltas upon it, or cannot be written.
     """
     check_type("save", "model", model, nn.Module)
-    group = next(iter(sharded_collections(model).values())).blocks.group
+    blocks = next(iter(sharded_collections(model).values())).blocks
 
     def check() -> None:
         check_type("save", "step", step, int, type(None))
         check_parts("save", folder, state)
 
-    of_each_rank(check, group)
-    alike = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
-    check_alike("save", alike, group)
+    of_each_rank(check, blocks.group)
+    given = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
+    blocks.agree("save", given)
     with streaming(model):
-        content = of_each_rank(lambda: state_to_save(model, state), group)
+        content = of_each_rank(lambda: state_to_save(model, state), blocks.group)
         marker = write_checkpoint(model, Path(folder), content, step, overwrite)
     if deltas:
         begin_deltas(model, Path(folder), marker)
@@ -104,13 +105,10 @@ def write_checkpoint(
             if table.ids.kind != "dense"
         }
 
-        def mark() -> Marker:
-            described = {**files, INDEX: describe_file(made / INDEX)}
-            marker = Marker(step, plan, ranks_of(group), described, delta, save, ids)
-            marker.write(made)
-            return marker
-
-        return of_first_rank(mark, group)
+        files[INDEX] = of_first_rank(lambda: describe_file(made / INDEX), group)
+        marker = Marker(step, plan, ranks_of(group), files, delta, save, ids)
+        of_first_rank(lambda: marker.write(made), group)
+        return marker
 
 
 def _write_parts(
@@ -137,11 +135,12 @@ def _write_parts(
                 "was: free space or choose another path, and save again"
             ) from error
 
-    plans = gathered(of_each_rank(plan, group), group)
+    plans = gathered(plan_to_json(of_each_rank(plan, group)), group)
     # The same on all ranks, as their plans are.
-    planned, metadata = planner.create_global_plan(plans)
+    planned, metadata = planner.create_global_plan([plan_from_json(each) for each in plans])
     mine = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
-    results = gathered(of_each_rank(write, group), group)
+    written = gathered([result_to_json(each) for each in of_each_rank(write, group)], group)
+    results = [[result_from_json(each) for each in of_rank] for of_rank in written]
     of_first_rank(lambda: writer.finish(metadata, results), group)
 
 
@@ -152,19 +151,6 @@ def streaming(model: nn.Module) -> Iterator[None]:
         for module in sharded_collections(model).values():
             stack.enter_context(module.blocks.streaming())
         yield
-
-
-def check_alike(function: str, given: Mapping[str, Any], group: Group | None) -> None:
-    """OperError on all ranks where they were given other things: those of rank 0 would be taken,
-    and a folder that the others name would not be there."""
-    for name in given:
-        mine, *others = gathered(given[name], group)
-        for rank, theirs in enumerate(others, 1):
-            if theirs != mine:
-                raise OperError(
-                    f"{function}: {name} is {mine!r} on rank 0 and {theirs!r} on rank {rank}; give "
-                    "all ranks the same"
-                )
 
 
 def state_to_save(model: nn.Module, state: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -253,12 +239,12 @@ def _folder_of_all(folder: Path, group: Group | None, overwrite: bool) -> Iterat
     if none of them has failed."""
     with ExitStack() as stack:
 
-        def begin() -> Path:
+        def begin() -> str:
             if overwrite:
                 check_replaceable(folder)
-            return stack.enter_context(atomic_folder(folder, FORMAT, overwrite))
+            return str(stack.enter_context(atomic_folder(folder, FORMAT, overwrite)))
 
-        made = of_first_rank(begin, group)
+        made = Path(of_first_rank(begin, group))
         unseen = [r for r, is_there in enumerate(gathered(made.is_dir(), group)) if not is_there]
         if unseen:
             raise OperError(

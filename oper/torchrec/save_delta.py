@@ -16,7 +16,7 @@ from oper.base.errors import OperError, check_type
 from oper.checkpoint.delta_rows import TOUCHED, UPON
 from oper.checkpoint.marker import Delta, Marker
 from oper.torchrec.objects_of_ranks import of_each_rank, of_first_rank
-from oper.torchrec.save_checkpoint import check_alike, state_to_save, write_checkpoint
+from oper.torchrec.save_checkpoint import state_to_save, write_checkpoint
 from oper.torchrec.saved_before import SavedBefore, begin_deltas, saved_before
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.state_dict import TableBlocks
@@ -43,7 +43,8 @@ def save_delta(
     """
     check_type("save_delta", "model", model, nn.Module)
     collections = sharded_collections(model)
-    group = next(iter(collections.values())).blocks.group
+    first = next(iter(collections.values())).blocks
+    group = first.group
 
     def given() -> SavedBefore:
         check_type("save_delta", "step", step, int, type(None))
@@ -51,7 +52,7 @@ def save_delta(
         return saved_before(model)
 
     before = of_each_rank(given, group)
-    check_alike("save_delta", {"folder": str(folder), "step": step}, group)
+    first.agree("save_delta", {"folder": str(folder), "step": step})
     of_first_rank(lambda: _check(Path(folder), before), group)
     with ExitStack() as stack:
         numbers: dict[str, TouchedIds] = {}

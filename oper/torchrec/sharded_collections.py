@@ -40,6 +40,7 @@ from oper.torchrec import module_tables, table_parameters
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
 from oper.torchrec.table_parameters import OptimizersOfTable, TableParameters
+from oper.torchrec.uncopied import Uncopied
 
 
 @dataclass
@@ -57,7 +58,7 @@ class BatchContext(Multistreamable):
             self.batch.record_stream(stream)
 
 
-class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
+class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
     """The part that both collections share. `module` is the unsharded one.
 
     A module on the meta device gets initial rows by its configs' `init_fn`, the same for any plan
@@ -134,17 +135,6 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         fills = [config.init_fn for config in self._configs]
         self._blocks.replaced(range(len(fills)))
         initial_values.fill_tables(self._engine, fills)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        # DistributedModelParallel.copy copies models while tensors stay as they are, and so do
-        # the tables then; a second set of them is not to be had.
-        probe = torch.empty(0)
-        if probe.__deepcopy__({}) is probe:
-            return self
-        raise self._cannot_be("copied")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._cannot_be("pickled")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # torch's quantisation gives every module its qconfig, and then swaps those whose types it

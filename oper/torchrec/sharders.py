@@ -99,8 +99,8 @@ class OperSharder(BaseEmbeddingSharder):
         _check_types(fused_params)
         if cache is not None and not isinstance(cache, CacheSettings):
             raise OperError(
-                f"cache is a {type(cache).__name__}, and oper.CacheSettings was needed, such as "
-                "oper.CacheSettings('10%')"
+                f"cache: expected oper.CacheSettings, got a {type(cache).__name__}: give for "
+                "example oper.CacheSettings('10%')"
             )
         super().__init__(fused_params)
         self._plan, self._cache = plan, cache
@@ -112,7 +112,7 @@ class OperSharder(BaseEmbeddingSharder):
             "spare": finite_number(spare, "spare"),
         }
         if spare < 0:
-            raise OperError(f"spare is {spare:g}, and a share of at least 0 was needed")
+            raise OperError(f"spare: expected a share of at least 0, got {spare:g}")
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The sharding types that TorchRec's own planner may put into a plan; they are not read."""

@@ -48,7 +48,7 @@ def plan_of(given: Any) -> Plan:
     if isinstance(given, str | Path):
         return Plan.load(given)
     raise OperError(
-        f"the plan is a {type(given).__name__}, and one of OPER's was needed, or its folder: see "
+        f"the plan: expected one of OPER's, or its folder, got a {type(given).__name__}: see "
         "oper.Plan.load and oper.make_plan"
     )
 

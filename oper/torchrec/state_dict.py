@@ -161,6 +161,11 @@ class TableBlocks:
         given = {f"table {self._tables[table].name!r}": "given" for table in tables}
         self._engine.node.agree_on(given, "the tables of a state dict")
 
+    def agree(self, function: str, given: Mapping[str, Any]) -> None:
+        """OperError on all ranks unless they gave a function equal arguments, by their names."""
+        arguments = {name: repr(value) for name, value in given.items()}
+        self._engine.node.agree_on(arguments, f"the arguments of {function}")
+
     @torch.inference_mode(mode=False)
     def read_steps(self, table: int) -> torch.Tensor:
         """A copy of the number of steps of the optimizer, [1], as a state of a table."""
@@ -296,8 +301,8 @@ class TableBlocks:
         if given != whole:
             what = f"{state.name} of its optimizer" if state else "weight"
             raise OperError(
-                f"table {planned.name!r}: the state dict's {what} is {given}, and {whole} was "
-                "needed"
+                f"table {planned.name!r}: the state dict's {what}: expected shape {whole}, got "
+                f"{given}: load a state dict of the same model"
             )
         parts = _local_parts(value)
         if parts is None:

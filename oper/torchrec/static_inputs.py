@@ -172,9 +172,9 @@ def _field_names(value: Any) -> list[str]:
 
 def _unknown(value: Any) -> OperError:
     return OperError(
-        f"a captured step is given, or returns, a {type(value).__name__}; tensors, "
-        "KeyedJaggedTensors, numbers and text, and lists, tuples, dicts and dataclasses of them "
-        "were needed"
+        "a captured step: expected it to take and return tensors, KeyedJaggedTensors, numbers and "
+        "text, and lists, tuples, dicts and dataclasses of them, got a "
+        f"{type(value).__name__}: give and return those alone"
     )
 
 

@@ -125,7 +125,7 @@ def _write_index(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": (5, 3)}, r"has shards of 12 values, and 15 were needed"),
+        ({"size": (5, 3)}, r"has shards of 12 values instead of 15"),
         ({"sizes": ((2, 3), (3, 3))}, r"of shape \(4, 3\) has a shard of \(3, 3\) at \(2, 0\)"),
         ({"offsets": ((0, 0), (1, 0))}, "has two shards of the same values"),
         ({"places": 1}, r"has no place for its part at \(2, 0\)"),
@@ -249,6 +249,16 @@ def test_a_tuple_of_one_tuple_many_times_is_refused(
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(OperError, match="a tuple of more than 4096 values"):
         read_index(tmp_path)
+
+
+def test_a_number_that_is_kept_again_stands_for_the_last_value(tmp_path: Path) -> None:
+    doubled = b"h\x00h\x00\x86q\x000"
+    content = b"\x80\x02)q\x000" + doubled * 40 + b"N."
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(OperError, match="a tuple of more than 4096 values"):
+        read_index(tmp_path)
+    content = b"\x80\x02K\x01q\x000K\x02q\x000h\x00."
+    assert load_index(io.BufferedReader(cast(Any, io.BytesIO(content)))) == 2
 
 
 _PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

@@ -229,7 +229,7 @@ def test_an_export_replaces_only_an_export(made: Path, tmp_path: Path, ending: s
 
 
 def test_what_cannot_be_exported_is_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(OperError, match=r"ends in \.safetensors or \.parquet was needed"):
+    with pytest.raises(OperError, match=r"ends in \.safetensors or \.parquet, got '\.csv'"):
         export(made, "t", tmp_path / "t.csv")
     with pytest.raises(OperError, match="table 'u': is not in the checkpoint; its tables are 't'"):
         export(made, "u", tmp_path / "u.parquet")

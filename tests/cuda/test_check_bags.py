@@ -58,7 +58,7 @@ def test_reports_are_left_in_turns(device: Device) -> None:
         expected[number % 3] = [-1, number]
         assert slots.tolist() == expected
     assert posted.tolist() == [7]
-    with pytest.raises(ValueError, match=r"slots: shape \[6\], and \[slots, 2\] was needed"):
+    with pytest.raises(ValueError, match=r"slots: expected \[slots, 2\], at least one, got \[6\]"):
         device.start("post_report", report, slots.view(-1), posted, device.stream)
 
 

@@ -43,13 +43,13 @@ def test_what_cannot_be_captured_is_told(ranks: Ranks, library: str | None) -> N
         [
             'shard the model with device="cuda:0"',
             "has no collection that OPER sharded",
-            "a captured step is given, or returns, a set",
+            "a captured step: expected .* dataclasses of them, got a set",
             "call the batch's length_per_key()",
             "does not require grad",
             "gradients of earlier batches are held back",
             "in an earlier batch: feature .*: id 1000000, number",
             r"the step cannot be captured: .* as \.item\(\)",
-            "is given, or returns, a JaggedTensor",
+            "a captured step: expected .*, got a JaggedTensor",
         ],
         strict=True,
     ):

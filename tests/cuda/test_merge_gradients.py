@@ -63,9 +63,9 @@ def test_layouts_that_are_refused(device: Device) -> None:
         lay_out(torch.tensor([0, 1, 2, 3]), [4, 4])
     with pytest.raises(ValueError, match="dims: 961 buckets, and at most 960"):
         lay_out(torch.zeros(MOST_BUCKETS + 2, dtype=torch.int64), [4] * (MOST_BUCKETS + 1))
-    with pytest.raises(ValueError, match="dims: -1"):
+    with pytest.raises(ValueError, match=r"dims: expected .*, got -1"):
         lay_out(torch.tensor([0, 1]), [-1])
-    with pytest.raises(TypeError, match="before: dtype Int"):
+    with pytest.raises(TypeError, match="before: expected dtype int64, got Int"):
         lay_out(torch.tensor([0, 1], dtype=torch.int32), [4])
 
 
@@ -196,13 +196,13 @@ def test_lists_without_buckets(device: Device) -> None:
 def test_lists_that_are_refused(device: Device) -> None:
     part = torch.arange(2), torch.tensor([[0, 2], [0, 8]]), torch.rand(8)
     longer = torch.arange(2), torch.tensor([[0, 2, 2], [0, 8, 8]]), torch.rand(8)
-    with pytest.raises(ValueError, match="as many of each were needed, and one at least"):
+    with pytest.raises(ValueError, match="expected equal numbers of them, at least one"):
         device.start("merge_gradients", [device.put(part[0])], [], [], [4], device.stream)
     with pytest.raises(ValueError, match="groups: of unlike shapes"):
         merge(device, [part, longer], [4], 0)
     with pytest.raises(ValueError, match="dims: 2 buckets, and 1 groups"):
         merge(device, [part, part], [4, 4], 0)
-    with pytest.raises(TypeError, match="values: dtype Double"):
+    with pytest.raises(TypeError, match="values: expected dtype float32, got Double"):
         merge(device, [part, (*part[:2], part[2].double())], [4], 0)
-    with pytest.raises(ValueError, match=r"groups: shape \[2\]"):
+    with pytest.raises(ValueError, match=r"groups: expected \[2, groups \+ 1\], got \[2\]"):
         merge(device, [(part[0], part[1][0], part[2])], [4], 0)

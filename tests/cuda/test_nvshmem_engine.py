@@ -162,7 +162,7 @@ def test_where_there_is_no_room_for_gradients_smaller_batches_are_advised(
     plan = plan_of(case, mode="training", fetch="distinct")
     given = (case, plan, str(emulated), str(emulated_nvshmem))
     for outcome in mortal_ranks.run(2, nvshmem_engines.train_without_room, *given):
-        assert "bytes of NVSHMEM's memory were needed" in str(outcome)
+        assert "bytes of NVSHMEM's memory on" in str(outcome)
         assert "make batches smaller, plan with a larger `reserve`" in str(outcome)
 
 

@@ -139,7 +139,9 @@ def test_what_does_not_fit_is_refused(device: Device) -> None:
         batch.on(device)
     batch = Batch(0, [6], [8])
     batch.grad = batch.grad.double()
-    with pytest.raises(TypeError, match="grad: dtype Double"):
+    with pytest.raises(
+        TypeError, match="grad: expected dtype float32, float16 or bfloat16, got Double"
+    ):
         batch.on(device)
 
 

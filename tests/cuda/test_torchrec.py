@@ -89,7 +89,7 @@ REFUSED = {
     "two nodes": (r"a row for each access, and the ranks are on 2 nodes: .*fetch='dis",) * 2,
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
     "absent": (r"rank 1 failed: device cuda:7: there", r"^device cuda:7: there"),
-    "no gloo": (r"one for the CPU was needed: .*cpu:gloo,cuda:nccl",) * 2,
+    "no gloo": (r"expected a backend for the CPU, got .*cpu:gloo,cuda:nccl",) * 2,
 }
 
 

@@ -69,7 +69,7 @@ def test_united_rows_are_found(device: Device, seed: int, groups: int, relays: i
 
 def test_lists_that_do_not_fit_are_refused(device: Device) -> None:
     slots, before = device.put(torch.tensor([1, 2])), torch.tensor([0, 2])
-    with pytest.raises(ValueError, match="1 and 2 of them"):
+    with pytest.raises(ValueError, match="got 1 and 2"):
         device.start("unite_slots", [slots], [before, before], [], device.stream)
     with pytest.raises(IndexError, match="before: 1 is none of 1 groups"):
         device.start("unite_slots", [slots], [before], [1], device.stream)

@@ -268,7 +268,7 @@ def test_other_ids_read_row_zero(ranks):
 def test_plans_that_pool_other_tables_are_found_to_differ(ranks):
     plans = [PLAN, replace(PLAN, pooled_tables=()), PLAN]
     found = ranks.run(3, fault_cases.start_each, [CASE] * 3, plans, [{}] * 3)
-    assert all("plan must be the same on all ranks" in text for text in found)
+    assert all("plan: expected the same on all ranks" in text for text in found)
 
 
 def test_a_compiled_graph_is_refused(ranks):

@@ -79,7 +79,7 @@ def test_answers_of_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_cannot_be_served_is_said() -> None:
     engine, case = engine_of("inference")
-    with pytest.raises(OperError, match="3 requests, and more than the 3 of the warm-up"):
+    with pytest.raises(OperError, match="expected more requests than the 3 of the warm-up, got 3"):
         measure_latency(engine, [batch_of(case, step, 0) for step in range(3)])
     wrong = KeyedJaggedTensor(["f9"], torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(OperError, match="'f0': the batch does not hold it"):

@@ -36,7 +36,7 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     ),
     "a plan of something else": (
         lambda model: oper.shard(model, cast(Any, 7)),
-        "the plan is a int, and",
+        "the plan: expected one of OPER's, or its folder, got a int",
     ),
     "sharded twice": (
         lambda model: oper.shard(oper.shard(model, plan_of(model)), plan_of(Model("meta"))),

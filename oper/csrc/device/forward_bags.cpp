@@ -132,7 +132,8 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   check_size(count, 0, kMostThings / std::max<int64_t>(destinations, 1), "features");
   const std::vector<int64_t> node = nodes_of(destination_of, destinations);
   check_codes(slot_bits, code_words);
-  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: one for each rank was needed");
+  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
+                    destination_of.size(), ", one per rank, got ", places.size());
   std::vector<int64_t> code, bound, feature_from, base, stride;
   for (const int64_t place : places) {
     check_size(place, 0, (int64_t{1} << (62 - slot_bits)) - 1, "places");
@@ -241,13 +242,14 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   check_on(kept, addresses, "kept");
   a.kept = elements<int32_t>(kept, a.given.bags, "kept");
   a.features = features.size(0);
-  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == a.features,
-                    "forwards: one for each of ", a.features, " features was needed");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == a.features, "forwards: expected ",
+                    a.features, ", one per feature, got ", forwards.size());
   check_size(forwarded_features, 0, kMostThings, "forwarded_features");
-  TORCH_CHECK_VALUE(!fields.empty() || received.empty(), "fields: one at least was needed");
+  TORCH_CHECK_VALUE(!fields.empty() || received.empty(), "fields: expected at least one, got none");
   const auto clients = static_cast<int64_t>(received.size());
   const int64_t head = kHeads * forwarded_features;
-  TORCH_CHECK_VALUE(heads && heads->is_cpu(), "heads: on the host, were needed");
+  TORCH_CHECK_VALUE(heads && heads->is_cpu(), "heads: expected them on the host, got ",
+                    heads ? heads->device().str() : "none");
   const auto* of_client = elements<int64_t>(*heads, product(clients, head, "heads"), "heads");
   std::vector<int64_t> first_bag, stays;
   a.own = a.given.accesses;
@@ -327,7 +329,9 @@ void move_vectors(const at::Tensor& bags, const at::Tensor& places, at::IntArray
   const c10::DeviceGuard guard(bags.device());
   check_on(places, bags, "places");
   check_on(vectors, bags, "vectors");
-  TORCH_CHECK_VALUE(counts.size() == dims.size(), "counts, dims: as many of each were needed");
+  TORCH_CHECK_VALUE(counts.size() == dims.size(),
+                    "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
+                    dims.size());
   VectorArguments a{};
   a.places = elements<int64_t>(places, "places");
   a.bags = const_cast<float*>(elements<float>(bags, "bags"));

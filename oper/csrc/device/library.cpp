@@ -79,7 +79,7 @@ BatchReport* report_of(const std::optional<at::Tensor>& report) {
   if (!report) return nullptr;
   TORCH_CHECK_VALUE(
       report->scalar_type() == at::kLong && report->numel() == 2 && report->is_contiguous(),
-      "report: two int64 were needed");
+      "report: expected two contiguous int64, got ", report->scalar_type(), " ", report->sizes());
   return static_cast<BatchReport*>(report->mutable_data_ptr());
 }
 

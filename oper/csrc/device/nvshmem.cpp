@@ -137,8 +137,10 @@ void fetch_rows(const at::Tensor& addresses, const at::Tensor& positions,
   const c10::DeviceGuard guard(addresses.device());
   check_bases(bases, rank);
   const int64_t ranks = bases.size(1) - 1, buckets = static_cast<int64_t>(widths.size());
-  TORCH_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: one for each base was needed");
-  TORCH_CHECK_VALUE(row_bytes.size() == widths.size(), "row_bytes: one a bucket was needed");
+  TORCH_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: expected one per base, ",
+                    bases.sizes(), ", got ", symmetric.sizes());
+  TORCH_CHECK_VALUE(row_bytes.size() == widths.size(), "row_bytes: expected ", widths.size(),
+                    ", one per bucket, got ", row_bytes.size());
   for (const at::Tensor* given :
        {&positions, &run_start, &slots, &run_count, &bases, &symmetric, &row_bytes_there, &buffer})
     check_on(*given, addresses, "what is fetched by");
@@ -177,7 +179,7 @@ void get_pieces(const at::Tensor& pieces, const at::Tensor& source, const at::Te
                 int64_t stream) {
   const c10::DeviceGuard guard(buffer.device());
   for (const at::Tensor* given : {&pieces, &source}) check_on(*given, buffer, "what is fetched by");
-  TORCH_CHECK_VALUE(pieces.dim() == 2, "pieces: [pieces, 4] was needed");
+  TORCH_CHECK_VALUE(pieces.dim() == 2, "pieces: expected [pieces, 4], got ", pieces.sizes());
   PiecesArguments a{};
   a.pieces = structs<RemotePiece>(pieces, "pieces");
   a.size = pieces.size(0);

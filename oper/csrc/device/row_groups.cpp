@@ -110,10 +110,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
                                                                int64_t stream) {
   TORCH_CHECK_VALUE(
       !slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
-      "slots, values, groups: as many of each were needed, and one at least");
+      "slots, values, groups: expected equal numbers of them, at least one, got ", slots.size(),
+      ", ", values.size(), " and ", groups.size());
   const c10::DeviceGuard guard(groups[0].device());
   TORCH_CHECK_VALUE(groups[0].dim() == 2 && groups[0].size(0) == 2 && groups[0].size(1) > 0,
-                    "groups: shape ", groups[0].sizes(), ", and [2, groups + 1] was needed");
+                    "groups: expected [2, groups + 1], got ", groups[0].sizes());
   for (const at::Tensor& of : groups)
     TORCH_CHECK_VALUE(of.sizes() == groups[0].sizes(), "groups: of unlike shapes");
   const auto words = groups[0].options();

@@ -28,8 +28,8 @@ int64_t address_of(const int64_t* place) { return reinterpret_cast<int64_t>(plac
 std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
                                                at::IntArrayRef groups, int64_t stream) {
   TORCH_CHECK_VALUE(!slots.empty() && slots.size() == before.size(),
-                    "slots, before: ", slots.size(), " and ", before.size(),
-                    " of them, and as many were needed, one at least");
+                    "slots, before: expected equal numbers of them, at least one, got ",
+                    slots.size(), " and ", before.size());
   const c10::DeviceGuard guard(slots[0].device());
   const auto number = static_cast<int64_t>(groups.size());
   check_size(number, 0, kMostThings - 1, "groups");

@@ -160,9 +160,8 @@ class Node:
                 f"{rank_names(ranks)}: {digest.hex()[:12]}" for digest, ranks in ranks_with.items()
             )
             raise OperError(
-                f"{what} must be the same on all ranks, and their digests are {groups}: give all "
-                "ranks the same plan, tables and settings, and the same collections in the same "
-                "order"
+                f"{what}: expected the same on all ranks, got the digests {groups}: give all ranks "
+                "the same plan, tables and settings, and the same collections in the same order"
             )
 
     def agree_on(self, settings: Mapping[str, str], what: str) -> None:
@@ -191,8 +190,8 @@ class Node:
                 differences.append(f"{name} is {values}")
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         return OperError(
-            f"{what} must be the same on all ranks, got others: {differences[0]}{more}: give all "
-            "ranks the same"
+            f"{what}: expected the same on all ranks, but {differences[0]}{more}: give all ranks "
+            "the same"
         )
 
     def check_all(self, problem: str, action: str) -> None:
@@ -275,8 +274,9 @@ def check_backend(group: dist.ProcessGroup) -> None:
     wherever their tables are."""
     if "cpu:" not in dist.get_backend_config(group):
         raise OperError(
-            f"the process group's backend is {dist.get_backend(group)}, and one for the CPU "
-            'was needed: init_process_group("gloo"), or "cpu:gloo,cuda:nccl" for ranks on devices'
+            "the process group: expected a backend for the CPU, got "
+            f'{dist.get_backend(group)}: call init_process_group("gloo"), or with '
+            '"cpu:gloo,cuda:nccl" for ranks on devices'
         )
 
 
@@ -299,7 +299,7 @@ def _node_number(nodes: Sequence[int] | None, rank: int, ranks: int) -> int:
         given = []
     if len(given) != ranks:
         raise OperError(
-            f"nodes {nodes!r}: an integer for each of the {ranks} ranks was needed, equal for "
-            "ranks that share memory; leave it out to find them by themselves"
+            f"nodes: expected an integer for each of the {ranks} ranks, equal for ranks that share "
+            f"memory, got {nodes!r}: leave it out to let the ranks find them"
         )
     return given[rank]

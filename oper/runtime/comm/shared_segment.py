@@ -86,8 +86,8 @@ class Segment:
         for left in free_memory():
             if new_bytes > left.free_bytes:
                 raise OperError(
-                    f"{new_bytes:,} bytes of shared memory were needed, and {left.limited_by} has "
-                    f"{left.free_bytes:,} free: make tables or batches smaller, or use more hosts"
+                    f"expected {new_bytes:,} free bytes of shared memory, got {left.free_bytes:,} "
+                    f"of {left.limited_by}: make tables or batches smaller, or use more hosts"
                 )
         os.ftruncate(self.descriptor, bytes)
 
@@ -155,7 +155,7 @@ class DeviceSegment(DeviceMemory):
             memory, descriptor = native.ops().create_device_segment(max(bytes, 1), device)
         except RuntimeError as error:
             raise OperError(
-                f"{bytes:,} bytes of memory were needed on {device}: {first_line(error)}"
+                f"expected {bytes:,} bytes of memory on {device}, got none: {first_line(error)}"
             ) from error
         return cls(memory, descriptor)
 

@@ -170,7 +170,7 @@ class Cuda:
     def __init__(self, torch_device: torch.device | str = "cuda") -> None:
         given = torch.device(torch_device)
         if given.type != "cuda":
-            raise OperError(f"device {given}: a CUDA device was needed, as cuda:0")
+            raise OperError(f"device: expected a CUDA device such as cuda:0, got {given}")
         if not torch.cuda.is_available():
             raise OperError(f"device {given}: there is no CUDA device here: {why_no_device()}")
         number = torch.cuda.current_device() if given.index is None else given.index

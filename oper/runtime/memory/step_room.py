@@ -1,5 +1,5 @@
-"""What a device that has no memory left for a step says: how much was needed, and what a step takes
-(oper/cost/step_memory.py)."""
+"""Errors of a device without memory for a step: the bytes that it lacks, and the memory that a step
+takes (oper/cost/step_memory.py)."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ def device_segment(device: Cuda, what: str, bytes: int) -> DeviceSegment:
     for left in device.free_memory():
         if bytes > left.free_bytes:
             raise NoRoomError(
-                f"{bytes:,} bytes were needed for {what}, and {left.limited_by} has "
-                f"{left.free_bytes:,} free"
+                f"{what}: expected {bytes:,} free bytes, got {left.free_bytes:,} of "
+                f"{left.limited_by}"
             )
     return DeviceSegment.create(bytes, device.torch_device)
 

@@ -171,9 +171,9 @@ class SymmetricMemory:
                 )
         except RuntimeError as error:
             raise NoRoomError(
-                f"{bytes:,} bytes of NVSHMEM's memory were needed on {self._device.torch_device}: "
-                f"{first_line(error)}. Where the device has as much free, NVSHMEM_SYMMETRIC_SIZE "
-                "and NVSHMEM_MAX_MEMORY_PER_GPU may be too small for it"
+                f"expected {bytes:,} bytes of NVSHMEM's memory on {self._device.torch_device}, got "
+                f"none: {first_line(error)}: free memory of the device, or, if it has as much, "
+                "raise NVSHMEM_SYMMETRIC_SIZE and NVSHMEM_MAX_MEMORY_PER_GPU"
             ) from error
         return memory
 

@@ -23,8 +23,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
     lengths are checked where they are looked at (prepare_batch.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
-            f"the batch is a {type(batch).__name__}, and a KeyedJaggedTensor of TorchRec's was "
-            "needed"
+            "the batch: expected a KeyedJaggedTensor of TorchRec's, got a "
+            f"{type(batch).__name__}: make one of it"
         )
     values = batch.values()
     if batch.variable_stride_per_key():
@@ -39,13 +39,13 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
         )
     if values.device != device or values.dtype not in (torch.int32, torch.int64):
         raise OperError(
-            f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "
-            f"int64, on {device}, where the tables are"
+            f"the batch's values: expected ids, int32 or int64, on {device} as the tables are, got "
+            f"{values.dtype} on {values.device}: convert them, or put the batch there"
         )
     if values.dim() != 1:
         raise OperError(
-            f"the batch's values have shape {list(values.shape)}, and one dimension was needed: "
-            "flatten them, as lengths say which bag each is of"
+            f"the batch's values: expected one dimension, got shape {list(values.shape)}: flatten "
+            "them, because lengths say which bag each is of"
         )
     if not weighted:
         return
@@ -54,8 +54,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
         raise OperError("the collection is weighted, and the batch has no weights")
     if weights.shape != values.shape:
         raise OperError(
-            f"the batch has weights of shape {list(weights.shape)}, and one for each of its "
-            f"{values.numel():,} values was needed"
+            f"the batch's weights: expected one for each of {values.numel():,} values, got shape "
+            f"{list(weights.shape)}: give as many weights as ids"
         )
 
 

@@ -63,8 +63,8 @@ class FeatureSet:
         if len(index) != len(keys):
             twice = next(key for n, key in enumerate(keys) if index[key] != n)
             raise OperError(
-                f"feature {twice!r}: the batch holds it {keys.count(twice)} times, and each "
-                "feature once was needed; give a feature of several tables once"
+                f"feature {twice!r}: expected each feature once in the batch, got this one "
+                f"{keys.count(twice)} times: give a feature of several tables once"
             )
         if keys == self._names:
             return None

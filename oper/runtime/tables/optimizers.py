@@ -120,16 +120,16 @@ class Optimizer:
             ("momentum", self.momentum),
         ):
             if finite_number(number, name) < 0:
-                raise OperError(f"{name} {number:g}: a number of at least 0 was needed")
+                raise OperError(f"{name}: expected a number of at least 0, got {number:g}")
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise OperError(
-                    f"optimizer {self.kind}: beta {beta}, and a value in [0, 1) was needed"
+                    f"optimizer {self.kind}: expected betas of at least 0 and below 1, got {beta}"
                 )
 
         if not isinstance(self.stochastic_rounding, bool):
             raise OperError(
-                f"stochastic_rounding={self.stochastic_rounding!r}: True or False was needed"
+                f"stochastic_rounding: expected True or False, got {self.stochastic_rounding!r}"
             )
 
     def for_rows(self, dtype: str) -> "Optimizer":

@@ -61,7 +61,9 @@ def test_ranks_meet_where_more_is_open_than_select_takes() -> None:
 @pytest.mark.parametrize("nodes", [(0,), (0, 0, 0), ("a", "b"), 5])
 def test_node_numbers_that_are_not_one_a_rank(nodes: Any) -> None:
     for error in mortal_ranks.run(2, _join_error, nodes):
-        assert error.startswith(f"nodes {nodes!r}: an integer for each of the 2 ranks")
+        assert error.startswith(
+            "nodes: expected an integer for each of the 2 ranks, equal for ranks that "
+        )
 
 
 def _join_error(rank: int, group: Any, nodes: Any) -> str:
@@ -150,7 +152,7 @@ def _disagree(rank: int, group: Any) -> None:
 def test_ranks_that_differ_are_named_on_all_ranks() -> None:
     for outcome in mortal_ranks.run(3, _disagree):
         assert isinstance(outcome, OperError)
-        assert str(outcome).startswith("the plan must be the same on all ranks")
+        assert str(outcome).startswith("the plan: expected the same on all ranks")
         assert "ranks 0, 2: " in str(outcome)
         assert "rank 1: " in str(outcome)
 

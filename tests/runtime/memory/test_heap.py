@@ -180,7 +180,7 @@ def _differ_in_size(rank: int, group: Any) -> None:
 def test_heaps_of_other_sizes_are_refused() -> None:
     for outcome in mortal_ranks.run(2, _differ_in_size):
         assert isinstance(outcome, OperError)
-        assert "the sizes of the heap and the kind of its device must be the same" in str(outcome)
+        assert "the sizes of the heap and the kind of its device: expected the same" in str(outcome)
 
 
 def _check(rank: int, group: Any, places: list[list[FreeMemory]]) -> None:

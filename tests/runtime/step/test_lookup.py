@@ -142,14 +142,17 @@ def test_copied_rows_that_do_not_fit_are_refused():
     slots, out = torch.tensor([1, 2, 3]), torch.zeros(96, dtype=torch.uint8)
     arena = torch.zeros(10, 16, dtype=torch.uint8).data_ptr()
     for wrong, error in (
-        (([0], [4], [arena], [16], out, [0]), "counts: 4, and 0 to 3"),
-        (([4], [0], [arena], [16], out, [0]), "firsts: 4, and 0 to 3"),
-        (([0], [3], [arena], [16], out, [50]), "out: bytes: 48, and 0 to 46"),
+        (([0], [4], [arena], [16], out, [0]), "counts: expected 0 to 3, got 4"),
+        (([4], [0], [arena], [16], out, [0]), "firsts: expected 0 to 3, got 4"),
+        (([0], [3], [arena], [16], out, [50]), "out: bytes: expected 0 to 46, got 48"),
         (([0], [3], [0], [16], out, [0]), "arenas: one is not mapped here"),
-        (([0], [3], [arena], [0], out, [0]), "row_bytes: 0"),
-        (([0], [3], [arena, arena], [16], out, [0]), "as many of each"),
-        (([0], [3], [arena], [16], out, [0], slots[:2], [5]), "targets: rows: 3, and 0 to 2"),
-        (([0], [3], [arena], [16], out, [0], slots), "as many of each"),
+        (([0], [3], [arena], [0], out, [0]), "row_bytes: expected .*, got 0"),
+        (([0], [3], [arena, arena], [16], out, [0]), "expected equal numbers of them"),
+        (
+            ([0], [3], [arena], [16], out, [0], slots[:2], [5]),
+            "targets: rows: expected 0 to 2, got 3",
+        ),
+        (([0], [3], [arena], [16], out, [0], slots), "expected equal numbers of them"),
     ):
         with pytest.raises(ValueError, match=error):
             ops.copy_rows(slots, *wrong)

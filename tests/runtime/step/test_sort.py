@@ -124,7 +124,7 @@ def test_bad_input():
         sort(arguments[0][:10], *arguments[1:])
     with pytest.raises(IndexError, match="bucket"):
         sort(*arguments[:3], 0, 2, [])
-    with pytest.raises(ValueError, match="rank: 2, and 0 to 1 were needed"):
+    with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
         sort(*arguments[:3], 2, 2, [10, 10])
     for offsets in ([0, 10], [1, 11], [0, 12], [0, 9, 3, 11]):
         with pytest.raises(ValueError, match="offsets"):

@@ -82,13 +82,13 @@ def test_optimizers_of_fused_params(caplog):
         ({"max_norm": 1.0}, "max_norm=1.0"),
         ({"optimizer": "none"}, "optimizer none is not supported"),
         ({"optimizer": "adam", "weight_decay_mode": 1}, "weight_decay_mode=1"),
-        ({"optimizer": "adam", "beta1": 1.0}, "beta 1.0"),
+        ({"optimizer": "adam", "beta1": 1.0}, "expected betas of at least 0 and below 1, got 1.0"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a finite number, got 'nan'"),
         ({"learning_rate": float("inf")}, "learning_rate: expected a finite number, got 'inf'"),
         ({"learning_rate": "0.1"}, "learning_rate: expected a finite number, got '0.1'"),
         ({"learning_rate": None}, "learning_rate: expected a finite number, got 'None'"),
-        ({"learning_rate": -1}, "learning_rate -1: a number of at least 0 was needed"),
-        ({"optimizer": "adam", "eps": -1e-8}, "eps -1e-08: a number of at least 0 was needed"),
+        ({"learning_rate": -1}, "learning_rate: expected a number of at least 0, got -1"),
+        ({"optimizer": "adam", "eps": -1e-8}, "eps: expected a number of at least 0, got -1e-08"),
         (
             {"optimizer": "adam", "weight_decay": float("nan")},
             "weight_decay: expected a finite number, got 'nan'",
@@ -127,9 +127,17 @@ def test_fused_params_that_are_not_supported(fused_params, message):
             {"lr": float("nan")},
             "learning_rate: expected a finite number, got 'nan'",
         ),
-        (torch.optim.SGD, {"momentum": -0.5}, "momentum -0.5: a number of at least 0"),
+        (
+            torch.optim.SGD,
+            {"momentum": -0.5},
+            "momentum: expected a number of at least 0, got -0.5",
+        ),
         (torch.optim.SGD, {"momentum": "0.5"}, "momentum: expected a finite number, got '0.5'"),
-        (torch.optim.SGD, {"weight_decay": -0.5}, "weight_decay -0.5: a number of at least 0"),
+        (
+            torch.optim.SGD,
+            {"weight_decay": -0.5},
+            "weight_decay: expected a number of at least 0, got -0.5",
+        ),
     ],
 )
 def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, message):
@@ -164,7 +172,7 @@ def test_stochastic_rounding_is_asked_for():
     assert not of({}).counts_steps
     with pytest.raises(OperError, match="steps count from 1"):
         of(asked).settings(0.1, 0)
-    with pytest.raises(OperError, match="stochastic_rounding='yes': True or False"):
+    with pytest.raises(OperError, match="stochastic_rounding: expected True or False, got 'yes'"):
         of({"stochastic_rounding": "yes"})
 
 

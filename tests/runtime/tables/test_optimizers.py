@@ -519,10 +519,10 @@ def test_rows_that_are_updated_are_marked():
         expected[torch.cat(ids)] = True
     assert torch.equal(arena.marks, expected)
     arena.marks = expected[:-1]
-    with pytest.raises(ValueError, match=r"marks: shape \[4999\], and one for each of 5000 slots"):
+    with pytest.raises(ValueError, match=r"marks: expected 5000, one per slot, got \[4999\]"):
         arena.update(ids, grads, 3)
     arena.marks = expected.to(torch.uint8)
-    with pytest.raises(TypeError, match="marks: a contiguous bool tensor"):
+    with pytest.raises(TypeError, match="marks: expected a contiguous bool tensor"):
         arena.update(ids, grads, 3)
 
 

@@ -32,7 +32,7 @@ def unlike_rates(rank: int, group: dist.ProcessGroup, kind: str, **options: Any)
     expected = rf"lr of 'wide' is {LR} on {others} and 0\.25 on rank {last}"
     with pytest.raises(OperError, match=expected) as error:
         train_step(model, optimizer, batch(rank))
-    assert "must be the same on all ranks" in str(error.value)
+    assert "expected the same on all ranks" in str(error.value)
     assert all(map(torch.equal, rows_of(model.module.bags), before))
     dist.barrier(group)
 

@@ -315,7 +315,7 @@ def mistaken_alone(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
     """What one rank alone gives wrongly is told to all, and the model trains on."""
     model = small_model(group, {"a": (40, 8)}, "adagrad")
     alone: dict[str, dict[str, Any]] = {
-        "step is 0 on rank 0 and 1 on rank 1; give all ranks the same": {"step": rank},
+        "step is 0 on rank 0 and 1 on rank 1: give all ranks the same": {"step": rank},
         "step: expected int or NoneType, got str": {"step": "1" if rank == 1 else 1},
         "state: expected .*, got int": {"state": 1 if rank == 1 else {}},
         "'model' is the model's own name": {"state": {"model": {}} if rank == 1 else {}},

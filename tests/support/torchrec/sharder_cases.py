@@ -156,7 +156,7 @@ def unlike_models(rank: int, group: dist.ProcessGroup) -> None:
     configs = BAGS[::-1] if rank else BAGS
     reordered.bags = EmbeddingBagCollection(list(configs), device=torch.device("meta"))
     for model, what in ((swapped, "plan"), (reordered, "tables and optimizers")):
-        with pytest.raises(OperError, match=f"{what} must be the same on all ranks"):
+        with pytest.raises(OperError, match=f"{what}: expected the same on all ranks"):
             oper.shard(model, plan, env=env)
 
 

@@ -48,8 +48,8 @@ uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
 
 // The dims of buckets, one each.
 void check_dims(at::IntArrayRef dims, size_t buckets) {
-  TORCH_CHECK_VALUE(dims.size() == buckets, "dims: ", dims.size(), ", and one of each of ", buckets,
-                    " buckets was needed");
+  TORCH_CHECK_VALUE(dims.size() == buckets, "dims: expected ", buckets, ", one per bucket, got ",
+                    dims.size());
   for (int64_t dim : dims) check_size(dim, 1, kMostThings, "dims");
 }
 
@@ -209,7 +209,7 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
 }
 
 void sum_parts(at::TensorList parts, at::Tensor& out, int64_t) {
-  TORCH_CHECK_VALUE(!parts.empty(), "parts: at least one was needed");
+  TORCH_CHECK_VALUE(!parts.empty(), "parts: expected at least one, got none");
   const int64_t size = out.numel();
   float* const to = writable_elements<float>(out, size, "out");
   std::vector<const float*> from;
@@ -375,8 +375,9 @@ Rows merge_messages(at::TensorList messages, const at::Tensor& counts, at::Tenso
 
 at::Tensor digest_rows(const at::Tensor& rows, int64_t block) {
   TORCH_CHECK_VALUE(rows.scalar_type() == at::kByte && rows.dim() == 2 && rows.is_contiguous(),
-                    "rows: contiguous uint8 [rows, bytes] was needed");
-  TORCH_CHECK_VALUE(block > 0, "block: at least one row was needed");
+                    "rows: expected contiguous uint8 [rows, bytes], got ", rows.scalar_type(), " ",
+                    rows.sizes());
+  TORCH_CHECK_VALUE(block > 0, "block: expected at least one row, got ", block);
   const int64_t count = rows.size(0), bytes = rows.size(1);
   block = std::min(block, std::max<int64_t>(count, 1));
   const uint8_t* const from = rows.const_data_ptr<uint8_t>();

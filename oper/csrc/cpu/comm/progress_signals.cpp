@@ -16,8 +16,8 @@ namespace {
 Signal* signals_of(const at::Tensor& signals) {
   constexpr int64_t kWords = sizeof(Signal) / sizeof(int32_t);
   auto* const first = writable_elements<int32_t>(signals, 0, "signals");
-  TORCH_CHECK_VALUE(signals.dim() == 2 && signals.size(1) == kWords, "signals: shape ",
-                    signals.sizes(), ", and [signals, ", kWords, "] was needed");
+  TORCH_CHECK_VALUE(signals.dim() == 2 && signals.size(1) == kWords, "signals: expected [signals, ",
+                    kWords, "], got ", signals.sizes());
   TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(first) % sizeof(Signal) == 0,
                     "signals: must begin on a cache line");
   return reinterpret_cast<Signal*>(first);

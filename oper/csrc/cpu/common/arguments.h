@@ -1,5 +1,5 @@
-// Checks of an operator's arguments. What is wrong is told with the argument's name, what came and
-// what was needed: TypeError for dtypes, ValueError for shapes and values, IndexError for indices.
+// Checks of an operator's arguments. Errors name the argument, the expected value and the given
+// one: TypeError for dtypes, ValueError for shapes and values, IndexError for indices.
 //
 // Every operator checks all that it indexes by, once a call, a table, a feature or a segment,
 // before it reads or writes; what there is one of for each row or access, it checks where that
@@ -64,8 +64,8 @@ inline constexpr const char* kDtypeName<double> = "float64";
 // The elements of a contiguous tensor of T, to be read.
 template <typename T>
 const T* elements(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name, ": dtype ",
-                   tensor.scalar_type(), ", and ", kDtypeName<T>, " was needed");
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name,
+                   ": expected dtype ", kDtypeName<T>, ", got ", tensor.scalar_type());
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
   return tensor.const_data_ptr<T>();
 }
@@ -74,8 +74,8 @@ const T* elements(const at::Tensor& tensor, const char* name) {
 template <typename T>
 const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
   const T* const values = elements<T>(tensor, name);
-  TORCH_CHECK_VALUE(tensor.numel() == size, name, ": ", tensor.numel(),
-                    " contiguous elements, and ", size, " were needed");
+  TORCH_CHECK_VALUE(tensor.numel() == size, name, ": expected ", size, " contiguous elements, got ",
+                    tensor.numel());
   return values;
 }
 
@@ -83,8 +83,8 @@ const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
 template <typename T>
 const T* elements_at_least(const at::Tensor& tensor, int64_t least, const char* name) {
   const T* const values = elements<T>(tensor, name);
-  TORCH_CHECK_VALUE(tensor.numel() >= least, name, ": ", tensor.numel(),
-                    " contiguous elements, and ", least, " were needed");
+  TORCH_CHECK_VALUE(tensor.numel() >= least, name, ": expected at least ", least,
+                    " contiguous elements, got ", tensor.numel());
   return values;
 }
 
@@ -100,15 +100,15 @@ template <typename Struct>
 const Struct* structs(const at::Tensor& tensor, const char* name) {
   constexpr int64_t kWords = sizeof(Struct) / sizeof(int64_t);
   static_assert(sizeof(Struct) == kWords * sizeof(int64_t));
-  TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(1) == kWords, name, ": shape ", tensor.sizes(),
-                    ", and [structs, ", kWords, "] was needed");
+  TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(1) == kWords, name, ": expected [structs, ",
+                    kWords, "], got ", tensor.sizes());
   return reinterpret_cast<const Struct*>(elements<int64_t>(tensor, name));
 }
 
 // Checks that a number of things is from `least` to `most`.
 inline void check_size(int64_t size, int64_t least, int64_t most, const char* name) {
-  TORCH_CHECK_VALUE(size >= least && size <= most, name, ": ", size, ", and ", least, " to ", most,
-                    " were needed");
+  TORCH_CHECK_VALUE(size >= least && size <= most, name, ": expected ", least, " to ", most,
+                    ", got ", size);
 }
 
 // a · b, which must not overflow; neither is negative.
@@ -125,9 +125,8 @@ inline void check_contiguous(const at::Tensor& tensor, const char* name) {
 
 inline void check_same_type(const at::Tensor& tensor, const char* name, const at::Tensor& other,
                             const char* other_name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": dtype ",
-                   tensor.scalar_type(), ", and that of ", other_name, ", ", other.scalar_type(),
-                   ", was needed");
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": expected dtype ",
+                   other.scalar_type(), " as of ", other_name, ", got ", tensor.scalar_type());
 }
 
 // Checks that `index` is one of `size` things, called `what`.
@@ -139,7 +138,7 @@ inline void check_index(int64_t index, int64_t size, const char* name, const cha
 // `what`.
 inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const char* name,
                                     const char* what) {
-  TORCH_CHECK_VALUE(count >= 0, name, ": at least one element was needed");
+  TORCH_CHECK_VALUE(count >= 0, name, ": expected at least one element, got none");
   TORCH_CHECK_VALUE(offsets[0] == 0, name, ": must begin with 0");
   for (int64_t n = 0; n < count; ++n)
     TORCH_CHECK_VALUE(offsets[n] <= offsets[n + 1], name, ": must ascend, and does not at ", what,
@@ -159,8 +158,8 @@ void check_offsets_within(const T* offsets, int64_t count, int64_t last, const c
 // f(T{}) with the type of ids or offsets: int32_t or int64_t.
 template <typename F>
 auto with_index_type(at::ScalarType type, const char* name, const F& f) {
-  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, name, ": dtype ", type,
-                   ", and int64 or int32 was needed");
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, name,
+                   ": expected dtype int64 or int32, got ", type);
   return type == at::kInt ? f(int32_t{}) : f(int64_t{});
 }
 
@@ -168,9 +167,9 @@ auto with_index_type(at::ScalarType type, const char* name, const F& f) {
 template <typename F>
 auto with_counter_type(const at::Tensor& counters, const char* name, const F& f) {
   TORCH_CHECK_TYPE(counters.scalar_type() == at::kUInt32 || counters.scalar_type() == at::kUInt64,
-                   name, ": dtype ", counters.scalar_type(), ", and uint32 or uint64 was needed");
+                   name, ": expected dtype uint32 or uint64, got ", counters.scalar_type());
   TORCH_CHECK_VALUE(counters.dim() == 1 && counters.is_contiguous(), name,
-                    ": one contiguous dimension was needed");
+                    ": expected one contiguous dimension, got shape ", counters.sizes());
   return counters.scalar_type() == at::kUInt32 ? f(uint32_t{}) : f(uint64_t{});
 }
 

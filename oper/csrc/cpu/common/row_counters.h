@@ -32,7 +32,7 @@ RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& 
                                   const at::Tensor& offsets,
                                   const at::Tensor& samples_with_row_offsets) {
   const int64_t ranges = offsets.numel() - 1;
-  TORCH_CHECK_VALUE(ranges >= 0, "offsets: at least one element was needed");
+  TORCH_CHECK_VALUE(ranges >= 0, "offsets: expected at least one element, got none");
   check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
   check_contiguous(samples_with_row, "samples_with_row");
   RowCounters<Counter> counters{

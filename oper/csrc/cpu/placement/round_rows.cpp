@@ -20,8 +20,8 @@ namespace {
 constexpr double kRounding = 1e-9;
 
 const double* shares_of(const at::Tensor& shares, int64_t classes) {
-  TORCH_CHECK_VALUE(shares.dim() == 2 && shares.size(0) == classes, "shares: [", classes,
-                    ", holder sets] was needed");
+  TORCH_CHECK_VALUE(shares.dim() == 2 && shares.size(0) == classes, "shares: expected [", classes,
+                    ", holder sets], got ", shares.sizes());
   return elements<double>(shares, "shares");
 }
 

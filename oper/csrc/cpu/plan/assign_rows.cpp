@@ -35,7 +35,8 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
       elements<int64_t>(entry_samples_with_row, entries, "entry_samples_with_row");
   const int64_t* key_class = elements<int64_t>(entry_class, entries, "entry_class");
   TORCH_CHECK_VALUE(accesses.numel() == first[tables] && samples_with_row.numel() == first[tables],
-                    "accesses, samples_with_row: ", first[tables], " rows were needed");
+                    "accesses, samples_with_row: expected ", first[tables], " rows, got ",
+                    accesses.numel(), " and ", samples_with_row.numel());
   at::Tensor classes = at::empty({accesses.numel()}, at::kInt);
   int32_t* out = classes.data_ptr<int32_t>();
   const auto chunks = cut_chunks(first, tables, kChunkRows, 1);
@@ -72,7 +73,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
 
 at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& counts,
                          const at::Tensor& label) {
-  TORCH_CHECK_VALUE(counts.dim() == 2, "counts: [classes, groups] was needed");
+  TORCH_CHECK_VALUE(counts.dim() == 2, "counts: expected [classes, groups], got ", counts.sizes());
   const int64_t classes = counts.size(0), groups = counts.size(1), rows = class_of_row.numel();
   check_size(groups, 0, kMostThings, "counts: groups");
   RoundRobin turns(elements<int64_t>(counts, classes * groups, "counts"), classes, groups);

@@ -37,8 +37,8 @@ at::Tensor to_tensor(const std::vector<int64_t>& values) {
 Line* lines_in(const at::Tensor& bitmap, int64_t lines) {
   TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
                         bitmap.numel() == lines * (kWordsPerLine + 1),
-                    "bitmap: ", bitmap.numel(), " words, and ", lines,
-                    " contiguous lines of 8 int64 were needed");
+                    "bitmap: expected ", lines, " contiguous lines of 8 int64, got ",
+                    bitmap.numel(), " elements of ", bitmap.scalar_type());
   return static_cast<Line*>(const_cast<void*>(bitmap.const_data_ptr()));
 }
 

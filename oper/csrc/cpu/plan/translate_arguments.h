@@ -36,7 +36,8 @@ inline Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets,
 inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
   TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
                         bitmap.numel() % kLineWords == 0,
-                    "bitmap: contiguous lines of 8 int64 were needed");
+                    "bitmap: expected contiguous lines of 8 int64, got ", bitmap.numel(),
+                    " elements of ", bitmap.scalar_type());
   return static_cast<const Line*>(bitmap.const_data_ptr());
 }
 
@@ -55,7 +56,8 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
                     "stripe_bitmap: must have as many lines as the bitmap, ", lines);
   TORCH_CHECK_VALUE(!everywhere_bitmap || everywhere_bitmap->numel() == bitmap.numel(),
                     "everywhere_bitmap: must have as many lines as the bitmap, ", lines);
-  TORCH_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: [tables, ranks] was needed");
+  TORCH_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: expected [tables, ranks], got ",
+                    stripe_base.sizes());
   for (int64_t s = 0; s < segments.count; ++s) {
     if (segments.offsets[s] == segments.offsets[s + 1]) continue;
     const TableMap& table = tables[segments.table[s]];

@@ -35,17 +35,17 @@ template <typename Id>
 IdColumn<Id> column_of(const at::Tensor& values, const at::Tensor& lengths, int64_t samples,
                        int64_t number) {
   TORCH_CHECK_VALUE(values.dim() == 1 && values.is_contiguous(), "column ", number,
-                    ": contiguous ids were needed");
+                    ": expected contiguous ids in one dimension, got shape ", values.sizes());
   IdColumn<Id> column{values.const_data_ptr<Id>(), values.numel(), nullptr};
   if (lengths.numel() == 0) {
-    TORCH_CHECK_VALUE(values.numel() == samples, "column ", number, ": ", values.numel(),
-                      " ids without lengths, and ", samples, " were needed, one a sample");
+    TORCH_CHECK_VALUE(values.numel() == samples, "column ", number, ": expected ", samples,
+                      " ids without lengths, one per sample, got ", values.numel());
     return column;
   }
   TORCH_CHECK_TYPE(lengths.scalar_type() == at::kInt && lengths.is_contiguous(), "column ", number,
-                   ": contiguous lengths of int32 were needed");
-  TORCH_CHECK_VALUE(lengths.numel() == samples, "column ", number, ": ", lengths.numel(),
-                    " lengths, and ", samples, " were needed");
+                   ": expected contiguous int32 lengths, got ", lengths.scalar_type());
+  TORCH_CHECK_VALUE(lengths.numel() == samples, "column ", number, ": expected ", samples,
+                    " lengths, got ", lengths.numel());
   column.lengths = lengths.const_data_ptr<int32_t>();
   int64_t sum = 0;
   int32_t shortest = samples > 0 ? column.lengths[0] : 0;

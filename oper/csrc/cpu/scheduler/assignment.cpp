@@ -25,8 +25,7 @@ struct Given {
 };
 
 Given checked(const at::Tensor& costs, const at::Tensor& room) {
-  TORCH_CHECK_VALUE(costs.dim() == 2, "costs: shape ", costs.sizes(),
-                    ", and [samples, workers] was needed");
+  TORCH_CHECK_VALUE(costs.dim() == 2, "costs: expected [samples, workers], got ", costs.sizes());
   check_size(costs.size(0), 0, kMostAssigned, "samples");
   check_size(costs.size(1), 1, kMostAssigned, "workers");
   const double* const values = elements<double>(costs, "costs");

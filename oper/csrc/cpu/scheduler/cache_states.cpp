@@ -52,8 +52,8 @@ std::vector<uint64_t> sorted(std::vector<uint64_t> addresses, const char* name) 
 
 std::vector<RowBytes> bytes_of(const at::Tensor& bytes, int64_t widths) {
   const auto* const given = structs<RowBytes>(bytes, "bytes");
-  TORCH_CHECK_VALUE(bytes.size(0) == widths, "bytes: of ", bytes.size(0), " widths, and ", widths,
-                    " were needed");
+  TORCH_CHECK_VALUE(bytes.size(0) == widths, "bytes: expected those of ", widths, " widths, got ",
+                    bytes.size(0));
   return {given, given + widths};
 }
 

@@ -40,7 +40,7 @@ inline Features features_of(const at::Tensor& features, const at::Tensor& segmen
 // f(begins) with the offsets of bags [bags + 1], of int32 or int64, which ascend within `accesses`.
 template <typename F>
 void with_bag_offsets(const at::Tensor& offsets, int64_t accesses, const F& f) {
-  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: bags + 1 elements were needed");
+  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: expected bags + 1 elements, got none");
   with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
     const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
     check_offsets_within(begins, offsets.numel() - 1, accesses, "offsets", "accesses");
@@ -84,7 +84,8 @@ inline int64_t check_features(const Feature* features, int64_t count, int64_t ba
 
 inline void check_bases(const at::Tensor& bases, int64_t rank) {
   TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && bases.size(1) > 1 && rank < bases.size(1) - 1,
-                    "bases: [widths, ranks + 1] was needed, with a column for rank ", rank);
+                    "bases: expected [widths, ranks + 1] with a column for rank ", rank, ", got ",
+                    bases.sizes());
 }
 
 // The type of a lookup's output.

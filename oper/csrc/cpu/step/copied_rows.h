@@ -27,8 +27,10 @@ void for_copied_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArr
   TORCH_CHECK_VALUE(firsts.size() == pieces && arenas.size() == pieces &&
                         row_bytes.size() == pieces && places.size() == pieces &&
                         called.size() == (targets ? pieces : 0),
-                    "firsts, counts, arenas, row_bytes, places, called: as many of each were "
-                    "needed");
+                    "firsts, counts, arenas, row_bytes, places, called: expected equal numbers of "
+                    "them, got ",
+                    firsts.size(), ", ", pieces, ", ", arenas.size(), ", ", row_bytes.size(), ", ",
+                    places.size(), " and ", called.size());
   auto* const to = writable_elements<uint8_t>(out, 0, "out");
   const int64_t most = slots.numel();
   if (targets) elements_at_least<int64_t>(*targets, 0, "targets");

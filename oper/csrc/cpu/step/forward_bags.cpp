@@ -146,7 +146,8 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   std::vector<int64_t> place_of = places.vec();
   place_of.push_back(0);  // of addresses that name no rank
   const Codes codes{place_of.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
-  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: one for each rank was needed");
+  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
+                    destination_of.size(), ", one per rank, got ", places.size());
   const int64_t count = batch.feature_count;
   at::Tensor kept = at::empty({bags_of(addresses, offsets)}, at::kInt);
   auto* const kept_of = kept.mutable_data_ptr<int32_t>();
@@ -250,8 +251,8 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   check_codes({}, slot_bits, code_words);
   const Codes codes{nullptr, static_cast<int>(slot_bits), static_cast<int>(code_words)};
   const int64_t count = batch.feature_count;
-  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: one for each of ",
-                    count, " features was needed");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: expected ", count,
+                    ", one per feature, got ", forwards.size());
   for (const int64_t number : forwards)
     TORCH_CHECK_VALUE(number >= 0, "forwards: ", number, " accesses of a feature");
   const int32_t* const kept_of = elements<int32_t>(kept, bags_of(addresses, offsets), "kept");
@@ -333,7 +334,9 @@ struct BagVectors {
              int64_t elements_there, int64_t values)
       : place(elements<int64_t>(places, "places")),
         dim(dims.vec()) {
-    TORCH_CHECK_VALUE(counts.size() == dims.size(), "counts, dims: as many of each were needed");
+    TORCH_CHECK_VALUE(counts.size() == dims.size(),
+                      "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
+                      dims.size());
     for (size_t f = 0; f < counts.size(); ++f) {
       check_size(counts[f], 0, places.numel() - first_bag.back(), "counts");
       check_size(dims[f], 0, kMostThings, "dims");

@@ -243,8 +243,8 @@ void with_gradient_type(const at::Tensor& grad, const F& f) {
     case at::kHalf: return f(Half{});
     case at::kBFloat16: return f(BFloat{});
     default:
-      TORCH_CHECK_TYPE(false, "grad: dtype ", grad.scalar_type(),
-                       ", and float32, float16 or bfloat16 was needed");
+      TORCH_CHECK_TYPE(false, "grad: expected dtype float32, float16 or bfloat16, got ",
+                       grad.scalar_type());
   }
 }
 

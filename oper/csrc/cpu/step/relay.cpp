@@ -26,8 +26,9 @@ constexpr int64_t kWordBytes = sizeof(int64_t);
 // The distinct slots of each of `groups` in any of the lists, ascending, one group after the other.
 std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
                                                at::IntArrayRef groups, int64_t) {
-  TORCH_CHECK_VALUE(slots.size() == before.size(), "slots, before: ", slots.size(), " and ",
-                    before.size(), " of them, and as many were needed");
+  TORCH_CHECK_VALUE(slots.size() == before.size(),
+                    "slots, before: expected equal numbers of them, got ", slots.size(), " and ",
+                    before.size());
   const auto number = static_cast<int64_t>(groups.size());
   std::vector<std::vector<Gradients>> lists(number);
   int64_t most = 0;
@@ -91,7 +92,8 @@ std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::Ten
                                                    at::TensorList groups, at::IntArrayRef chosen,
                                                    at::IntArrayRef dims) {
   TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size(),
-                    "slots, values, groups: as many of each were needed");
+                    "slots, values, groups: expected equal numbers of them, got ", slots.size(),
+                    ", ", values.size(), " and ", groups.size());
   const auto number = static_cast<int64_t>(chosen.size());
   const auto buckets = static_cast<int64_t>(dims.size());
   TORCH_CHECK_VALUE(buckets == 0 ? number == 0 : number % buckets == 0, "dims: ", buckets,

@@ -55,7 +55,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
                                                                int64_t /*stream*/) {
   TORCH_CHECK_VALUE(
       !slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
-      "slots, values, groups: as many of each were needed, and one at least");
+      "slots, values, groups: expected equal numbers of them, at least one, got ", slots.size(),
+      ", ", values.size(), " and ", groups.size());
   const int64_t number = groups[0].size(-1) - 1, of_bucket = groups_of_bucket(number, dims);
   int64_t most = 0;
   for (size_t n = 0; n < slots.size(); ++n) {

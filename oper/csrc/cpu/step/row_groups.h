@@ -21,7 +21,7 @@ struct RowGroup {
 // How many groups a tensor describes; [first, last) must be some of them.
 inline int64_t check_groups(const at::Tensor& groups, int64_t first, int64_t last) {
   TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+                    "groups: expected [2, groups + 1], got ", groups.sizes());
   const int64_t count = groups.size(1) - 1;
   TORCH_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
                     " of ", count);

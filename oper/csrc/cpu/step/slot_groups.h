@@ -47,9 +47,11 @@ template <typename F>
 void for_united_groups(at::IntArrayRef groups, at::TensorList united, at::TensorList united_before,
                        at::IntArrayRef fields, at::IntArrayRef firsts, const F& f) {
   TORCH_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
-                    "groups, fields, firsts: as many of each were needed");
+                    "groups, fields, firsts: expected equal numbers of them, got ", groups.size(),
+                    ", ", fields.size(), " and ", firsts.size());
   TORCH_CHECK_VALUE(united.size() == united_before.size(),
-                    "united, united_before: as many of each were needed");
+                    "united, united_before: expected equal numbers of them, got ", united.size(),
+                    " and ", united_before.size());
   size_t i = 0;
   for (size_t n = 0; n < united.size(); ++n) {
     const SlotGroups all(united[n], united_before[n], "united");

@@ -203,7 +203,8 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
 }
 
 bool one_per_bag(const at::Tensor& offsets) {
-  TORCH_CHECK_VALUE(offsets.dim() == 1, "offsets: one dimension was needed");
+  TORCH_CHECK_VALUE(offsets.dim() == 1, "offsets: expected one dimension, got shape ",
+                    offsets.sizes());
   return with_index_type(offsets.scalar_type(), "offsets", [&](auto zero) {
     using Offset = decltype(zero);
     const auto* const at = elements<Offset>(offsets, "offsets");

@@ -64,8 +64,8 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
                                 at::IntArrayRef group, int64_t arena_slots, int64_t dim) {
   TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size() &&
                         slots.size() == group.size(),
-                    "slots, values, groups, group: ", slots.size(), ", ", values.size(), ", ",
-                    groups.size(), " and ", group.size(), " of them, and as many were needed");
+                    "slots, values, groups, group: expected equal numbers of them, got ",
+                    slots.size(), ", ", values.size(), ", ", groups.size(), " and ", group.size());
   std::vector<Gradients> lists;
   for (size_t n = 0; n < slots.size(); ++n) {
     const RowGroup of =

@@ -25,8 +25,8 @@ size_t number_of(c10::string_view name) {
 // The settings of a step, which come as StepSettings.
 inline Settings settings_of(at::ArrayRef<double> values) {
   constexpr size_t kSize = sizeof(StepSettings) / sizeof(double);
-  TORCH_CHECK_VALUE(values.size() == kSize, "settings: ", values.size(), " values, and ", kSize,
-                    " were needed");
+  TORCH_CHECK_VALUE(values.size() == kSize, "settings: expected ", kSize, " values, got ",
+                    values.size());
   StepSettings given;
   std::memcpy(&given, values.data(), sizeof(given));
   TORCH_CHECK_VALUE(given.rounding_step >= 0 && given.rounding_step <= 0x1p53,
@@ -39,9 +39,10 @@ inline uint8_t* marks_of(const std::optional<at::Tensor>& marks, const at::Tenso
   if (!marks) return nullptr;
   TORCH_CHECK_TYPE(marks->scalar_type() == at::kBool && marks->is_contiguous() &&
                        marks->device() == rows.device(),
-                   "marks: a contiguous bool tensor where the rows are was needed");
-  TORCH_CHECK_VALUE(marks->dim() == 1 && marks->numel() == rows.size(0), "marks: shape ",
-                    marks->sizes(), ", and one for each of ", rows.size(0), " slots was needed");
+                   "marks: expected a contiguous bool tensor on ", rows.device(), ", got ",
+                   marks->scalar_type(), " on ", marks->device());
+  TORCH_CHECK_VALUE(marks->dim() == 1 && marks->numel() == rows.size(0), "marks: expected ",
+                    rows.size(0), ", one per slot, got ", marks->sizes());
   return static_cast<uint8_t*>(marks->data_ptr());
 }
 
@@ -49,13 +50,15 @@ inline uint8_t* marks_of(const std::optional<at::Tensor>& marks, const at::Tenso
 inline Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
                       size_t optimizer, const std::optional<at::Tensor>& marks) {
   check_size(dim, 1, kMostThings, "dim");
-  TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16, "dtype: ", dtype,
-                    ", and 0 (float32), 1 (float16) or 2 (bfloat16) was needed");
+  TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16,
+                    "dtype: expected 0 (float32), 1 (float16) or 2 (bfloat16), got ", dtype);
   for (const at::Tensor& part : {rows, state})
     TORCH_CHECK_TYPE(part.scalar_type() == at::kByte && part.dim() == 2 && part.is_contiguous(),
-                     "rows, state: contiguous uint8 [slots, bytes] were needed");
-  TORCH_CHECK_VALUE(rows.size(0) == state.size(0), "rows, state: ", rows.size(0), " and ",
-                    state.size(0), " slots, and equal numbers were needed");
+                     "rows, state: expected contiguous uint8 [slots, bytes], got ",
+                     part.scalar_type(), " ", part.sizes());
+  TORCH_CHECK_VALUE(rows.size(0) == state.size(0),
+                    "rows, state: expected equal numbers of slots, got ", rows.size(0), " and ",
+                    state.size(0));
   const Arena arena{static_cast<uint8_t*>(rows.data_ptr()),
                     rows.size(1),
                     static_cast<uint8_t*>(state.data_ptr()),

@@ -108,8 +108,7 @@ __device__ __forceinline__ void add_accesses(const LookupArguments& a, const Sou
 
 constexpr int kLookupThreads = 256;
 
-// Tiles are of a bag for each group of kLanes threads. A block takes every gridDim.x-th tile, so
-// that all blocks have bags of all features, however unlike the features' bags are.
+// Tiles are of a bag for each group of kLanes threads.
 template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted, typename Source>
 __global__ void __launch_bounds__(kLookupThreads, Source::kBlocks)
     pool_bags(const __grid_constant__ typename Source::Arguments a) {
@@ -121,13 +120,8 @@ __global__ void __launch_bounds__(kLookupThreads, Source::kBlocks)
   Source source(a, static_cast<int64_t>(blockIdx.x) * kGroups + group, lane, kLanes);
   // Lanes beyond the end of a row help to bring the others' rows.
   const int64_t last = Source::kGets ? a.dim + lane * kCount : a.dim;
-  int f = 0;
-  const int tiles = tiles_of(a);
-  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
-    go_to_tile(a, tile, f);
-    const LookupFeature& feature = a.features[f];
-    const int64_t i = static_cast<int64_t>(tile - a.first_tile[f]) * kGroups + group;
-    if (i >= feature.bags) continue;
+  for_tiles<kGroups>(a, group, [&](const LookupFeature& feature, int64_t i) {
+    if (i >= feature.bags) return;
     const auto [begin, length] = bag_at(a, feature.first_bag + i);
     const int64_t end = begin + length;
     for (int64_t first = lane * kCount; first < last; first += kLanes * kCount) {
@@ -149,7 +143,7 @@ __global__ void __launch_bounds__(kLookupThreads, Source::kBlocks)
       if (feature.mean && length > 1) divide(sum, length);
       store_values(a, feature.out_base + i * feature.out_stride, first, sum);
     }
-  }
+  });
 }
 
 // Adds the rows of a feature's bag i but the first, and divides where means are asked for.

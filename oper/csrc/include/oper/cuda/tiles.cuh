@@ -36,6 +36,19 @@ __device__ __forceinline__ void go_to_tile(const RowArguments& a, int tile, int&
   while (tile >= a.first_tile[feature + 1]) ++feature;
 }
 
+// Calls f(feature, bag of the feature) for the bag of a group of threads in every gridDim.x-th
+// tile, so that all blocks have bags of all features, however unlike these are. The last tile of a
+// feature may have fewer bags than groups.
+template <int kGroups, typename F>
+__device__ __forceinline__ void for_tiles(const RowArguments& a, int group, const F& f) {
+  int feature = 0;
+  const int tiles = tiles_of(a);
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
+    go_to_tile(a, tile, feature);
+    f(a.features[feature], static_cast<int64_t>(tile - a.first_tile[feature]) * kGroups + group);
+  }
+}
+
 // Cuts tiles, and starts a kernel with a block for each, or as many as there are at once.
 template <typename Arguments>
 cudaError_t launch_tiles(void (*kernel)(Arguments), Arguments& a, int64_t features, int64_t of_tile,

@@ -52,7 +52,7 @@ __device__ __forceinline__ float add_by_halves(float (&sum)[kValues]) {
 
 constexpr int kWeightThreads = 256;
 
-// Tiles are of a bag for each group of threads, and a block takes every gridDim.x-th one.
+// Tiles are of a bag for each group of threads.
 template <typename Row, int kValues, int kRows>
 __global__ void __launch_bounds__(kWeightThreads, 4)
     weight_gradients(const __grid_constant__ WeightArguments a) {
@@ -61,12 +61,7 @@ __global__ void __launch_bounds__(kWeightThreads, 4)
   if (a.report && a.report->bad_bag != kNothingBad) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
-  int f = 0;
-  const int tiles = tiles_of(a);
-  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
-    go_to_tile(a, tile, f);
-    const LookupFeature& feature = a.features[f];
-    const int64_t i = static_cast<int64_t>(tile - a.first_tile[f]) * kGroups + group;
+  for_tiles<kGroups>(a, group, [&](const LookupFeature& feature, int64_t i) {
     Bag bag;
     if (i < feature.bags) bag = bag_at(a, feature.first_bag + i);
     const int64_t end = bag.begin + bag.length, place = feature.out_base + i * feature.out_stride;
@@ -100,7 +95,7 @@ __global__ void __launch_bounds__(kWeightThreads, 4)
         if (lane == 0 && n + u < end) a.out[n + u] = product / divisor;
       }
     }
-  }
+  });
 }
 
 }  // namespace oper
