@@ -2,14 +2,15 @@
 
 Rank r of W counts files r, r + W, …, and the counters are summed on rank 0 over gloo, chunk by
 chunk, so that hosts need to share neither memory nor a file system. Every wait has a deadline, and
-its error names the ranks that are missing.
+its error names the ranks that are missing. A rank that fails tells the others, which raise its
+error as soon as they wait.
 """
 
 import hashlib
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,8 @@ from oper.profiling.row_counters import Memory
 from oper.profiling.table_options import TableOptions
 from oper.tables.bag_lengths import BagLengths
 
+_ERROR, _HEARD = "oper/error", "oper/heard"  # keys in the group's store
+_HEARD_SECONDS = 5.0  # in which ranks that wait read the error; those that count learn later
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
 
@@ -50,23 +53,26 @@ def count_under_torchrun(
     OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:  # The other ranks write nothing.
-        check_output(output, FORMAT, overwrite)
-    with warnings.catch_warnings():
-        if rank > 0:  # Rank 0 tells of the files for all.
-            warnings.simplefilter("ignore", OperWarning)
-        log = open_log(paths, log_options)
-    if len(log.names) < ranks:
-        raise OperError(
-            f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which count "
-            "whole files: start at most as many ranks as files, or split the log into more files"
-        )
-    if log_options.rows is not None:
-        raise OperError(
-            f"{option('--rows')}: works in one process only; under torchrun pass the files to count"
-        )
-    mine = log.part(rank, ranks)
+    # First of all, so that a rank that refuses something can tell the others.
     with _group(rank, deadline_seconds) as group:
+        if rank == 0:  # The other ranks write nothing.
+            check_output(output, FORMAT, overwrite)
+        with warnings.catch_warnings():
+            if rank > 0:  # Rank 0 tells of the files for all.
+                warnings.simplefilter("ignore", OperWarning)
+            log = open_log(paths, log_options)
+        if len(log.names) < ranks:
+            raise OperError(
+                f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which "
+                "count whole files: start at most as many ranks as files, or split the log into "
+                "more files"
+            )
+        if log_options.rows is not None:
+            raise OperError(
+                f"{option('--rows')}: works in one process only; under torchrun pass the files to "
+                "count"
+            )
+        mine = log.part(rank, ranks)
         prepared = tables.prepare(mine)
         group.barrier()
         prepared = _agreed_tables(prepared, log, tables)
@@ -97,20 +103,53 @@ class _Group:
 
 @contextmanager
 def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
-    """The ranks as a gloo group."""
+    """Make the ranks a gloo group; an error of one rank ends the waits of the others."""
     limit = timedelta(seconds=deadline_seconds)
     try:
         dist.init_process_group("gloo", timeout=limit)
         yield _Group(rank, limit)
     except RuntimeError as error:
         raise OperError(
-            f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
+            _told(rank)
+            or f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
             f"{first_line(error)}; see the messages of the other ranks, or allow more time with "
             f"{option('--deadline')}"
         ) from error
+    except BaseException as error:
+        _tell(rank, error)
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _tell(rank: int, error: BaseException) -> None:
+    """Leave an error of this rank in the group's store, and disconnect, which wakes the others."""
+    kind = "" if isinstance(error, OperError) else f"{type(error).__name__}: "
+    store, ranks = _store(), dist.get_world_size()
+    with suppress(RuntimeError):  # The store may be gone with the rank that serves it.
+        store.set(_ERROR, f"rank {rank} failed: {kind}{error}")
+        store.set(f"{_HEARD}/{rank}", "")
+        dist.destroy_process_group()
+        if rank == 0:  # It may serve the store.
+            others = [f"{_HEARD}/{other}" for other in range(1, ranks)]
+            store.wait(others, timedelta(seconds=_HEARD_SECONDS))
+
+
+def _told(rank: int) -> str:
+    """Return the error that another rank left; "" if none did."""
+    with suppress(RuntimeError, ValueError):
+        store = _store()
+        text = str(store.get(_ERROR).decode()) if store.check([_ERROR]) else ""
+        store.set(f"{_HEARD}/{rank}", "")
+        return text
+    return ""
+
+
+def _store() -> Any:
+    """Return the store of the group."""
+    group: Any = dist.group.WORLD
+    return group.get_group_store()
 
 
 def _agreed_tables(prepared: Prepared, log: Log, tables: TableOptions) -> Prepared:

@@ -109,7 +109,7 @@ class EmbeddingEngine:
         self.tables, self.weighted = tuple(tables), weighted
         self.training = plan.workload.training
         self.before_use: Callable[[], None] | None = None
-        self.node = Node.join(group, deadline_seconds, nodes)
+        self.node = Node.join(group, deadline_seconds, nodes, _first_table(plan, tables))
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
         try:
@@ -518,6 +518,12 @@ class EmbeddingEngine:
                 self._memory.symmetric.close(self.signals)
         finally:
             self._guard.close()
+
+
+def _first_table(plan: Plan, tables: Sequence[EmbeddingTable]) -> str:
+    """Return the name of the first table, "" if there is none or the plan lacks it."""
+    known = (plan.tables[t.index].name for t in tables if t.index < len(plan.tables))
+    return next(known, "")
 
 
 def _signals(node: Node, counters: Sequence[str], device: Device) -> Signals:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.optim.fused import FusedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer
 
 from oper.base.errors import OperError
 from oper.base.units import finite_number
@@ -66,6 +67,32 @@ class StepCount:
 
     def load_state_dict(self, value: torch.Tensor) -> None:
         self._blocks.write_steps(value)
+
+
+class TableOptimizers(CombinedOptimizer):
+    """The optimizers of all tables of a model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states by the parameters' names."""
+        found = super().state_dict()
+        return found | {"state": _StatesByName(found["state"])}
+
+
+class _StatesByName(dict[str, Any]):
+    """States by the parameters' names. `get_optimizer_state_dict` of torch expects numbers in
+    state dicts and would replace the names by numbers, which no optimizer of TorchRec loads."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise OperError(
+                "get_optimizer_state_dict: expected an optimizer of the dense part, got the "
+                "tables' fused_optimizer, whose states have names: call "
+                "model.fused_optimizer.state_dict(), or oper.save(model, folder)"
+            )
+        super().__setitem__(name, value)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 class BucketOptimizer(Uncopied, FusedOptimizer):

@@ -19,6 +19,7 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer
 
 from oper.base.errors import OperError
+from oper.torchrec.fused_optimizer import TableOptimizers
 
 _WRAPPERS = (DistributedModelParallel, DistributedDataParallel, FullyShardedDataParallel)
 _WRAPPED = "_dmp_wrapped_module."  # where DistributedModelParallel keeps its model
@@ -29,6 +30,7 @@ class ShardedModel(DistributedModelParallel):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._table_optimizers = TableOptimizers(super().fused_optimizer.optimizers)
         self.register_load_state_dict_post_hook(_with_names_of_users)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +45,11 @@ class ShardedModel(DistributedModelParallel):
                     if name in parts:
                         return parts[name]
             raise
+
+    @property
+    def fused_optimizer(self) -> TableOptimizers:
+        """The tables' optimizers."""
+        return self._table_optimizers
 
     def no_sync(self) -> None:
         """Refuse DistributedDataParallel's way of accumulation, which tables do not follow."""

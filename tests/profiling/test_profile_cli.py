@@ -2,9 +2,6 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,100 +289,10 @@ def test_other_folders_are_not_overwritten(run: Any, log: Path, tmp_path: Path) 
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
-TORCHRUN = """
-import sys
-import typer
-from oper.cli.profile_commands import profile
-app = typer.Typer()
-app.callback()(lambda: None)
-profile.register(app)
-app()
-"""
-
-
-def test_torchrun_ranks_count_parts(run: Any, tmp_path: Path) -> None:
-    random = np.random.default_rng(1)
-    (tmp_path / "log").mkdir()
-    for part in range(3):
-        # Bags in one file alone: ranks differ in what they keep.
-        lengths = random.integers(0, 4 if part == 1 else 2, 500).astype(np.int32)
-        items = random.integers(0, 100 + part, int(lengths.sum()))
-        np.savez(tmp_path / "log" / f"{part}.npz", item=items, lengths=lengths)
-    (tmp_path / "main.py").write_text(TORCHRUN)
-    arguments = ["--values", "item", "--lengths", "lengths", "--batch-size", "50", "--ranks", "2"]
-    run(tmp_path / "log", "-o", tmp_path / "one", *arguments[:4])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(tmp_path / "main.py"), "profile", str(tmp_path / "log"), *arguments, "--json"]
-    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [*command, "-o", str(tmp_path / "both"), "--deadline", "60s"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**clean, "PYTHONPATH": str(Path(counting.__file__).parents[2])},
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    one, both = Profile.load(tmp_path / "one"), Profile.load(tmp_path / "both", check=True)
-    assert both.tables == one.tables
-    assert both.samples == said["samples"] == 1500
-    np.testing.assert_array_equal(both.accesses, one.accesses)
-    np.testing.assert_array_equal(both.table_samples_with_row(0), one.table_samples_with_row(0))
-    assert both.distinct is not None
-    assert both.distinct.batches == 30
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["both", "log", "main.py", "one"]
-
-
-def test_torchrun_needs_a_file_for_each_rank(
+def test_windows_are_not_counted_under_torchrun(
     run: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(OperError, match="1 files, and torchrun started 2 ranks"):
-        run(log, "-o", tmp_path / "p", *CRITEO)
     with pytest.raises(OperError, match="not under torchrun"):
         run(log, "-o", tmp_path / "p", *CRITEO, "--windows", 2)
-
-
-LATE = """
-import os, sys, time
-from pathlib import Path
-from oper.base.errors import OperError
-from oper.profiling.make_profile import profile
-from oper.profiling.table_options import TableOptions
-
-prepare = TableOptions.prepare
-
-def late(*arguments):
-    time.sleep(6 * int(os.environ["RANK"]))
-    return prepare(*arguments)
-
-TableOptions.prepare = late
-folder = Path(sys.argv[1])
-arrays = {"values": "item", "lengths": "lengths"}
-try:
-    profile(folder / "log", None, folder / "p", under_torchrun=True, deadline=2, **arrays)
-except OperError as error:
-    print(os.environ["RANK"], error, flush=True)
-    sys.exit(2)
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    for part in range(2):
-        np.savez(tmp_path / "log" / f"{part}.npz", item=[1, 2], lengths=np.array([2], np.int32))
-    (tmp_path / "main.py").write_text(LATE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "main.py"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(counting.__file__).parents[2])},
-    )
-    assert done.returncode != 0
-    assert "0 rank 0 lost another rank, or waited 2 s" in done.stdout
-    assert "Ranks 1 failed" in done.stdout
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "main.py"]

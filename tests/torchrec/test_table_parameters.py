@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
@@ -113,6 +117,18 @@ def test_torch_follows_the_names_of_parameters() -> None:
     tables = {name: value.detach().clone() for name, value in parameters.items()}
     with pytest.raises(OperError, match="table 'wide': its parameter was replaced"):
         torch.func.functional_call(model, tables, (batch(0),))
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_torch_cannot_number_the_states_of_tables(groups: bool) -> None:
+    model = sharded()
+    model.fused_optimizer.save_param_groups(groups)
+    with pytest.raises(OperError, match=r"oper.save\(model, folder\)"):
+        get_optimizer_state_dict(model, model.fused_optimizer)
+    dense = torch.optim.SGD(model.over.parameters(), lr=0.1)
+    assert get_optimizer_state_dict(model, dense)["param_groups"]
+    states = model.fused_optimizer.state_dict()["state"]
+    assert type(pickle.loads(pickle.dumps(type(states)(a=1)))) is dict
 
 
 def test_strict_may_come_second_as_in_torch() -> None:

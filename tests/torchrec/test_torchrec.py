@@ -103,3 +103,11 @@ def test_rows_go_with_the_model(worlds):
 
 def test_one_process_needs_no_group():
     cases.alone()
+
+
+def test_ranks_with_losses_of_different_collections_are_told_which(worlds):
+    told = worlds.run(3, cases.losses_of_different_collections, new_group=True)
+    for text in told:
+        assert "all ranks wait, and not for the same" in text
+        assert "(step 1) in the collection of table 'wide'; rank 1 for" in text
+        assert "(step 1) in the collection of table 'seen'; rank 2 for" in text

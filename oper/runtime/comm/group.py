@@ -28,6 +28,7 @@ from oper.runtime.comm.lost_ranks import (
     did_not_come,
     died,
     is_stopped,
+    of_collection,
     pronoun,
     rank_names,
     told,
@@ -60,13 +61,14 @@ class Seen(Protocol):
 class Group:
     """All ranks of a process group, for collectives that each must end within the deadline.
 
-    `processes` are the ids of those ranks' processes that can be seen from here.
+    `processes` are the ids of those ranks' processes that can be seen from here; `table` is the
+    first table of the collection that waits here.
     """
 
-    def __init__(self, group: dist.ProcessGroup, deadline_seconds: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, deadline_seconds: float, table: str = "") -> None:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
-        self._group, self.name = group, group.group_name
+        self._group, self.name, self._table = group, group.group_name, table
         self.members: list[int] = dist.get_process_group_ranks(group)  # by their number in the job
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
@@ -113,17 +115,18 @@ class Group:
 
     def _finish(self, work: Any, action: str, ended: Callable[[Any, float], bool]) -> None:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
+        waiting = of_collection(action, self._table)
         with self._failing(action):
             while not ended(work, SLICE_SECONDS):
                 self.take_in()
-                mark_wait(action)
+                mark_wait(waiting)
                 left = deadline.left()
                 if deadline.seen is None and left <= COMPARE_SECONDS:
                     deadline.seen = self._waits(left)
                 if left <= -HEARTBEAT_SECONDS:  # who came at the deadline has given one too
                     _raise(self._late(deadline.seen, action))
                 if time.monotonic() - began >= HEARTBEAT_SECONDS:
-                    self.heartbeat(action, left)
+                    self.heartbeat(waiting, left)
 
     @contextlib.contextmanager
     def _failing(self, action: str) -> Iterator[None]:

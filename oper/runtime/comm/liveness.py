@@ -35,6 +35,7 @@ from oper.runtime.comm.lost_ranks import (
     did_not_come,
     died,
     left,
+    of_collection,
     rank_names,
     told,
 )
@@ -52,10 +53,10 @@ _WATCH_SECONDS = 0.5  # between two looks at all locks
 
 class Liveness:
     """The other ranks of this rank's node; `group` is that of all ranks, None where there is one
-    rank."""
+    rank. `table` is the first table of the collection that waits here."""
 
-    def __init__(self, rank: int, group: Group | None) -> None:
-        self._rank, self._group = rank, group
+    def __init__(self, rank: int, group: Group | None, table: str = "") -> None:
+        self._rank, self._group, self._table = rank, group, table
         self._sockets: dict[int, str] = {}  # addresses, of all other ranks of the node
         self._locks: dict[int, int] = {}  # descriptors of their lock files
         self._lock: int | None = None  # our own
@@ -212,14 +213,15 @@ class Liveness:
             self._group.check()  # a rank that said why it failed, before it ended
         if dead:
             raise LostRankError(died(dead, self._rank, action))
-        mark_wait(action)
+        waiting = of_collection(action, self._table)
+        mark_wait(waiting)
         left = deadline.left()
         if deadline.seen is None and left <= COMPARE_SECONDS:
             deadline.seen = self.waits()
         if left <= -HEARTBEAT_SECONDS and late:  # who came at the deadline has a mark by then
             raise LostRankError(self._late(late, deadline, action))
         if late and self._group is not None and 1 + len(self._sockets) < self._group.ranks:
-            self._group.heartbeat(action, left)  # other nodes may wait for this rank
+            self._group.heartbeat(waiting, left)  # other nodes may wait for this rank
 
     def waits(self) -> dict[int, str]:
         """The last wait mark of each rank of this node; none before the ranks share memory."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from oper.base.errors import OperError
 
+_COLLECTION = " in the collection of table "
+
 
 class LostRankError(OperError):
     """A rank failed, died or is late. The text is true on every rank, and is passed on as it is."""
@@ -62,8 +64,17 @@ def did_not_come(
     )
 
 
+def of_collection(action: str, table: str) -> str:
+    """Return an action with the collection that it is part of, by its first table; "" for none."""
+    return f"{action}{_COLLECTION}{table!r}" if table else action
+
+
 def all_wait(reasons: Mapping[int, str]) -> str:
-    """The text that all ranks wait, each for the others to do something else."""
+    """Return the text that all ranks wait, each for the others to do something else. It names
+    collections if ranks wait for one action in several."""
+    actions = {rank: what.partition(_COLLECTION)[0] for rank, what in reasons.items()}
+    if len({*actions.values()}) == len({*reasons.values()}):
+        reasons = actions
     waits = "; ".join(f"rank {r} for others to {what}" for r, what in sorted(reasons.items()))
     return (
         f"all ranks wait, and not for the same ({waits}): they must call what all ranks take "

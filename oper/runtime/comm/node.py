@@ -38,16 +38,18 @@ class Node:
     None where there is one. Not to be used in a forked child.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
+    def __init__(
+        self, group: "dist.ProcessGroup | None", deadline_seconds: float, table: str = ""
+    ) -> None:
         """A node of its own; `join` makes those of several ranks."""
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self.group: Group | None = None
         self.rank, self.ranks = 0, 1
         if group is not None and dist.get_world_size(group) > 1:
-            self.group = Group(group, deadline_seconds)
+            self.group = Group(group, deadline_seconds, table)
             self.rank, self.ranks = self.group.rank, self.group.ranks
         self.peers: tuple[int, ...] = (self.rank,)
-        self.liveness = Liveness(self.rank, self.group)
+        self.liveness = Liveness(self.rank, self.group, table)
         self._process = os.getpid()
         self._resources = contextlib.ExitStack()
         self._messages = Messages(self.rank, self.liveness, self._resources)
@@ -59,20 +61,22 @@ class Node:
         group: "dist.ProcessGroup | None",
         deadline_seconds: float = 60.0,
         nodes: Sequence[int] | None = None,
+        table: str = "",
     ) -> "Node":
         """Find the ranks of this rank's node. To be called by all ranks of the group (None: there
         is one rank) together.
 
         `nodes`, one number a rank, separates ranks that could share memory: those with different
-        numbers then do not. OperError names ranks that died or did not come in time, here and in
-        whatever the ranks do together later.
+        numbers then do not. `table` is the first table of the collection that the ranks make, by
+        which errors tell collections apart. OperError names ranks that died or did not come in
+        time, here and in whatever the ranks do together later.
         """
         if group is None:
-            return cls(None, deadline_seconds)
+            return cls(None, deadline_seconds, table)
         if dist.get_rank(group) < 0:
             raise OperError("this process is no member of the process group that was given")
         check_backend(group)
-        node = cls(group, deadline_seconds)
+        node = cls(group, deadline_seconds, table)
         try:
             node._find_peers(_node_number(nodes, node.rank, node.ranks))
         except BaseException as error:

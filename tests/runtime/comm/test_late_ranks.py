@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oper.base.errors import OperError
+from oper.runtime.comm.lost_ranks import all_wait, of_collection
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from tests.support.runtime import mortal_ranks
@@ -92,3 +93,23 @@ def test_ranks_of_two_nodes() -> None:
     for text in (first, second, last):
         assert "rank 2 did not come within" in text or told in text, (first, second, last)
         assert "all ranks wait" not in text
+
+
+@pytest.mark.parametrize(
+    ("waits", "named"),
+    [
+        ([("update", "a"), ("update", "b")], True),
+        ([("update", "a"), ("update", "b"), ("save", "a")], True),
+        ([("update", "a"), ("save", "b")], False),
+        ([("update", "a"), ("save", "a"), ("update", "a")], False),
+        ([("update", ""), ("save", "")], False),
+    ],
+)
+def test_collections_are_named_where_waits_would_read_alike(
+    waits: list[tuple[str, str]], named: bool
+) -> None:
+    text = all_wait({rank: of_collection(*wait) for rank, wait in enumerate(waits)})
+    for rank, (action, table) in enumerate(waits):
+        collection = f" in the collection of table '{table}'" if named else ""
+        assert f"rank {rank} for others to {action}{collection}" in text
+    assert ("collection" in text) == named

@@ -346,3 +346,15 @@ def alone() -> None:
         reference_state(reference),
     )
     made.load_state_dict(Model("cpu").state_dict())
+
+
+def losses_of_different_collections(rank: int, group: dist.ProcessGroup) -> str:
+    """Return what is said where the loss of rank 1 is of sequences and that of others of bags."""
+    model, _ = sharded(group, "sgd", deadline_seconds=3.0)
+    inputs = batch(rank)
+    bags, sequences = model.bags(inputs.ids).values(), model.sequences(inputs.ids)
+    first = next(iter(sequences.values())).values()
+    loss = first.sum() if rank == 1 else bags.sum()
+    with pytest.raises(OperError) as error:
+        loss.backward()
+    return str(error.value)
