@@ -29,7 +29,7 @@ def make_model(spec: str, plan: Plan) -> nn.Module:
     path = Path(name)
     if not colon or not wanted or path.suffix != ".py":
         raise OperError(
-            f"model {spec!r}: a Python file and a function in it were needed, such as model.py:make"
+            f"model {spec!r}: expected a Python file and a function in it, such as model.py:make"
         )
     if not path.is_file():
         raise OperError(f"model {spec!r}: {path}: no such file")
@@ -40,7 +40,7 @@ def make_model(spec: str, plan: Plan) -> nn.Module:
     model = _called(path, function, *arguments)
     if not isinstance(model, nn.Module):
         raise OperError(
-            f"model {spec!r}: returned a {type(model).__name__}, and a torch.nn.Module was needed"
+            f"model {spec!r}: expected to return a torch.nn.Module, got {type(model).__name__}"
         )
     return model
 
@@ -84,8 +84,8 @@ def _takes_plan(function: Any, spec: str) -> bool:
     ]
     if len(needed) > 1 or any(p.kind == p.KEYWORD_ONLY for p in needed):
         raise OperError(
-            f"model {spec!r}: takes {', '.join(p.name for p in needed)}, and a function of no "
-            "arguments, or of the plan alone, was needed"
+            f"model {spec!r}: expected a function of no arguments, or of the plan alone, got one "
+            f"that takes {', '.join(p.name for p in needed)}"
         )
     return bool(needed)
 
