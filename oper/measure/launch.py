@@ -40,9 +40,9 @@ def measure_local(
     cores = len(os.sched_getaffinity(0))
     if not on_devices and ranks > _MOST_A_CORE * cores:
         raise OperError(
-            f"measuring: expected at most {_MOST_A_CORE * cores:,} ranks, {_MOST_A_CORE} for each of "
-            f"{plural(cores, 'core')}, got {ranks:,}; measure fewer, because more would wait for each "
-            "other"
+            f"measuring: expected at most {_MOST_A_CORE * cores:,} ranks, {_MOST_A_CORE} for each "
+            f"of {plural(cores, 'core')}, got {ranks:,}; measure fewer, because more would wait "
+            "for each other"
         )
     store = local_store(0, deadline_seconds, is_master=True)
     arguments = (ranks, store.port, deadline_seconds, amounts, row_bytes, on_devices)

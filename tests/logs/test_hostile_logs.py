@@ -239,9 +239,9 @@ def test_times_are_warned_of_where_a_rule_was_given(tmp_path: Path, rule: str, k
         (lambda: Table("a", -1), "expected at least 1 row, got -1"),
         (lambda: Table("a", 0, ids=IdRule("hash")), "expected at least 1 row, got 0"),
         (
-            lambda: oper.Workload("training", "raw", 1.5),
+            lambda: oper.Workload("training", "raw", 1.5),  # type: ignore[arg-type]
             "batch size: expected a whole number, got '1.5'",
-        ),  # type: ignore[arg-type]
+        ),
         (
             lambda: oper.Workload("training", "raw", 10**30),
             "batch size: expected 1 to 1,099,511,627,776 samples, got 1,000",

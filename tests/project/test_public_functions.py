@@ -203,8 +203,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "row: expected a whole number, got '0.5'": lambda f: oper.explain(f.plan, "hot", 0.5),  # type: ignore[arg-type]
     "row 3000 of table 'hot': its rows are 0 to 2999": lambda f: oper.explain(f.plan, "hot", 3000),
     "compare: profile: expected .*got int": lambda f: oper.compare(
-        3, "cpu:2", oper.Workload("inference")
-    ),  # type: ignore[arg-type]
+        3,  # type: ignore[arg-type]
+        "cpu:2",
+        oper.Workload("inference"),
+    ),
     "write_report: plan: expected .*got int": lambda f: oper.write_report(3, "x.html"),  # type: ignore[arg-type]
 }
 
