@@ -110,7 +110,7 @@ def test_torchrecs_configs_are_tables() -> None:
     assert made.accesses.tolist() == [0, 1, 1, 0, 1, 2, 0, 0, 2, 0, 0]
     for wrong, words in (
         ([bags, "u"], r"tables\[1\]: expected oper.Table,.*; got str"),
-        ([bags, ids], r"tables\[1\] is a Tensor"),
+        ([bags, ids], r"tables\[1\]: expected oper.Table,.*; got Tensor"),
         (bags, "tables: expected .* in a list; .*; got EmbeddingBagConfig"),
         (Table("f", 5), "tables: expected .* in a list; .*; got Table"),
         (7, "tables: expected .* in a list; .*; got int"),

@@ -330,7 +330,7 @@ def test_latencies_that_a_file_leaves_out_are_the_usual_ones(tmp_path: Path) -> 
     [
         (
             {"link_cost": np.full((2, 2), 1e308)},
-            "rank 0 reading from rank 0 : expected .* 1e-18 to .*got 1e.308",
+            "rank 0 reading from rank 0: expected .* 1e-18 to .*got 1e.308",
         ),
         (
             {"link_cost": np.zeros((2, 2))},
@@ -364,7 +364,7 @@ def test_errors_name_the_line(tmp_path: Path) -> None:
     with pytest.raises(OperError, match=r"t.yaml, line 2, column 5: is not YAML"):
         Topology.load(str(path))
     path.write_text("")
-    with pytest.raises(OperError, match="holds nothing"):
+    with pytest.raises(OperError, match=r"expected a mapping of name, .*, got nothing"):
         Topology.load(str(path))
 
 
@@ -516,7 +516,9 @@ def test_devices_that_are_not_there_are_named() -> None:
 
 
 def test_more_ranks_than_cores_can_run_are_refused() -> None:
-    with pytest.raises(OperError, match=r"100,000 ranks on .* at most"):
+    with pytest.raises(
+        OperError, match=r"expected at most .* ranks, 8 for each of .*, got 100,000"
+    ):
         measure_local(100_000)
 
 

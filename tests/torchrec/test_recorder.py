@@ -113,7 +113,12 @@ def test_what_cannot_be_recorded():
         pass
     with pytest.raises(OperError, match="counted nothing: run the model"):
         recorder.profile()
-    with oper.record(model), pytest.raises(OperError, match=r"collection both.*'f' is 4; table"):
+    with (
+        oper.record(model),
+        pytest.raises(
+            OperError, match=r"collection both.*in feature 'f', as table 'both' has 4 rows, got 4"
+        ),
+    ):
         model(kjt([0, 4]), kjt([1, 3]))
 
 

@@ -67,10 +67,10 @@ def test_a_segment_lives_as_long_as_its_views() -> None:
 def test_a_segment_is_not_made_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [FreeMemory("the machine", "machine", 1 << 40), FreeMemory("the group", "1:2", 5000)]
     monkeypatch.setattr(segment_module, "free_memory", lambda: here)
-    with pytest.raises(OperError, match=r"6,000 bytes .* the group has 5,000 free"):
+    with pytest.raises(OperError, match=r"expected 6,000 free bytes .*, got 5,000 of the group"):
         Segment.create(6000, 6000, "test")
     segment = Segment.create(4000, 1 << 20, "test")
-    with pytest.raises(OperError, match=r"5,001 bytes .* the group has 5,000 free"):
+    with pytest.raises(OperError, match=r"expected 5,001 free bytes .*, got 5,000 of the group"):
         segment.grow(9001)
     assert segment.bytes == 4000
 

@@ -303,7 +303,7 @@ int64_t pack_rows(const at::Tensor& slots, const at::Tensor& groups, const at::T
   std::vector<RowGroup> of;
   int64_t size = 0;
   for (size_t b = 0; b < buckets.size(); ++b) {
-    check_size(buckets[b].count, 0, int64_t{1} << 31, "counts: of what int32 numbers");
+    check_size(buckets[b].count, 0, int64_t{1} << 31, "count that int32 can number");
     of.push_back(buckets[b].count == 0 ? RowGroup{}
                                        : row_group(groups, group[b], group[b] + 1, dims[b],
                                                    slots.numel(), values.numel()));
