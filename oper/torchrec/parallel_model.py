@@ -76,20 +76,26 @@ class ShardedModel(DistributedModelParallel):
         return found
 
     def load_state_dict(
-        self, state_dict: Any, prefix: str | bool = "", strict: bool = True, assign: bool = False
+        self,
+        state_dict: Any,
+        prefix: str | bool = "",
+        strict: bool | None = None,
+        assign: bool = False,
     ) -> Any:
         """Load a state dict; raises OperError with `assign`, because tables keep their rows.
 
-        `prefix` comes second in TorchRec; a bool there is `strict`, which comes second in torch.
+        The second argument is TorchRec's `prefix`, or torch's `strict` if it is a bool; the third
+        is then torch's `assign`.
         """
         if isinstance(prefix, bool):
+            assign = assign or bool(strict)
             strict, prefix = prefix, ""
         if assign:
             raise OperError(
                 "load_state_dict: expected assign=False, got True, and rows stay where the plan "
                 "has them: leave assign out"
             )
-        return super().load_state_dict(state_dict, prefix, strict)
+        return super().load_state_dict(state_dict, prefix, strict is not False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
         # Torch calls this of a part of a model, and then loads the parts inside by their own names.

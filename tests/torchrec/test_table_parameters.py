@@ -139,6 +139,8 @@ def test_strict_may_come_second_as_in_torch() -> None:
     assert bool((model.state_dict()["bags.embedding_bags.wide.weight"] == 1).all())
     lacking = {n: 2 * v for n, v in state.items() if n != "bags.embedding_bags.mean.weight"}
     model.load_state_dict(lacking, False)
+    with pytest.raises(RuntimeError, match=r"Missing key.*embedding_bags\.mean\.weight"):
+        model.load_state_dict(lacking, True, False)
     assert bool((model.state_dict()["bags.embedding_bags.wide.weight"] == 2).all())
 
 
@@ -147,6 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "pickle": (lambda model: pickle.dumps(model.fused_optimizer), "cannot be pickled: save its"),
     "no_sync": (lambda model: model.no_sync(), r"expected oper\.accumulate\(model\)"),
     "assign": (lambda model: model.load_state_dict({}, assign=True), "expected assign=False"),
+    "assign third": (lambda model: model.load_state_dict({}, False, True), "expected assign=False"),
 }
 
 
