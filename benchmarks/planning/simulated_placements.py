@@ -21,6 +21,7 @@ from oper.planner.baselines.baseline import NoPlacementError
 from oper.planner.baselines.torchrec_planner import (
     Shard,
     ask,
+    count_shards,
     group_sums,
     read_shards,
     request,
@@ -144,7 +145,7 @@ def torchrec_placement(profile: Profile, case: Case) -> Method | None:
         return None
     shards = read_shards(answer["shards"], profile)
     sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
-    sums = group_sums(problem, shards, whole_row_sums(problem, shards))
+    sums = group_sums(problem, shards, whole_row_sums(problem, count_shards(problem, shards)))
     cost = problem.price(sets, sums)
     parts = list(shard_parts(shards, profile, case.workload.mode, problem.ranks))
     placed = Placement(sets.source.astype(np.int64), sets.holds, parts, "dense")

@@ -104,23 +104,29 @@ def memory_limit(plan: Plan) -> str:
 
 
 def simple_plans_of(plan: Plan) -> str | None:
-    """Return `simple_plans_sentence` of a plan."""
-    seconds = plan.cost.objective_seconds
+    """Return `simple_plans_sentence` of a plan; None of a plan without a predicted step."""
+    if plan.step_time is None:
+        return None
+    seconds = plan.step_time.seconds
     return simple_plans_sentence(seconds, plan.held_out, plan.simple_plans, memory_limit(plan))
 
 
 def simple_plans_sentence(
     seconds: float, held_out: HeldOut | None, simple: Sequence[SimplePlan], limit: str
 ) -> str | None:
-    """Say how many times faster a plan is than placing tables without counts, or which `limit`
-    these exceed; None if that was not priced."""
+    """Say how many times faster a plan, whose step takes `seconds`, is than placing tables without
+    counts, or which `limit` these exceed; None if that was not priced."""
     fitting = [each for each in simple if each.fits]
     parts = []
     if fitting:
-        parts.append(_faster([(each.method, each.objective_seconds) for each in fitting], seconds))
-        later = [(e.method, e.held_out_seconds) for e in fitting if e.held_out_seconds is not None]
+        parts.append(_faster([(each.method, each.step_seconds) for each in fitting], seconds))
+        later = [
+            (each.method, each.held_out_step_seconds)
+            for each in fitting
+            if each.held_out_step_seconds is not None
+        ]
         if held_out is not None and later:
-            parts[0] += f" (held out: {_faster(later, held_out.objective_seconds)})"
+            parts[0] += f" (held out: {_faster(later, held_out.step_seconds)})"
     parts += [
         f"{METHOD_NAMES[each.method]} does not fit: it takes {format_factor(each.memory_factor)} "
         f"times {limit}"

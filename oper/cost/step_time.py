@@ -309,6 +309,11 @@ class BatchRows:
         return np.stack([*(of for a in amounts for of in (a.rows, a.bytes)), self.updates])
 
     @staticmethod
+    def is_bytes() -> NDArray[np.bool_]:
+        """Return which of the figures are bytes, the others rows, [13]."""
+        return np.array([*(False, True) * (len(fields(BatchRows)) - 1), True])
+
+    @staticmethod
     def of_figures(figures: Floats) -> "BatchRows":
         """The inverse of `figures`."""
         amounts = [Amount(figures[n], figures[n + 1]) for n in range(0, len(figures) - 1, 2)]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
-VERSION = 4
+VERSION = 5
 FORMAT = Format(
     MARKER,
     SCHEMA,
@@ -120,11 +120,11 @@ class Plan(Summarised):
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
     sums that come from each node for a byte of the rows that they are sums of, by which the plan is
-    priced. step_time: what a step takes, by its phases; None of a plan that was put together by
-    hand, and where tables lie in the hosts' memory. seconds: spent on each step of planning; none
-    of a plan from a folder. companions: each writes what belongs into the plan's folder beside it,
-    such as vocabularies and moves. read_vocabularies: reads those of the tables; None of a plan
-    that was put together by hand.
+    priced. step_time: the predicted step, by its phases, those of the hosts' tables last; None of
+    a plan that was put together by hand. seconds: spent on each step of planning; none of a plan
+    from a folder. companions: each writes what belongs into the plan's folder beside it, such as
+    vocabularies and moves. read_vocabularies: reads those of the tables; None of a plan that was
+    put together by hand.
     """
 
     tables: tuple[Table, ...]

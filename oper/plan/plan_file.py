@@ -104,7 +104,7 @@ class Stated:
     memories together.
     """
 
-    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step_time")
+    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio")
 
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
@@ -122,9 +122,9 @@ class Stated:
     arena_slots: list[list[int]]
     topology: dict[str, Any]
     tables: list[dict[str, Any]]
+    step_time: StepTime | None
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
-    step_time: StepTime | None = None
 
 
 def to_json(value: Any) -> Any:

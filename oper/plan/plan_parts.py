@@ -13,6 +13,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.objective import Cost
+from oper.cost.step_time import StepTime
 from oper.plan.layout_parts import (
     LayoutPart,
     in_table_order,
@@ -97,6 +98,7 @@ def _plan_of(plan: Plan, memory: Memory) -> Plan:
     part = replace(
         select(plan, memory.tables),
         memories=(whole,),
+        step_time=None,
         asked=replace(plan.asked, tier=()),
         whole_certificate=None,
         companions=(),
@@ -143,8 +145,18 @@ def join_memories(
         counts=_join_counts(parts, [plan.counts for plan in plans]),
         memories=(on_devices, replace(host.memories[0], name=HOST, tables=tuple(in_hosts))),
         distinct_ratio=np.stack(by_table("distinct_ratio")) if measured else None,
-        step_time=None,
+        step_time=_step_of(plans),
     )
+
+
+def _step_of(plans: Sequence[Plan]) -> StepTime | None:
+    """The steps of a plan of each memory, one after the other; the last is that of the hosts."""
+    steps = [plan.step_time for plan in plans]
+    *of_devices, of_hosts = steps
+    if of_hosts is None or None in of_devices:
+        return None
+    phases = [replace(phase, name=f"{HOST} {phase.name}") for phase in of_hosts.phases]
+    return StepTime((*(phase for step in of_devices if step for phase in step.phases), *phases))
 
 
 def _join_counts(parts: list[LayoutPart], counts: list[ListedCounts]) -> ListedCounts:

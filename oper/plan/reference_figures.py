@@ -19,13 +19,14 @@ class HeldOutSource(StrEnum):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A plan's objective under the counts of data that came after those it was made from, in
-    seconds, and a lower bound on that of every plan for these later data."""
+    """A plan's predicted step and objective under the counts of data that came after those it was
+    made from, in seconds, and a lower bound on the objective of every plan for these later data."""
 
     DERIVED: ClassVar = ("certified_gap",)  # in JSON beside the fields
 
     source: HeldOutSource
     samples: int
+    step_seconds: float
     objective_seconds: float
     lower_bound_seconds: float
 
@@ -45,15 +46,18 @@ class SimpleMethod(StrEnum):
 
 @dataclass(frozen=True)
 class SimplePlan:
-    """What whole tables to the ranks in turn, or equal slices of each table, would cost.
+    """The predicted step and objective, in seconds, of whole tables to the ranks in turn, or equal
+    slices of each table.
 
     memory_factor: the fullest rank's memory over what it may hold, of the memory that it exceeds
-    most. held_out_seconds: its objective under the counts that `HeldOut` is of; None: there are
-    none.
+    most. held_out_seconds, held_out_step_seconds: its objective and step under the counts that
+    `HeldOut` is of; None: there are none.
     """
 
     method: SimpleMethod
+    step_seconds: float
     objective_seconds: float
     memory_factor: float
     fits: bool
+    held_out_step_seconds: float | None = None
     held_out_seconds: float | None = None

@@ -52,8 +52,14 @@ from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.least_memory import by_devices
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.place_by_table import Way, by_mean, place_shortest, ways_to_fetch
-from oper.planner.price_fetched import cheaper_pooled_of, price_fetched, refetched
-from oper.planner.price_plan import costs_under, problem_of, with_bags_of
+from oper.planner.place_pooled import predicted_seconds
+from oper.planner.price_fetched import (
+    cheaper_pooled_of,
+    predict_fetched,
+    price_fetched,
+    refetched,
+)
+from oper.planner.price_plan import predict_priced, priced_under, problem_of, with_bags_of
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.reference_figures import UNSEEN_DATA, later_data, later_profile
 from oper.profiling.profile import Profile, profile_given
@@ -72,20 +78,24 @@ class MethodResult:
     """What one method came to.
 
     threshold: of its partitions, as far as it has any. seconds: spent on each step of planning, and
-    in "total". cost: None where it has no placement, and `reason` says why. certificate: None
-    unless the placement keeps the limits, for which alone the bound holds. held_out_seconds: its
-    objective on the data that follow the profile's; None where there are none, and of baselines
-    that place so many rows of a class and not single ones. record: how OPER's own plan was made.
-    notes: what else there is to say of some baselines. pooled_tables: those that are pooled, by
-    name; the certificate is for placements that pool these.
+    in "total". cost: None where it has no placement, and `reason` says why. step_seconds: the
+    predicted step if OPER's runtime ran the placement; None without one. certificate: None unless
+    the placement keeps the limits, for which alone the bound holds. held_out_seconds and
+    held_out_step_seconds: its objective and step on the data that follow the profile's; None if
+    there are none, and of baselines that place so many rows of a class and not single ones. record:
+    how OPER's own plan was made. notes: what else there is to say of some baselines.
+    pooled_tables: those that are pooled, by name; the certificate is for placements that pool
+    these.
     """
 
     status: Status
     threshold: float
     seconds: dict[str, float]
     cost: Cost | None = None
+    step_seconds: float | None = None
     certificate: Certificate | None = None
     held_out_seconds: float | None = None
+    held_out_step_seconds: float | None = None
     record: PlanningRecord | None = None
     notes: Notes | None = None
     reason: str | None = None
@@ -127,8 +137,10 @@ class _Outcome:
     threshold: float
     seconds: dict[str, float]
     objective_seconds: float | None
+    step_seconds: float | None
     certified_gap: float | None
     held_out_seconds: float | None
+    held_out_step_seconds: float | None
     reason: str | None = None
     pooled_tables: tuple[str, ...] = ()
 
@@ -187,11 +199,12 @@ class Comparison(Summarised):
 
     @property
     def fitting(self) -> list[str]:
-        """The methods within the limits, the fastest first; of equal ones in the order given."""
+        """The methods within the limits, by predicted step, the fastest first; of equal ones in
+        the order given."""
         found = [
-            (result.cost.objective_seconds, name)
+            (result.step_seconds, name)
             for name, result in self.methods.items()
-            if result.cost is not None and result.fits
+            if result.step_seconds is not None and result.fits
         ]
         return [name for _, name in sorted(found, key=lambda pair: pair[0])]
 
@@ -252,8 +265,10 @@ def runs_to_json(runs: Iterable[Comparison]) -> dict[str, Any]:
 def _result_to_json(result: MethodResult) -> dict[str, Any]:
     content: dict[str, Any] = {
         "objective_seconds": None,
+        "step_seconds": result.step_seconds,
         "certified_gap": None,
         "held_out_seconds": result.held_out_seconds,
+        "held_out_step_seconds": result.held_out_step_seconds,
         "pooled_tables": list(result.pooled_tables),
         "feasible": False,
         "threshold": result.threshold,
@@ -279,8 +294,10 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
         threshold=outcome.threshold,
         seconds=outcome.seconds,
         cost=typed(content, Cost, ranks) if placed else None,
+        step_seconds=outcome.step_seconds,
         certificate=(None if outcome.certified_gap is None else typed(content, Certificate, ranks)),
         held_out_seconds=outcome.held_out_seconds,
+        held_out_step_seconds=outcome.held_out_step_seconds,
         record=typed(content, PlanningRecord, ranks) if placed and name == "oper" else None,
         notes=None if noted is None else typed(content["notes"], noted, ranks),
         reason=outcome.reason,
@@ -422,18 +439,22 @@ class _Contest:
         # All methods are compared with the least time that the devices allow.
         if by_devices(self.topology, self.asked):
             self.bounds[way] = certify(self.problem(way), planned.cost.objective_seconds)
-        held_out = None
+        held_out, held_out_step = None, None
         if self.later is not None:
             plan = assemble(planned)
-            (on_later,) = costs_under([plan], [problem_of(plan, self.later, as_counted=True)])
-            held_out = on_later.objective_seconds
+            problem = problem_of(plan, self.later, as_counted=True)
+            (on_later,) = priced_under([plan], [problem])
+            held_out = on_later.cost.objective_seconds
+            held_out_step = predict_priced(problem, on_later).seconds
         return MethodResult(
             status=Status.OK if planned.cost.feasible else Status.INFEASIBLE,
             threshold=planned.record.threshold,
             seconds=planned.seconds,
             cost=planned.cost,
+            step_seconds=predicted_seconds(planned),
             certificate=self.bounds[way],
             held_out_seconds=held_out,
+            held_out_step_seconds=held_out_step,
             record=planned.record,
             pooled_tables=pooled,
         )
@@ -526,9 +547,12 @@ def baseline_result(
 ) -> MethodResult:
     """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
     problem of later data too."""
-    held_out = None
+    held_out, held_out_step = None, None
     if unseen is not None and baseline.under is not None:
-        held_out = price_fetched(unseen, baseline.under(unseen)).objective_seconds
+        under = baseline.under(unseen)
+        on_later = price_fetched(unseen, under)
+        held_out = on_later.objective_seconds
+        held_out_step = predict_fetched(unseen, under, on_later.allreduce_method).seconds
     cost = price_fetched(problem, baseline)
     threshold = problem.asked.threshold
     if isinstance(baseline.notes, PaperNotes):
@@ -539,8 +563,10 @@ def baseline_result(
         threshold=threshold,
         seconds=seconds,
         cost=cost,
+        step_seconds=predict_fetched(problem, baseline, cost.allreduce_method).seconds,
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
         held_out_seconds=held_out,
+        held_out_step_seconds=held_out_step,
         notes=baseline.notes,
         pooled_tables=pooled_names(problem.topology, problem.profile.tables),
     )

@@ -14,6 +14,7 @@ from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets
 from oper.cost.step_time import Amount, Bags, BatchRows, Part, StepTime, step_time
 from oper.cost.vectors_per_bag import pooled_of
+from oper.planner.baselines.baseline import Cells
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.row_placement import RowPlacement
@@ -49,6 +50,25 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
                 figures[:, :ranks] += np.outer(of_all, touched / touched.sum())
         found.append(figures)
     return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
+
+
+def predict_step_of_cells(
+    problem: Problem, sets: HolderSets, cells: Cells, method: Method, share: Floats | None = None
+) -> StepTime:
+    """Predict the step of a placement of cells, of whose rows' bytes only `share` [cells] may be in
+    the cell: kernels of further widths, of tables that are split by columns, are left out."""
+    of_row, pooled = rows_of_classes(problem), _pooled_classes(problem)[cells.class_of]
+    is_bytes = BatchRows.is_bytes()[:, None]
+    figures = of_row.figures[:, cells.class_of] * cells.rows
+    if share is not None:
+        figures = np.where(is_bytes, figures * share, figures)
+
+    def of_part(part: NDArray[np.bool_]) -> Floats:
+        return np.stack(
+            [np.bincount(cells.group[part], of[part], minlength=len(sets)) for of in figures]
+        )
+
+    return _step(problem, sets, [of_part(~pooled), of_part(pooled)], method)
 
 
 def _step(

@@ -12,7 +12,9 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.portable_math import dot
+from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
+from oper.cost.step_time import StepTime
 from oper.cost.traffic import Traffic
 from oper.cost.vectors_per_bag import PartAccesses, VectorsPerBag
 from oper.planner.baselines.baseline import Baseline, Cells, price_baseline
@@ -21,6 +23,7 @@ from oper.planner.class_placement.pooled_copies import (
     vector_seconds,
     without_vectors,
 )
+from oper.planner.predict_step import predict_step_of_cells
 from oper.planner.price_plan import clipped_shares, with_vectors_of_parts
 from oper.planner.problem.problem import Problem
 from oper.topology.pooled_links import PooledTopology
@@ -37,11 +40,25 @@ def refetched(problem: Problem, baseline: Baseline) -> Baseline:
 
 
 def price_fetched(problem: Problem, baseline: Baseline) -> Cost:
-    """What a placement costs, with the vectors that bags of pooled tables need of it."""
-    if isinstance(problem.topology, PooledTopology):
-        parts, sets = _parts(problem, baseline), baseline.holder_sets
-        problem = with_vectors_of_parts(problem, sets, parts, baseline.sums)
-    return price_baseline(problem, baseline)
+    """Price a placement, with the vectors that bags of pooled tables need of it."""
+    return price_baseline(_with_vectors(problem, baseline), baseline)
+
+
+def predict_fetched(problem: Problem, baseline: Baseline, method: Method) -> StepTime:
+    """Predict the step of a placement whose replicas are added up by `method`."""
+    cells, share = baseline.cells, None
+    if cells is None:
+        assert baseline.column_cells is not None
+        cells, share = baseline.column_cells.cells, baseline.column_cells.share
+    problem = _with_vectors(problem, baseline)
+    return predict_step_of_cells(problem, baseline.holder_sets, cells, method, share)
+
+
+def _with_vectors(problem: Problem, baseline: Baseline) -> Problem:
+    if not isinstance(problem.topology, PooledTopology):
+        return problem
+    parts = _parts(problem, baseline)
+    return with_vectors_of_parts(problem, baseline.holder_sets, parts, baseline.sums)
 
 
 def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) -> frozenset[str]:

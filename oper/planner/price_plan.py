@@ -13,11 +13,13 @@ from oper.base.arrays import Floats, Ints
 from oper.base.portable_math import dot
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost
+from oper.cost.step_time import StepTime
 from oper.cost.vectors_per_bag import PartAccesses, pooled_of, vector_bytes, vector_ratios
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
 from oper.planner.class_placement.pooled_copies import table_of_class
+from oper.planner.predict_step import predict_step
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.profiling.profile import Profile
@@ -33,6 +35,7 @@ class PricedPlan:
     counted: Ints
     table_sums: list[Sums]  # [T] of [K] each
     cost: Cost
+    by_holder_set: Ints  # by class, [C, K]
 
 
 def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
@@ -65,12 +68,24 @@ def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False)
     return [problem_of(part, profile.select(of_part), as_counted) for part, of_part in parts]
 
 
-def costs_under(parts: list[Plan], problems: list[Problem]) -> list[Cost]:
-    """What the plans of single memories cost, each in its problem, of whatever counts."""
+def priced_under(parts: list[Plan], problems: list[Problem]) -> list[PricedPlan]:
+    """Price the plans of single memories, each in its problem, of whatever counts."""
     return [
-        price_tables(problem, RowLocator(part), ClassFinder(problem.profile, problem.classes)).cost
+        price_tables(problem, RowLocator(part), ClassFinder(problem.profile, problem.classes))
         for part, problem in zip(parts, problems, strict=True)
     ]
+
+
+def costs_under(parts: list[Plan], problems: list[Problem]) -> list[Cost]:
+    """Return the costs of `priced_under`."""
+    return [priced.cost for priced in priced_under(parts, problems)]
+
+
+def predict_priced(problem: Problem, priced: PricedPlan) -> StepTime:
+    """Predict the step of a plan of one memory as it was priced in the problem."""
+    sets, counts = priced.holder_sets, priced.by_holder_set
+    problem = with_vectors_of(problem, sets, counts)
+    return predict_step(problem, sets, counts, priced.cost.allreduce_method)
 
 
 def rank_seconds(costs: list[Cost]) -> Floats:
@@ -87,8 +102,9 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
         of_table = locator.count_table(table, finder)
         counted += of_table
         table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
-    cost = price_counts(problem, sets, locator.by_holder_set(counted))
-    return PricedPlan(sets, counted, table_sums, cost)
+    by_holder_set = locator.by_holder_set(counted)
+    cost = price_counts(problem, sets, by_holder_set)
+    return PricedPlan(sets, counted, table_sums, cost, by_holder_set)
 
 
 def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sums) -> Problem:

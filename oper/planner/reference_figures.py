@@ -16,7 +16,13 @@ from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.enough_accesses import warn_if_too_small
-from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
+from oper.planner.price_fetched import predict_fetched
+from oper.planner.price_plan import (
+    predict_priced,
+    priced_under,
+    problems_of_memories,
+    rank_seconds,
+)
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 
@@ -58,7 +64,12 @@ def later_data(profile: Profile) -> HeldOutSource:
 
 def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
     """What a plan made from `profile` costs in the problems of the data that follow it."""
-    costs = costs_under(plans_of_memories(plan), problems)
+    priced = priced_under(plans_of_memories(plan), problems)
+    costs = [each.cost for each in priced]
+    step = sum(
+        predict_priced(problem, each).seconds
+        for problem, each in zip(problems, priced, strict=True)
+    )
     seconds = float(rank_seconds(costs).max())
     parts = [
         Certified(problem, certify(problem, cost.objective_seconds))
@@ -66,21 +77,31 @@ def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
     ]
     devices = parts[0] if len(parts) > 1 else None
     bound = certify_together(devices, parts[-1], seconds).lower_bound_seconds
-    return HeldOut(later_data(profile), problems[0].profile.samples, seconds, bound)
+    return HeldOut(later_data(profile), problems[0].profile.samples, step, seconds, bound)
 
 
 def _simple_plan(
     method: SimpleMethod, problems: list[Problem], unseen: list[Problem] | None
 ) -> SimplePlan:
-    costs = _costs(method, problems)
+    costs, step, seconds = _priced(method, problems)
+    _, later_step, later = ([], None, None) if unseen is None else _priced(method, unseen)
     return SimplePlan(
         method,
-        float(rank_seconds(costs).max()),
+        step,
+        seconds,
         max(float((cost.memory_bytes / cost.capacity_bytes).max()) for cost in costs),
         all(cost.feasible for cost in costs),
-        None if unseen is None else float(rank_seconds(_costs(method, unseen)).max()),
+        later_step,
+        later,
     )
 
 
-def _costs(method: SimpleMethod, problems: list[Problem]) -> list[Cost]:
-    return [price_baseline(problem, _SIMPLE[method](problem)) for problem in problems]
+def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:
+    """The costs in each problem, and the seconds of a step and of the objective of all together."""
+    placed = [_SIMPLE[method](problem) for problem in problems]
+    costs = [price_baseline(problem, of) for problem, of in zip(problems, placed, strict=True)]
+    step = sum(
+        predict_fetched(problem, of, cost.allreduce_method).seconds
+        for problem, of, cost in zip(problems, placed, costs, strict=True)
+    )
+    return costs, step, float(rank_seconds(costs).max())

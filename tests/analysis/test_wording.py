@@ -16,7 +16,7 @@ seconds = st.just(0.0) | st.floats(1e-9, 1.0)
 
 
 def simple(method: SimpleMethod, taken: float, factor: float, later: float | None) -> SimplePlan:
-    return SimplePlan(method, taken, factor, factor <= 1, later)
+    return SimplePlan(method, taken, taken, factor, factor <= 1, later, later)
 
 
 @given(seconds, seconds, seconds, st.floats(0.1, 5), st.floats(0.1, 5), st.booleans())
@@ -25,7 +25,7 @@ def test_no_slower_plan_is_called_faster(
 ) -> None:
     for taken in (tables, rows):
         assume(taken == ours or abs(taken - ours) > 1e-2 * max(taken, ours))
-    held_out = HeldOut(HeldOutSource.LAST_PART, 9, ours, ours) if judged else None
+    held_out = HeldOut(HeldOutSource.LAST_PART, 9, ours, ours, ours) if judged else None
     later = ours if judged else None
     said = simple_plans_sentence(
         ours,
@@ -53,7 +53,7 @@ def test_the_sentence_as_a_manager_reads_it() -> None:
         simple(SimpleMethod.TABLE_WISE, 4.4e-6, 0.5, 2.0e-6),
         simple(SimpleMethod.ROW_WISE, 4.3e-6, 0.5, 0.9e-6),
     ]
-    later = HeldOut(HeldOutSource.NEXT_WINDOW, 9, 1.0e-6, 1.0e-6)
+    later = HeldOut(HeldOutSource.NEXT_WINDOW, 9, 1.0e-6, 1.0e-6, 1.0e-6)
     assert simple_plans_sentence(1e-6, None, pair, "") == (
         "4.4 times faster than table-wise, 4.3 times than row-wise"
     )

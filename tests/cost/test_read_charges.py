@@ -221,7 +221,7 @@ def test_objective_and_drift(drawn: tuple[ClassProblem, HolderSets, Ints, Method
     # As drift takes it apart: two tables, by turns of the classes.
     tables = [np.where(np.arange(len(counts))[:, None] % 2 == t, counts, 0) for t in (0, 1)]
     table_sums = [classes.sums(table) for table in tables]
-    parts = _parts(problem, PricedPlan(sets, counts, table_sums, cost))
+    parts = _parts(problem, PricedPlan(sets, counts, table_sums, cost, counts))
     close(np.array([p.rank_seconds for p in parts]).sum(axis=0), expected)
     if replicas.any() and workload.training:
         chosen = evaluate(topology, workload, sets, whole, problem.capacity_bytes)

@@ -155,8 +155,8 @@ def test_marks_change_no_address_and_no_figure(plan: Plan, tmp_path: Path) -> No
 def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "plan"))
     content = json.loads((folder / MARKER).read_text())
-    write_manifest(folder, FORMAT, content | {"version": 5})
-    with pytest.raises(OperError, match="of version 5, and this oper reads version 4; plan again"):
+    write_manifest(folder, FORMAT, content | {"version": 6})
+    with pytest.raises(OperError, match="of version 6, and this oper reads version 5; plan again"):
         Plan.load(folder)
 
 

@@ -389,7 +389,7 @@ def test_check_finds_a_certificate_of_another_objective(copied):
     assert "certificate" in wrong(copied)["the figures add up"]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_folder_of_an_older_oper_is_refused_and_may_be_replaced(copied, saved, version):
     content = json.loads((copied / MARKER).read_text())
     older = content | {"schema": "oper-plan", "version": version}
@@ -397,7 +397,7 @@ def test_a_folder_of_an_older_oper_is_refused_and_may_be_replaced(copied, saved,
     with pytest.raises(OperError) as raised:
         Plan.load(copied)
     assert str(raised.value) == (
-        f"{copied / MARKER}: is of version {version}, and this oper reads version 4; plan again "
+        f"{copied / MARKER}: is of version {version}, and this oper reads version 5; plan again "
         "with this oper"
     )
     plan = Plan.load(saved)

@@ -280,7 +280,7 @@ def test_torchrec_shards_become_groups() -> None:
     profile = make_profile(5)
     problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
-    rows = trec.whole_row_sums(problem, shards)
+    rows = trec.whole_row_sums(problem, trec.count_shards(problem, shards))
     found = trec.group_sums(problem, shards, rows)
     # Each rank's rows; the columns of table 0 are counted apart below.
     owner = np.repeat([0, 4, 2, 0], [40, 3, 1, 25])
@@ -305,7 +305,7 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     profile = make_profile(5)
     problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
-    hits = trec.whole_row_sums(problem, shards).accesses
+    hits = trec.whole_row_sums(problem, trec.count_shards(problem, shards)).accesses
     found = trec.pooled_bytes(problem, shards, hits)
     lookups = trec.table_accesses(problem) / 1000
     batch, readers = 16, 3

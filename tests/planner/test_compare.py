@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from oper.cli.compare import parse_shares
 from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline, SolverNotes, Status, price_baseline
+from oper.planner.baselines.baseline import Baseline, Cells, SolverNotes, Status, price_baseline
 from oper.planner.baselines.registry import BASELINES, quick_baselines
 from oper.planner.bounds.certify import certify
 from oper.planner.compare import Comparison, baseline_result, compare
@@ -145,7 +146,9 @@ def test_more_copies_than_asked_for_have_no_gap() -> None:
     problem = profile_problem(make_profile(1), "cpu:4", extra=0.5)
     problem = replace(problem, capacity_bytes=problem.capacity_bytes * 4)
     every_row = problem.classes.sums(problem.classes.rows[:, None])
-    everywhere = Baseline("everywhere", everywhere_set(4), every_row)
+    classes, rows = np.arange(len(problem.classes)), problem.classes.rows
+    cells = Cells(classes, np.zeros_like(classes), rows)
+    everywhere = Baseline("everywhere", everywhere_set(4), every_row, cells)
     found = baseline_result(problem, certify(problem, 0.0), everywhere, {"total": 0.0})
     assert found.cost is not None
     assert found.cost.feasible

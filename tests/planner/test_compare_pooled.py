@@ -141,7 +141,7 @@ def shards(problem: Problem, *of_first: tuple[int, int, int]) -> Baseline:
     found.append(trec.Shard(1, "row_wise", 2, half, third, 8))
     found.append(trec.Shard(2, "data_parallel", -1, third, end, 12))
     notes = TorchRecNotes(1.0, 0.0, 0.0, {}, PooledBytes(0.0, 0.0, 0.0, 0.0))
-    return trec.shards_baseline(problem, found, trec.whole_row_sums(problem, found), notes)
+    return trec.shards_baseline(problem, found, trec.count_shards(problem, found), notes)
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])

@@ -49,6 +49,15 @@ class Cells:
 
 
 @dataclass(frozen=True)
+class ColumnCells:
+    """Cells of a placement that splits rows: `share` [cells] of the bytes of a cell's rows are in
+    the cell."""
+
+    cells: Cells
+    share: Floats
+
+
+@dataclass(frozen=True)
 class Pieces:
     """Contiguous ranges of global row ids, covering all rows, none across two tables: piece p is
     rows `first[p]` to `first[p + 1]` and lies on rank `rank[p]`."""
@@ -124,18 +133,19 @@ Notes = PaperNotes | TorchRecNotes | SolverNotes
 class Baseline:
     """A placement by another rule.
 
-    `cells` are None where a row is split or the placement is not one of rows, `pieces` where it is
-    not one of ranges of rows; `notes` are shown by `oper compare`. planning_seconds: what planning
-    took of a method that says so itself, as making its placement takes more than that. parts,
+    cells: None if a row may be split; `column_cells` are its cells then. pieces: None unless the
+    placement is one of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
+    planning, of a method that says so itself, as making its placement takes more than that. parts,
     table_sums: of a placement without cells the accesses to pooled tables, and the sums of each
-    table in turn, [T * G]. under: this very placement under the counts of another problem; None
-    where a class's rows are not told apart, as then nobody knows which of them are read later.
+    table in turn, [T * G]. under: this very placement under the counts of another problem; None if
+    a class's rows are not told apart, as then nobody knows which of them are read later.
     """
 
     name: str
     holder_sets: HolderSets
     sums: Sums
     cells: Cells | None = None
+    column_cells: ColumnCells | None = None
     pieces: Pieces | None = None
     notes: Notes | None = None
     status: Status = Status.OK
@@ -215,6 +225,6 @@ def single_owner_baseline(
         sets,
         cells.sums(problem.classes, len(sets)),
         cells,
-        pieces,
+        pieces=pieces,
         under=None if pieces is None else under,
     )

@@ -31,11 +31,11 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.cost.holder_sets import Sums, everywhere_set, single_owner_sets
@@ -43,7 +43,9 @@ from oper.cost.vectors_per_bag import PartAccesses, pooled_of
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
+    ColumnCells,
     NoPlacementError,
+    PieceCounts,
     PooledBytes,
     Status,
     TorchRecNotes,
@@ -73,6 +75,15 @@ class Shard:
     first_column: int = 0
 
 
+class ShardCounts(NamedTuple):
+    """The rows of each class in pieces that no shard cuts, and the pieces of each shard, from
+    `begin` to `end` [shards]."""
+
+    pieces: PieceCounts
+    begin: Ints
+    end: Ints
+
+
 def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     """TorchRec's plan.
 
@@ -83,7 +94,8 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     """
     answer = ask(request(problem), limit_seconds)
     shards = read_shards(answer["shards"], problem.profile)
-    rows = whole_row_sums(problem, shards)
+    counts = count_shards(problem, shards)
+    rows = whole_row_sums(problem, counts)
     kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
     notes = TorchRecNotes(
         capacity_factor=answer["capacity_factor"],
@@ -92,13 +104,14 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
         tables=dict(sorted(kinds.items())),
         pooled_bytes=pooled_bytes(problem, shards, rows.accesses),
     )
-    return shards_baseline(problem, shards, rows, notes)
+    return shards_baseline(problem, shards, counts, notes)
 
 
 def shards_baseline(
-    problem: Problem, shards: list[Shard], rows: Sums, notes: TorchRecNotes
+    problem: Problem, shards: list[Shard], counts: ShardCounts, notes: TorchRecNotes
 ) -> Baseline:
-    """The placement of shards; `rows` are `whole_row_sums`."""
+    """Return the placement of shards with so many rows."""
+    rows = whole_row_sums(problem, counts)
     return Baseline(
         "torchrec",
         single_owner_sets(problem.ranks) + everywhere_set(problem.ranks),
@@ -107,7 +120,8 @@ def shards_baseline(
         planning_seconds=notes.plan_seconds,
         parts=column_parts(problem, shards, rows),
         table_sums=table_sums(problem, shards, rows),
-        under=lambda other: shards_baseline(other, shards, whole_row_sums(other, shards), notes),
+        column_cells=column_cells(problem, shards, counts),
+        under=lambda other: shards_baseline(other, shards, count_shards(other, shards), notes),
     )
 
 
@@ -248,20 +262,48 @@ def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
     return shards
 
 
-def whole_row_sums(problem: Problem, shards: list[Shard]) -> Sums:
+def whole_row_sums(problem: Problem, counts: ShardCounts) -> Sums:
     """Sums of each shard's rows as if it had all columns, one entry a shard."""
-    cuts = np.array([(shard.first, shard.last) for shard in shards], dtype=np.int64)
-    first = np.unique(np.concatenate([problem.profile.offsets, cuts.ravel()]))
-    counts = count_pieces(problem, first)
-    cells = Cells(counts.class_of, counts.piece, counts.rows)
-    of_piece = cells.sums(problem.classes, len(first) - 1)
-    begin, end = np.searchsorted(first, cuts).T
+    (piece, class_of, rows), begin, end = counts
+    cells = Cells(class_of, piece, rows)
+    of_piece = cells.sums(problem.classes, int(end.max()))
 
     def covered(values: Floats) -> Floats:
         before = np.concatenate([[0.0], np.cumsum(values)])
         return np.asarray(before[end] - before[begin])
 
     return of_piece.by_row(covered)
+
+
+def count_shards(problem: Problem, shards: list[Shard]) -> ShardCounts:
+    """Count the rows of shards, in one pass over the profile's counters."""
+    cuts = np.array([(shard.first, shard.last) for shard in shards], dtype=np.int64)
+    first = np.unique(np.concatenate([problem.profile.offsets, cuts.ravel()]))
+    begin, end = np.searchsorted(first, cuts).T
+    return ShardCounts(count_pieces(problem, first), begin, end)
+
+
+def column_cells(problem: Problem, shards: list[Shard], counts: ShardCounts) -> ColumnCells:
+    """Cells of each rank's shards, and of the copies on all ranks, in the last group."""
+    pieces, begin, end = counts
+    first = np.searchsorted(pieces.piece, np.arange(int(end.max()) + 1))
+    entries = [np.arange(first[b], first[e]) for b, e in zip(begin, end, strict=True)]
+    of_shard = np.repeat(np.arange(len(shards)), [len(each) for each in entries])
+    at = np.concatenate(entries)
+    group = np.array([shard.rank % (problem.ranks + 1) for shard in shards])
+    cells = Cells(pieces.class_of[at], group[of_shard], pieces.rows[at])
+    return ColumnCells(cells, _shares(problem, shards)[of_shard])
+
+
+def _shares(problem: Problem, shards: list[Shard]) -> Floats:
+    """The share of each shard's columns in its rows' bytes."""
+    tables = [problem.profile.tables[shard.table] for shard in shards]
+    return np.array(
+        [
+            replace(table, dim=shard.columns).row_bytes / table.row_bytes
+            for table, shard in zip(tables, shards, strict=True)
+        ]
+    )
 
 
 def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
@@ -282,7 +324,7 @@ def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], g
     mode = problem.workload.mode
     tables = [problem.profile.tables[shard.table] for shard in shards]
     parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
-    share = np.array([p.row_bytes / t.row_bytes for p, t in zip(parts, tables, strict=True)])
+    share = _shares(problem, shards)
 
     def total(term: str) -> Floats:
         values = getattr(rows, term)
