@@ -26,7 +26,7 @@ _ALIKE = 0.05
 @dataclass(frozen=True)
 class PlanFigures:
     """A plan with the rows of each table and the bytes of each rank by kind, and the tables'
-    accesses [T] in the profile, where it is known."""
+    accesses [T] in the profile, if it is known."""
 
     plan: Plan
     kinds: RowsByKind
@@ -34,7 +34,7 @@ class PlanFigures:
 
     @staticmethod
     def of(plan: Plan, accesses: Ints | None = None) -> "PlanFigures":
-        """The figures of a plan; counts the rows of each kind."""
+        """Return the figures of a plan; counts the rows of each kind."""
         return PlanFigures(plan, rows_by_kind(plan), accesses)
 
     def to_json(self) -> dict[str, Any]:

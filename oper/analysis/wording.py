@@ -137,6 +137,22 @@ def simple_plans_sentence(
     return said[:1].upper() + said[1:] if said else None
 
 
+def simple_plans_compared(plan: Plan) -> str | None:
+    """Return how many times faster a plan is than simple plans that fit, and which do not; None if
+    these were not priced."""
+    if plan.step_time is None:
+        return None
+    times = [(each.method, each.step_seconds) for each in plan.simple_plans if each.fits]
+    parts = [_faster(times, plan.step_time.seconds)] if times else []
+    parts += [
+        f"{METHOD_NAMES[each.method]} does not fit ({format_factor(each.memory_factor)} times the "
+        "memory)"
+        for each in plan.simple_plans
+        if not each.fits
+    ]
+    return "; ".join(parts) or None
+
+
 def _faster(others: Sequence[tuple[str, float]], seconds: float) -> str:
     """`4.4 times faster than table-wise, 4.3 times than row-wise`, `as fast as …`, or by how much
     slower."""
