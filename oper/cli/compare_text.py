@@ -47,8 +47,7 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
     out.print()
     detailed = spoken("-v prints", "to_json() has")
     out.print(
-        "Iterations are predicted, of moving embedding rows alone: without latency, sorts and "
-        "dense layers."
+        "Steps are predicted, if OPER ran each placement; sorts and dense layers are left out."
         + ("" if verbose else f" {detailed} memory, lookups and traffic of the ranks")
     )
 
@@ -64,7 +63,7 @@ def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
     return (
         f"{plural(len(run.methods), 'method')} compared on {profile}: {run.workload.mode} on "
         f"{plural(run.ranks, 'rank')} ({run.topology}), "
-        f"{plural(run.workload.batch_size, 'sample')} an iteration, "
+        f"{plural(run.workload.batch_size, 'sample')} a step, "
         f"{FETCHES[fetch]}, {limits}"
     )
 
@@ -91,7 +90,7 @@ def methods_table(run: "Comparison") -> Any:
     later = [] if run.held_out is None else ["held out"]
     table = new_table(
         "method",
-        "iteration",
+        "step",
         against,
         *later,
         "fits its memory",
@@ -101,10 +100,10 @@ def methods_table(run: "Comparison") -> Any:
     )
     for name, result in run.methods.items():
         planning = format_duration(result.total_seconds)
-        if result.cost is None:
+        seconds, unseen = result.step_seconds, result.held_out_step_seconds
+        if result.cost is None or seconds is None:
             table.add_row(name, "-", "-", *("-" for _ in later), _fits(result), "-", planning)
             continue
-        seconds, unseen = result.cost.objective_seconds, result.held_out_seconds
         table.add_row(
             name,
             format_duration(seconds),
@@ -124,12 +123,11 @@ def _stopped(result: "MethodResult") -> bool:
 
 
 def _reference(run: "Comparison") -> tuple[float | None, str]:
-    """The iteration that others are compared with, and the heading of the column."""
-    oper = run.oper
-    if oper is not None and oper.cost is not None:
-        return oper.cost.objective_seconds, "times oper's"
+    """Return the step that others are compared with, and the heading of the column."""
+    if run.oper is not None and run.oper.step_seconds is not None:
+        return run.oper.step_seconds, "times oper's"
     fitting = run.fitting
-    return (run.methods[fitting[0]].objective_seconds if fitting else None), "times the best"
+    return (run.methods[fitting[0]].step_seconds if fitting else None), "times the best"
 
 
 def _times(seconds: float, reference: float | None) -> str:
@@ -157,10 +155,10 @@ def verdict(run: "Comparison") -> list[str]:
     if not fitting:
         return ["No method fits: none has a plan within the limits"]
     best, *others = fitting
-    seconds = run.methods[best].objective_seconds or 0.0
-    sentence = f"Best: {best}, {format_duration(seconds)} an iteration"
+    seconds = run.methods[best].step_seconds or 0.0
+    sentence = f"Best: {best}, {format_duration(seconds)} a step"
     if others:
-        after, second = run.methods[others[0]].objective_seconds or 0.0, others[0]
+        after, second = run.methods[others[0]].step_seconds or 0.0, others[0]
         if not seconds or after / seconds - 1 < 5e-5:
             sentence += f"; {second}, the next that fits, takes as long"
         else:
@@ -170,10 +168,11 @@ def verdict(run: "Comparison") -> list[str]:
         sentence += "; no other method fits" if len(run.methods) > 1 else ""
     lines = [sentence]
     oper = run.oper
-    if oper is not None and oper.certified_gap is not None:
+    if oper is not None and oper.cost is not None and oper.certified_gap is not None:
+        transfer = format_duration(oper.cost.objective_seconds)
         said = (
-            f"Certified: oper's plan takes {at_most(oper.certified_gap)} longer than the best "
-            "possible within these limits"
+            f"Certified: oper's transfer time, {transfer}, is {at_most(oper.certified_gap)} longer "
+            "than the best possible within these limits"
         )
         if run.workload.fetch == "auto":
             said += " with the same tables pooled" if oper.pooled_tables else " without pooling"
@@ -190,13 +189,13 @@ def held_out_verdict(run: "Comparison") -> str:
     found = sorted(
         (seconds, name)
         for name in run.fitting
-        if (seconds := run.methods[name].held_out_seconds) is not None
+        if (seconds := run.methods[name].held_out_step_seconds) is not None
     )
     said = f"On {HELD_OUT_DATA[run.held_out.source]} ({plural(run.held_out.samples, 'sample')})"
     if not found:
         return f"{said}: no method that fits could be priced"
     (seconds, best), *others = found
-    said += f" {best} is the fastest of those priced, {format_duration(seconds)}"
+    said += f" {best} is the fastest of those priced, {format_duration(seconds)} a step"
     if others and seconds:
         said += f"; {others[0][1]} takes {format_share(others[0][0] / seconds - 1)} longer"
     if len(found) < len(run.fitting):
@@ -218,8 +217,8 @@ def pooled_remarks(run: "Comparison") -> list[str]:
     said = [f"{number or 'none'} by {', '.join(by)}" for number, by in names.items()]
     return [
         f"Tables pooled: {'; '.join(said)}",
-        "oper pools what makes its step shortest, latency included; the others, which place rows "
-        "as without pooling, what makes their iteration shortest",
+        "oper pools what makes its step shortest; the others, which place rows as without "
+        "pooling, what makes their transfers shortest",
     ]
 
 
@@ -243,8 +242,8 @@ def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
         if isinstance(notes, SolverNotes):
             lines.append(
                 f"{name}: HiGHS placed {plural(notes.partitions, 'partition')}, each "
-                "as a whole; an iteration "
-                f"takes {at_most(notes.solver_gap)} longer than with the best such placement"
+                "as a whole; its transfers take "
+                f"{at_most(notes.solver_gap)} longer than those of the best such placement"
             )
     return lines
 
@@ -260,7 +259,7 @@ def _torchrec_remarks(notes: "TorchRecNotes", verbose: bool) -> list[str]:
         return [found]
     return [
         found,
-        f"torchrec: by its own estimate an iteration takes "
+        f"torchrec: by its own estimate a step takes "
         f"{format_duration(notes.estimate_seconds)}, and moves "
         f"{format_bytes(notes.pooled_bytes.total)} of pooled vectors",
     ]

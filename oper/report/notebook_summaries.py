@@ -34,20 +34,21 @@ def summary_of(given: Any) -> Summary:
 @summary_of.register
 def _plan(plan: Plan) -> Summary:
     """The prediction, the certificate, and the ranks."""
-    cost, certificate = plan.cost, plan.certificate
+    cost, certificate, step = plan.cost, plan.certificate, plan.step_time
     gap = "not known" if certificate is None else format_gap(certificate.certified_gap)
     later = plan.held_out
     simple = simple_plans_of(plan)
     return Summary(
         repr(plan)[1:-1],
         (
-            ("predicted iteration", format_duration(cost.objective_seconds)),
+            ("predicted step", "-" if step is None else format_duration(step.seconds)),
+            ("on data held out", _held_out(None if later is None else later.step_seconds)),
+            ("transfer time", format_duration(cost.objective_seconds)),
             ("from optimal, at most", gap),
-            ("on data held out", _held_out(None if later is None else later.objective_seconds)),
             *([] if simple is None else [("beside simple plans", simple)]),
             ("extra memory", format_share(cost.extra_memory_ratio)),
         ),
-        ("rank", "memory", "iteration"),
+        ("rank", "memory", "transfer time"),
         [
             (str(rank), format_bytes(held), format_duration(seconds))
             for rank, (held, seconds) in enumerate(
@@ -78,24 +79,24 @@ def _profile(counts: RowCounts) -> Summary:
 @summary_of.register
 def _comparison(comparison: Comparison) -> Summary:
     """A line for each method."""
-    ours = None if comparison.oper is None else comparison.oper.objective_seconds
+    ours = None if comparison.oper is None else comparison.oper.step_seconds
     return Summary(
         f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
         f"{comparison.workload.mode}, batches of {comparison.workload.batch_size:,} samples",
-        headers=("method", "iteration", "times oper's", "held out", "fits", "fullest rank", "gap"),
+        headers=("method", "step", "times oper's", "held out", "fits", "fullest rank", "gap"),
         rows=[_method(name, found, ours) for name, found in comparison.methods.items()],
     )
 
 
 def _method(name: str, found: MethodResult, ours: float | None) -> tuple[str, ...]:
-    if found.cost is None:
+    seconds = found.step_seconds
+    if found.cost is None or seconds is None:
         return name, "-", "-", "-", "-", "-", found.reason or ""
-    seconds = found.cost.objective_seconds
     return (
         name,
         format_duration(seconds),
         format_factor(seconds / ours) if ours else "-",
-        _held_out(found.held_out_seconds),
+        _held_out(found.held_out_step_seconds),
         "yes" if found.fits else "no",
         format_bytes(int(found.cost.memory_bytes.max())),
         "-" if found.certified_gap is None else format_gap(found.certified_gap),

@@ -68,17 +68,16 @@ def _placed(plan: Plan) -> str:
 
 
 def _predicted(plan: Plan, run: Comparison | None) -> str:
-    seconds = plan.cost.objective_seconds
-    predicted = (
-        f"Moving the rows of an iteration is predicted to take {format_duration(seconds)} on the "
-        "slowest rank"
-    )
+    if plan.step_time is None:
+        return "The time of a step is not predicted, as the plan was put together by hand."
+    seconds = plan.step_time.seconds
+    predicted = f"A step is predicted to take {format_duration(seconds)}"
     compared = None if run is None else beside(run, seconds)
     if compared is None or run is None:
         return f"{predicted}."
     sentence = f"{predicted}, {compared}"
     other = run.methods.get("torchrec")
-    longer = None if other is None else other.objective_seconds
+    longer = None if other is None else other.step_seconds
     if longer and "TorchRec's planner" not in compared:
         factor = longer / seconds
         sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"

@@ -1,6 +1,7 @@
 """Baselines against row-by-row references, and what every baseline must keep."""
 
 from dataclasses import replace
+from itertools import pairwise
 from queue import Queue
 from typing import Literal
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
+from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.expected_reads import expected_reads, node_touches
 from oper.cost.holder_sets import HolderSets, Sums
@@ -19,12 +21,16 @@ from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
 from oper.planner.baselines.baseline import (
+    Cells,
     NoPlacementError,
+    PooledBytes,
     Status,
     TorchRecNotes,
     price_baseline,
 )
 from oper.planner.class_placement.partitions import partitions
+from oper.planner.predict_step import predict_step
+from oper.planner.price_fetched import predict_fetched
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.latency import Latency
@@ -299,6 +305,47 @@ def test_torchrec_shards_become_groups() -> None:
     np.testing.assert_allclose(found.read_rows[3], wanted.read_rows[3] + whole.read_rows[0])
     state = wanted.memory_bytes[0] - 40 * (16 * 4 + 4) + 40 * (8 * 4 + 4)
     assert found.memory_bytes[0] == state
+
+
+def test_the_step_of_whole_row_shards_is_that_of_their_rows() -> None:
+    """Shards of whole rows are cells, and a table cut into columns keeps its bytes."""
+    profile = make_profile(5)
+    problem = profile_problem(profile, "2x2-a100", mode="training")
+    shards = [
+        trec.Shard(t, "row_wise", rank, first, last, table.dim)
+        for t, table in enumerate(profile.tables)
+        for rank, (first, last) in enumerate(
+            pairwise(
+                int(profile.offsets[t]) + table.rows * part // problem.ranks
+                for part in range(problem.ranks + 1)
+            )
+        )
+    ]
+    notes = TorchRecNotes(1.0, 0.0, 0.0, {}, PooledBytes(0.0, 0.0, 0.0, 0.0))
+    baseline = trec.shards_baseline(problem, shards, trec.count_shards(problem, shards), notes)
+    found = predict_fetched(problem, baseline, "none")
+    assert baseline.column_cells is not None
+    cells, sets = baseline.column_cells.cells, len(baseline.holder_sets)
+    counts = cells.dense(len(problem.classes), sets)
+    wanted = predict_step(problem, baseline.holder_sets, counts, "none")
+    for one, other in zip(found.phases, wanted.phases, strict=True):
+        assert one.seconds == pytest.approx(other.seconds, rel=1e-12), one.name
+    assert int(counts.sum()) == sum(table.rows for table in profile.tables)
+
+    halves = [
+        replace(shard, columns=shard.columns // 2, first_column=first)
+        for shard in shards
+        for first in (0, shard.columns // 2)
+    ]
+    split = trec.column_cells(problem, halves, trec.count_shards(problem, halves))
+    row_bytes = problem.classes.S
+
+    def bytes_of(cells: Cells, share: Floats | float) -> Floats:
+        of_cell = cells.rows * row_bytes[cells.class_of] * share
+        return np.bincount(cells.group, of_cell, minlength=sets).astype(np.float64)
+
+    np.testing.assert_allclose(bytes_of(split.cells, split.share), bytes_of(cells, 1.0))
+    assert split.cells.rows.sum() == 2 * cells.rows.sum()
 
 
 def test_torchrec_pooled_bytes_follow_the_formulas() -> None:

@@ -16,7 +16,7 @@ from oper.cost.holder_sets import single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
-from oper.plan.plan_parts import part_of
+from oper.plan.plan_parts import part_of, plans_of_memories
 from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.hot_rows_bound import whole_rows_bound
@@ -24,7 +24,7 @@ from oper.planner.bounds.tier_bound import methods_of, weighted_mean_bound
 from oper.planner.compare import compare
 from oper.planner.make_plan import make_plan
 from oper.planner.place_with_tier import PlannedWithTier, plan_with_tier
-from oper.planner.price_plan import problems_of_memories
+from oper.planner.price_plan import predict_priced, priced_under, problems_of_memories
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -66,6 +66,23 @@ def test_plans_hold_what_they_promise(seed):
     assert plan.certificate.lower_bound_seconds <= plan.cost.objective_seconds
     assert plan.certificate == made.plan.certificate
     assert plan.certificate.objective_seconds == plan.cost.objective_seconds
+    assert_step_is_of_both_memories(plan, profile)
+
+
+def assert_step_is_of_both_memories(plan: Plan, profile: Profile) -> None:
+    """The phases of the devices' tables, and then those of the hosts', as each is priced alone.
+
+    Of striped rows a plan's step knows the shares of the ranks alone.
+    """
+    assert plan.step_time is not None
+    problems = problems_of_memories(plan, profile)
+    priced = priced_under(plans_of_memories(plan), problems)
+    steps = [predict_priced(*each) for each in zip(problems, priced, strict=True)]
+    names = [[phase.name for phase in step.phases] for step in steps]
+    of_hosts = [f"host {name}" for name in names.pop()]
+    assert [p.name for p in plan.step_time.phases] == [*itertools.chain(*names), *of_hosts]
+    wanted = sum(step.seconds for step in steps)
+    assert plan.step_time.seconds == pytest.approx(wanted, rel=0.05)
 
 
 def assert_one_place_a_row(plan: Plan) -> None:

@@ -29,7 +29,7 @@ def shown(cells: list[Any], last_line: str) -> dict[str, str]:
 def test_objects_are_shown_as_html(cells: list[Any]) -> None:
     for name, words in (
         ("profile", ("250,000 rows of 2 tables", "204,800 samples", "<td>item</td>")),
-        ("plan", ("predicted iteration", "from optimal, at most", "<td>7</td>")),
+        ("plan", ("predicted step", "from optimal, at most", "<td>7</td>")),
         ("comparison", ("5 methods on 8 ranks", "<td>row_wise</td>", "<td>1.00</td>")),
     ):
         html = shown(cells, name)["text/html"]

@@ -222,7 +222,7 @@ def test_other_arguments_are_errors_that_say_what_is_expected(
 SHOWN: dict[str, tuple[Callable[[Folders], Any], tuple[str, ...]]] = {
     "plan": (
         lambda f: oper.Plan.load(f.plan),
-        ("predicted iteration", "from optimal, at most", "rank", "3"),
+        ("predicted step", "from optimal, at most", "rank", "3"),
     ),
     "profile": (lambda f: oper.Profile.load(f.profile), ("3,400 rows of 2 tables", "cold")),
     "drift": (lambda f: oper.drift(f.plan, f.newer), ("Verdict: replan", "time lost", "hot")),

@@ -303,7 +303,7 @@ def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: 
     runs = runs_of(reported)
     assert plan.limits is not None
     wanted = next(
-        run.methods["paper"].objective_seconds
+        run.methods["paper"].step_seconds
         for run in runs
         if run.limits.extra_memory == plan.limits.extra_memory
     )
@@ -323,12 +323,10 @@ def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: 
 
 def test_equal_times_are_called_equal(reported: Reported) -> None:
     run, paper = runs_of(reported)[0], runs_of(reported)[0].methods["paper"]
-    ours = run.methods["oper"].objective_seconds
+    ours = run.methods["oper"].step_seconds
     assert ours is not None
-    assert paper.cost is not None
     for factor, said in ((1.0, "as long as with"), (1.001, "0.10% less than"), (2.0, "2.00 times")):
-        cost = replace(paper.cost, rank_seconds=np.full(run.ranks, factor * ours))
-        fits = replace(paper, cost=cost, certificate=Certificate(factor * ours, ours))
+        fits = replace(paper, step_seconds=factor * ours, certificate=Certificate(ours, ours))
         compared = beside(replace(run, methods={"paper": fits}), ours)
         assert compared is not None
         assert compared.startswith(said)

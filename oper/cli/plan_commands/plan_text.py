@@ -235,9 +235,9 @@ def _range_of(values: tuple[float, ...]) -> str:
 
 def simple_plan_text(found: "SimplePlan") -> str:
     """What a simple plan costs, and whether it fits."""
-    parts = [f"transfer time {format_duration(found.objective_seconds)}"]
-    if found.held_out_seconds is not None:
-        parts.append(f"held out {format_duration(found.held_out_seconds)}")
+    parts = [f"{format_duration(found.step_seconds)} a step"]
+    if found.held_out_step_seconds is not None:
+        parts.append(f"held out {format_duration(found.held_out_step_seconds)}")
     fits = "" if found.fits else ", which does not fit"
     taken = format_percent(found.memory_factor)
     parts.append(f"{taken} of the fullest rank's memory{fits}")

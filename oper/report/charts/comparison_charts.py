@@ -30,15 +30,15 @@ _PHONE, _ROOM_ON_PHONE, _ROOM = "width < 300", 2.0, 1.4
 
 
 def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
-    """The method, other than OPER and the exact solver, with the least time of those that fit and
-    take longer than `above` seconds."""
+    """Return the method, other than OPER and the exact solver, with the shortest step of those that
+    fit and take longer than `above` seconds."""
     others = [
-        (result.cost.objective_seconds, name)
+        (result.step_seconds, name)
         for name, result in run.methods.items()
         if name not in ("oper", "milp")
         and result.fits
-        and result.cost is not None
-        and result.cost.objective_seconds > above
+        and result.step_seconds is not None
+        and result.step_seconds > above
     ]
     if not others:
         return None
@@ -71,11 +71,11 @@ def beside(run: Comparison, ours: float) -> str | None:
 
 def comparison_chart(run: Comparison) -> Chart:
     """The methods of one run of a comparison."""
-    times = {name: result.objective_seconds for name, result in run.methods.items()}
+    times = {name: result.step_seconds for name, result in run.methods.items()}
     placed = sorted(
         ((name, seconds) for name, seconds in times.items() if seconds), key=lambda pair: pair[1]
     )
-    ours = None if run.oper is None else run.oper.objective_seconds
+    ours = None if run.oper is None else run.oper.step_seconds
     slowest = max((seconds for _, seconds in placed), default=1.0)
     unit = duration_unit(slowest)
     values = [
@@ -102,7 +102,7 @@ def comparison_chart(run: Comparison) -> Chart:
     time = {
         "field": "value",
         "type": "quantitative",
-        "axis": axis(f"predicted iteration, {unit.name}", tickCount=5),
+        "axis": axis(f"predicted step, {unit.name}", tickCount=5),
         "scale": {
             "domainMax": {
                 "expr": f"{_PHONE} ? {unit.scaled(_ROOM_ON_PHONE * slowest)} : "
@@ -123,7 +123,7 @@ def comparison_chart(run: Comparison) -> Chart:
             },
             "tooltip": [
                 {"field": "method", "title": "method"},
-                {"field": "shown", "title": "predicted iteration"},
+                {"field": "shown", "title": "predicted step"},
                 {"field": "state", "title": "memory"},
             ],
         },
@@ -143,7 +143,7 @@ def comparison_chart(run: Comparison) -> Chart:
         spec=spec(values, height=34 * max(len(values), 2), layer=[bars, labels]),
         headers=(
             "method",
-            "iteration",
+            "step",
             "times OPER's",
             "fits",
             "fullest rank",
@@ -158,7 +158,7 @@ def comparison_chart(run: Comparison) -> Chart:
 
 
 def _caption(run: Comparison) -> str:
-    ours = None if run.oper is None else run.oper.objective_seconds
+    ours = None if run.oper is None else run.oper.step_seconds
     compared = None if ours is None else beside(run, ours)
     if ours is None or compared is None:
         return "All methods are priced by the same cost model."
@@ -169,7 +169,7 @@ def _caption(run: Comparison) -> str:
     if run.workload.fetch == "auto":
         caption += " Each pools the tables with which it is shortest."
     solver = run.methods.get("milp")
-    solved = None if solver is None else solver.objective_seconds
+    solved = None if solver is None else solver.step_seconds
     if solver and solved:
         caption += (
             f" The exact solver took {format_duration(solver.total_seconds)} and may use all "
@@ -193,9 +193,9 @@ def _label(seconds: float, ours: float | None) -> str:
 
 def _row(name: str, result: MethodResult, ours: float | None) -> tuple[str, ...]:
     planned, shown = format_duration(result.total_seconds), NAMES.get(name, name)
-    if result.cost is None or result.capacity_factor is None:
+    seconds = result.step_seconds
+    if result.cost is None or result.capacity_factor is None or seconds is None:
         return shown, "no plan", "", result.reason or "", "", planned, ""
-    seconds = result.cost.objective_seconds
     factor = f"{seconds / ours:.2f}" if ours else ""
     room = "yes" if result.fits else "no: more copies than allowed"
     if result.capacity_factor > 1:
@@ -215,11 +215,11 @@ def sweep_chart(runs: Sequence[Comparison]) -> Chart | None:
     title = ("extra memory", "threshold")[which]
     other = "threshold" if which == 0 else "extra memory"
     values, rows = [], []
-    times = [result.objective_seconds for run in runs for result in run.methods.values()]
+    times = [result.step_seconds for run in runs for result in run.methods.values()]
     unit = duration_unit(max((seconds for seconds in times if seconds), default=1.0))
     for run, shares in zip(runs, asked, strict=True):
         for name, result in run.methods.items():
-            seconds = result.objective_seconds
+            seconds = result.step_seconds
             if not seconds:
                 continue
             shown = NAMES.get(name, name), format_duration(seconds)
@@ -243,7 +243,7 @@ def sweep_chart(runs: Sequence[Comparison]) -> Chart | None:
         "tooltip": [
             {"field": "method", "title": "method"},
             {"field": "asked", "title": title},
-            {"field": "shown", "title": "predicted iteration"},
+            {"field": "shown", "title": "predicted step"},
         ],
     }
     return Chart(
@@ -252,6 +252,6 @@ def sweep_chart(runs: Sequence[Comparison]) -> Chart | None:
         caption=f"Every method was run with {len({each[which] for each in asked})} values of the "
         f"{title}.",
         spec=spec(values, mark={"type": "line", "point": True, "tooltip": True}, encoding=encoding),
-        headers=(title, other, "method", "iteration"),
+        headers=(title, other, "method", "step"),
         rows=rows,
     )

@@ -71,9 +71,9 @@ def test_what_was_compared_comes_first_and_the_best_last(
         assert words in first.replace("\n", " ").replace("  ", " "), first
     assert f"{len(QUICK)} methods" in first
     assert "Best: " in verdicts
-    assert "Certified: oper's plan" in verdicts
+    assert "Certified: oper's transfer time" in verdicts
     header = next(line for line in text.splitlines() if line.startswith("method"))
-    names = ("method", "iteration", "times oper's", "fits its memory", "fullest rank", "planning")
+    names = ("method", "step", "times oper's", "fits its memory", "fullest rank", "planning")
     assert re.split(r"\s{2,}", header) == list(names)
 
 
@@ -88,7 +88,7 @@ def test_times_are_oper_s_and_only_misfits_have_a_factor_of_memory(
         cost = replace(result.cost, memory_bytes=held, capacity_bytes=room)
         return replace(result, status=Status.INFEASIBLE, cost=cost, certificate=None)
 
-    mine = compared.methods["oper"].objective_seconds
+    mine = compared.methods["oper"].step_seconds
     assert mine is not None
     methods = compared.methods | {
         "row_wise": timed(compared.methods["row_wise"], 1.3512 * mine),
@@ -122,10 +122,10 @@ def test_methods_without_a_plan_say_why(capsys: Capture, compared: Comparison) -
 
 
 def timed(result: MethodResult, seconds: float) -> MethodResult:
-    """The result, as if its slowest rank took so many seconds."""
+    """The result, as if its step took so many seconds, and its transfers half as many."""
     assert result.cost is not None
-    ranks = result.cost.ranks
-    return replace(result, cost=replace(result.cost, rank_seconds=np.full(ranks, seconds)))
+    cost = replace(result.cost, rank_seconds=np.full(result.cost.ranks, seconds / 2))
+    return replace(result, cost=cost, step_seconds=seconds)
 
 
 def fake(seconds: float, gap: float | None = 0.0) -> MethodResult:
@@ -162,9 +162,7 @@ def test_the_best_is_the_fastest_that_fits(
 
 def test_oper_need_not_be_the_best(compared: Comparison) -> None:
     lines = verdict(among(compared, oper=fake(1.1e-5, 0.02), milp=fake(1e-5)))
-    assert (
-        lines[0] == "Best: milp, 10 µs an iteration; oper, the next that fits, takes 10.00% longer"
-    )
+    assert lines[0] == "Best: milp, 10 µs a step; oper, the next that fits, takes 10.00% longer"
     assert "at most 2% longer than the best possible" in lines[1]
     assert "less than 0.0001% longer" in verdict(among(compared, oper=fake(1.0, 0.0)))[1]
 

@@ -195,19 +195,32 @@ def test_a_rank_that_dies_before_it_shares_is_named() -> None:
         assert message.startswith("rank 1 died while rank")
 
 
-def _receive_from_strangers(rank: int, group: Any) -> Any:
+def _receive_from_strangers(rank: int, group: Any, folder: Path) -> Any:
     node = Node.join(group)
-    before = len(os.listdir("/proc/self/fd"))
+    # Other files are opened and closed meanwhile, by threads of the group.
+    sent = os.open(folder / f"sent by {rank}", os.O_CREAT | os.O_RDWR)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         for message in (b"", b"hello", bytes(28), bytes(70000)):
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, (1).to_bytes(4, "little"))]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent.to_bytes(4, "little"))]
             stranger.sendmsg([message], rights, 0, node._messages._socket.getsockname())
     numbers = share_rank_numbers(node)
-    return numbers, len(os.listdir("/proc/self/fd")) - before
+    os.close(sent)
+    with os.scandir("/proc/self/fd") as open_files:
+        targets = [target_of(file) for file in open_files]
+    return numbers, [target for target in targets if "sent by" in target]
 
 
-def test_messages_of_strangers_are_dropped() -> None:
-    assert mortal_ranks.run(2, _receive_from_strangers) == [({0: 0, 1: 1}, 0)] * 2
+def target_of(file: os.DirEntry[str]) -> str:
+    """Return the name of an open file; "" of one that is closed meanwhile."""
+    try:
+        return os.readlink(file.path)
+    except FileNotFoundError:
+        return ""
+
+
+def test_messages_of_strangers_are_dropped(tmp_path: Path) -> None:
+    """With the files that they bring."""
+    assert mortal_ranks.run(2, _receive_from_strangers, tmp_path) == [({0: 0, 1: 1}, [])] * 2
 
 
 def _be_killed(rank: int, group: Any, folder: Path) -> None:
