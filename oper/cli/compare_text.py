@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oper.planner.baselines.baseline import TorchRecNotes
     from oper.planner.compare import Comparison, MethodResult
 
+_READINGS = {"rank": "one rank", "all ranks": "all ranks"}
 # Of a rank's capacity: a factor above it that is not shown as 1.00.
 _SHOWN_OVER = 1.005
 
@@ -224,7 +225,7 @@ def pooled_remarks(run: "Comparison") -> list[str]:
 
 def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
     """What the first table does not say: why there is no plan, what TorchRec and the solver did."""
-    from oper.planner.baselines.baseline import SolverNotes, TorchRecNotes
+    from oper.planner.baselines.baseline import PaperNotes, SolverNotes, TorchRecNotes
 
     lines = []
     for name, result in methods.items():
@@ -232,6 +233,11 @@ def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
         if cost is None:
             lines.append(f"{name}: {result.reason}")
             continue
+        if isinstance(notes, PaperNotes) and notes.batch is not None:
+            lines.append(
+                f"{name}: its Batch_Size is read as that of {_READINGS[notes.batch]}, which gives "
+                "the shorter transfer time"
+            )
         if isinstance(notes, TorchRecNotes):
             lines += _torchrec_remarks(notes, verbose)
         elif cost.feasible and not result.fits:

@@ -21,8 +21,10 @@ from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
 from oper.planner.baselines.baseline import (
+    BatchReading,
     Cells,
     NoPlacementError,
+    PaperNotes,
     PooledBytes,
     Status,
     TorchRecNotes,
@@ -239,21 +241,40 @@ def test_backtracking_keeps_the_best_round() -> None:
     assert best.partitions.threshold < 0.2
 
 
-def test_training_replicates_by_the_printed_rule() -> None:
+@pytest.mark.parametrize(("batch", "samples"), [("rank", 16), ("all ranks", 64)])
+def test_training_replicates_by_the_printed_rule(batch: BatchReading, samples: int) -> None:
     profile = make_profile(1, bags=False)
     problem = profile_problem(profile, mode="training", extra=10.0, threshold=0.001)
     parts = p.backtrack(problem).partitions
     owner = np.zeros(len(parts), dtype=np.int64)
     roomy = replace(problem, capacity_bytes=np.full(4, 1e9))
-    path = p.replicate_training(roomy, parts, owner)
+    path = p.replicate_training(roomy, parts, owner, batch)
     rows = p.partition_totals(parts, np.ones(len(problem.classes)))
     away = problem.topology.link_cost[~np.eye(4, dtype=bool)]
     bandwidth = 1 / away.mean()
-    limit = bandwidth / (64 * problem.topology.allreduce_bandwidth)
+    limit = bandwidth / (samples * problem.topology.allreduce_bandwidth)
     replicated = (path == np.arange(4)).all(axis=1)
     np.testing.assert_array_equal(replicated, parts.accesses / rows / 1000 > limit)
     assert replicated.any()
     assert not replicated.all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("topology", ["2x2-a100", "1x4-a100", "cpu:4"])
+def test_the_paper_is_compared_with_its_better_reading(topology: str, seed: int) -> None:
+    problem = profile_problem(make_profile(seed), topology, mode="training", extra=1.0)
+    found = p.paper(problem)
+    assert isinstance(found.notes, PaperNotes)
+    placed = p.backtrack(problem)
+    seconds = {}
+    for batch in p.BATCHES:
+        source = p.replicate_training(problem, placed.partitions, placed.owner, batch)
+        seconds[batch] = price_baseline(
+            problem, p._baseline(problem, placed, source, batch)
+        ).objective_seconds
+    assert price_baseline(problem, found).objective_seconds == min(seconds.values())
+    assert found.notes.batch is not None
+    assert seconds[found.notes.batch] == min(seconds.values())
 
 
 def torchrec_answer() -> list[dict[str, object]]:

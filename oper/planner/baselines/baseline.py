@@ -79,13 +79,22 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"  # it has no placement, or one that exceeds a capacity
 
 
+# Whose batch the paper's Batch_Size is taken for.
+BatchReading = Literal["rank", "all ranks"]
+
+
 @dataclass(frozen=True)
 class PaperNotes:
-    """What the paper's procedure ended with."""
+    """Result of the paper's procedure.
 
-    threshold: float  # of its partitions, after backtracking
+    threshold: of its partitions, after backtracking. batch: in training, whose Batch_Size gave the
+    shorter transfer time; None in inference, whose rule has none.
+    """
+
+    threshold: float
     partitions: int
     balance: float
+    batch: BatchReading | None = None
 
 
 @dataclass(frozen=True)
