@@ -54,7 +54,19 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
 def on_links(planned: Planned, topology: Topology) -> Planned:
     """Return the placement on the links of `topology` as they are, with rows swapped there while
     that pays, and certified there."""
-    seen = planned.problem.topology
+    problem = problem_on_links(planned.problem, topology)
+    rows = _swapped(problem, planned.row_placement)
+    certificate = certify(problem, rows.cost.objective_seconds)
+    if planned.certificate.full_memory_bound_seconds is not None:
+        full = _full_memory_bound(replace(problem, topology=bounding(problem.topology)))
+        certificate = replace(certificate, full_memory_bound_seconds=full)
+    return replace(planned, problem=problem, row_placement=rows, certificate=certificate)
+
+
+def problem_on_links(problem: Problem, topology: Topology) -> Problem:
+    """Return the problem of a placement, its limits included, on the links and capacities of
+    `topology`."""
+    seen = problem.topology
     links = without_relays(without_pooling(topology))
     if links.capacity is None and isinstance(seen.capacity, tuple):  # what devices have room for
         links = links.with_capacity_bytes([int(each) for each in seen.capacity])
@@ -62,13 +74,7 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
         links = seen.on(links)
     elif isinstance(seen, RelayedTopology):
         links = relayed(links, distinct=True)
-    problem = with_limits(planned.problem, links, planned.problem.limits)
-    rows = _swapped(problem, planned.row_placement)
-    certificate = certify(problem, rows.cost.objective_seconds)
-    if planned.certificate.full_memory_bound_seconds is not None:
-        full = _full_memory_bound(replace(problem, topology=bounding(links)))
-        certificate = replace(certificate, full_memory_bound_seconds=full)
-    return replace(planned, problem=problem, row_placement=rows, certificate=certificate)
+    return with_limits(problem, links, problem.limits)
 
 
 def _swapped(problem: Problem, placement: RowPlacement) -> RowPlacement:

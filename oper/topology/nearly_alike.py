@@ -8,6 +8,7 @@ means of the costs and the least of the capacities, on which ranks are interchan
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ NEARLY = 0.25
 Number = TypeVar("Number", int, float)
 
 
+@lru_cache(maxsize=8)
 def as_alike(topology: Topology) -> Topology:
     """Return the topology with the mean cost of each kind of link, and the least capacity and
     memory; the very same object if ranks are alike, or differ by more than `NEARLY`."""
