@@ -141,8 +141,16 @@ def _different_payers(charges: tuple[Charges, ...]) -> tuple[Floats, ...]:
     """What ranks pay for a byte of each part of a row with one owner, [payers, parts]: of ranks
     that pay the same one is enough, and of owners whose rows take the same too."""
     by_owner = np.stack([each.owner_seconds for each in charges], axis=2)
-    different = (np.unique(payers, axis=0) for payers in by_owner)
-    return tuple({payers.tobytes(): payers for payers in different}.values())
+    codes = np.zeros(by_owner.shape[:2], dtype=np.int64)  # of what a rank pays for all parts
+    for seconds in np.moveaxis(by_owner, 2, 0):
+        different = np.unique(seconds)
+        codes = codes * len(different) + np.searchsorted(different, seconds)
+        codes = np.searchsorted(np.unique(codes), codes)
+    found: dict[bytes, Floats] = {}
+    for paid, code in zip(by_owner, codes, strict=True):
+        kinds, first = np.unique(code, return_index=True)
+        found.setdefault(kinds.tobytes(), paid[first])
+    return tuple(found.values())
 
 
 def link_parts(

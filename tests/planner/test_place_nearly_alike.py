@@ -153,7 +153,7 @@ def test_other_views_of_a_plan_on_measured_links_agree_with_it() -> None:
     workload, asked = Workload("training", "pooled", 512), PlanSettings(0.02)
     plan, placed = plan_and_placement(PROFILE, topology, workload, asked)
     seconds = plan.cost.objective_seconds
-    compared = compare(PROFILE, topology, workload, asked, ["oper", "row-wise"])
+    compared = compare(PROFILE, topology, workload, asked, ["oper", "row_wise"])
     assert compared.oper is not None
     assert compared.oper.objective_seconds == seconds
     assert compared.lower_bound_seconds <= seconds
