@@ -14,7 +14,7 @@ import hashlib
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -89,6 +89,7 @@ def cases() -> Iterator[Case]:
         "unequal:4": unequal(4),
         "unequal:8": unequal(8),
         "unequal:2x2": unequal(4, nodes=2),
+        "measured:2x2": measured(4, nodes=2),
     }
     for name, topology in topologies.items():
         for mode in MODES:
@@ -151,6 +152,17 @@ def unequal(ranks: int, nodes: int = 1) -> Topology:
     cost[np.not_equal.outer(node_of, node_of)] *= 4
     np.fill_diagonal(cost, 1 / 1_244e9)
     return Topology("unequal", node_of, cost, 72e9, Latency.of_hops(2e-7))
+
+
+def measured(ranks: int, nodes: int) -> Topology:
+    """Return ranks whose links are equal but for a few per cent, as measurements find them."""
+    given = unequal(ranks, nodes)
+    random = np.random.default_rng(ranks)
+    cost = np.full((ranks, ranks), 1 / 80e9)
+    cost[np.not_equal.outer(given.node_of, given.node_of)] *= 4
+    np.fill_diagonal(cost, 1 / 1_244e9)
+    cost *= random.integers(970, 1030, (ranks, ranks)) / 1000
+    return replace(given, name="measured", link_cost=cost)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
 from oper.topology.host_tier import host_to_dict
 from oper.topology.links import SHARED
+from oper.topology.nearly_alike import NEARLY, as_alike
 from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
@@ -135,6 +136,15 @@ def _described(topology: Topology) -> dict[str, Any]:
     }
 
 
+def _likeness(topology: Topology) -> str:
+    """How plans see the ranks."""
+    if topology.homogeneous:
+        return "all ranks alike"
+    if as_alike(topology).homogeneous:
+        return f"ranks alike within {NEARLY:.0%}: plans are sought for the means"
+    return "ranks differ"
+
+
 def _latency(topology: Topology) -> str:
     """What messages and kernels take, of the kinds that these ranks have."""
     found, several = topology.latency, topology.nodes > 1
@@ -149,7 +159,7 @@ def _print(topology: Topology) -> None:
     out = new_console()
     out.print(
         f"{topology.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
-        f"{'all ranks alike' if topology.homogeneous else 'ranks differ'}"
+        f"{_likeness(topology)}"
     )
     made = new_table("reads of", "pairs", "GB/s: slowest", "median", "fastest")
     for kind, mask in topology.masks().items():

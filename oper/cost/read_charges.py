@@ -360,13 +360,17 @@ class Charges:
         holder_set = np.repeat(np.arange(len(sets)), self.ranks)
         if self.asker is None:
             return _Reads(holder_set, pair.ravel())
-        first = np.ones(pair.shape, dtype=bool)
-        node_of = np.array(self.node_of)
-        for node in range(int(node_of.max()) + 1):
-            members = np.flatnonzero(node_of == node)
-            for n, member in enumerate(members[1:], 1):
-                again = sets.source[:, members[:n]] == sets.source[:, member, None]
-                first[:, member] = ~again.any(axis=1)
+        node_of, of_reader = np.array(self.node_of), np.ascontiguousarray(sets.source.T)
+        ranks = np.argsort(node_of, kind="stable")
+        place = np.arange(self.ranks) - np.searchsorted(node_of[ranks], node_of[ranks])
+        first_of_reader = np.ones(of_reader.shape, dtype=bool)
+        for n in range(1, int(place.max()) + 1):  # rank n of each node, and those before it there
+            at = np.flatnonzero(place == n)
+            again = np.zeros((len(at), len(sets)), dtype=bool)
+            for before in range(1, n + 1):
+                again |= of_reader[ranks[at - before]] == of_reader[ranks[at]]
+            first_of_reader[ranks[at]] = ~again
+        first = np.ascontiguousarray(first_of_reader.T)
         source = sets.source.astype(np.int64)
         by = self.asker[np.arange(self.ranks), source] * self.ranks + source
         return _Reads(holder_set[first.ravel()], by[first])

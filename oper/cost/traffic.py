@@ -10,6 +10,7 @@ memories and gradients by the rows touched.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,17 +126,31 @@ class Traffic:
             part = self.parts[0]
             return float(part.charges.owner_seconds.max(axis=1).min()) * part.bytes
         least = np.full(len(self.bytes), np.inf)
-        by_owner = np.stack([part.charges.owner_seconds for part in self.parts], axis=2)
-        # Of ranks that pay the same one is enough, and of owners that are paid for the same too.
-        paid = {np.unique(payers, axis=0).tobytes(): payers for payers in by_owner}
-        for payers in paid.values():
-            each = np.stack([part.bytes for part in self.parts], axis=1)
-            least = np.minimum(least, dot(each, np.unique(payers, axis=0).T).max(axis=1))
+        each = np.stack([part.bytes for part in self.parts], axis=1)
+        for payers in _different_payers(tuple(part.charges for part in self.parts)):
+            least = np.minimum(least, dot(each, payers.T).max(axis=1))
         return least
 
     def directions(self, sets: HolderSets) -> tuple[Direction, ...]:
         """How T moves with the rows of holder sets, a direction for each part."""
         return tuple(Direction(p.bytes, p.charges.set_seconds(sets)) for p in self.parts)
+
+
+@lru_cache(maxsize=4)
+def _different_payers(charges: tuple[Charges, ...]) -> tuple[Floats, ...]:
+    """What ranks pay for a byte of each part of a row with one owner, [payers, parts]: of ranks
+    that pay the same one is enough, and of owners whose rows take the same too."""
+    by_owner = np.stack([each.owner_seconds for each in charges], axis=2)
+    codes = np.zeros(by_owner.shape[:2], dtype=np.int64)  # of what a rank pays for all parts
+    for seconds in np.moveaxis(by_owner, 2, 0):
+        different = np.unique(seconds)
+        codes = codes * len(different) + np.searchsorted(different, seconds)
+        codes = np.searchsorted(np.unique(codes), codes)
+    found: dict[bytes, Floats] = {}
+    for paid, code in zip(by_owner, codes, strict=True):
+        kinds, first = np.unique(code, return_index=True)
+        found.setdefault(kinds.tobytes(), paid[first])
+    return tuple(found.values())
 
 
 def link_parts(

@@ -52,6 +52,7 @@ from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.least_memory import by_devices
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.place_by_table import Way, by_mean, place_shortest, ways_to_fetch
+from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import predicted_seconds
 from oper.planner.price_fetched import (
     cheaper_pooled_of,
@@ -63,6 +64,7 @@ from oper.planner.price_plan import predict_priced, priced_under, problem_of, wi
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.reference_figures import UNSEEN_DATA, later_data, later_profile
 from oper.profiling.profile import Profile, profile_given
+from oper.topology.nearly_alike import as_alike
 from oper.topology.topology import Topology
 
 METHODS = ("oper", *BASELINES)
@@ -345,7 +347,7 @@ def compare(
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning
     began = time.perf_counter()
-    ways = ways_to_fetch(profile, topology, workload, asked)
+    ways = ways_to_fetch(profile, as_alike(topology), workload, asked)
     choosing_seconds = time.perf_counter() - began
     began = time.perf_counter()
     contest = _Contest.of(profile, topology, asked, ways)
@@ -357,7 +359,9 @@ def compare(
     if "oper" in chosen:
         began = time.perf_counter()
         try:
-            planned = place_shortest(profile, topology, asked, ways)
+            planned = place_nearly_alike(
+                topology, lambda ranks: place_shortest(profile, ranks, asked, ways)
+            )
         except InfeasibleError as error:
             total = choosing_seconds + time.perf_counter() - began
             none = NoPlacementError(Status.INFEASIBLE, str(error))
@@ -504,7 +508,7 @@ class _Contest:
 
     def _own_ways(self, ways: Sequence[Way], baseline: Baseline) -> list[Way]:
         """The way that pools what the placement takes less with, if it is not among `ways`."""
-        if not by_mean(self.topology, self.asked):
+        if not by_mean(as_alike(self.topology), self.asked):
             return []
         most = self.problem(ways[-1])
         own = cheaper_pooled_of(self.problem(self.usual), most, baseline)

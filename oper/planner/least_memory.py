@@ -56,7 +56,7 @@ def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
     problem = limits.beside_most_replicas(extra_memory)
     return lower_bound(
         problem.classes,
-        problem.topology,
+        limits.problem.topology,  # one object, whose prices are found once
         problem.workload,
         problem.capacity_bytes,
         problem.budget_bytes,

@@ -22,6 +22,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_by_table import place_by_table
+from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import place_pooled
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
@@ -97,13 +98,15 @@ def place_fetched(
     asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
-    """The placement of all rows in one memory, by how the workload fetches them."""
+    """Return the placement of all rows in one memory, by how the workload fetches them."""
     places: dict[Fetch | None, Callable[..., Planned]] = {
         "pooled": place_pooled,
         "auto": place_by_table,
     }
     place = places.get(workload.on(topology.nodes).fetch, place_in_memory)
-    return place(profile, topology, workload, asked, report)
+    return place_nearly_alike(
+        topology, lambda ranks: place(profile, ranks, workload, asked, report)
+    )
 
 
 # Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends

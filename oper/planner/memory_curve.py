@@ -13,8 +13,10 @@ from itertools import count
 from typing import Any
 
 from oper.planner.device_limits import DeviceLimits, round_down
-from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
+from oper.planner.make_placement import InfeasibleError, Planned, Watch
+from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import place_pooled
+from oper.planner.place_together import place_alone
 from oper.planner.problem.problem import Problem, with_limits
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import RelayedTopology, relayed
@@ -69,12 +71,14 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
 
 
 def _placed(problem: Problem, topology: Topology) -> Planned:
-    """A placement within the limits of `problem`, for `topology` as it was given."""
+    """Return a placement within the limits of `problem`, for `topology` as it was given."""
     if not isinstance(problem.topology, PooledTopology):
-        return place(problem, Watch(lambda step: None))
+        return place_alone(problem, Watch(lambda step: None))
     asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
-    tables = problem.topology.tables
-    return place_pooled(problem.profile, topology, problem.workload, asked, tables=tables)
+    given, tables = (problem.workload, asked), problem.topology.tables
+    return place_nearly_alike(
+        topology, lambda ranks: place_pooled(problem.profile, ranks, *given, tables=tables)
+    )
 
 
 def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:

@@ -39,6 +39,7 @@ from oper.planner.place_pooled import (
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
+from oper.topology.nearly_alike import as_alike
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
@@ -163,7 +164,7 @@ def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> Estimate
     """What fetches by table may gain over a plan whose rows all travel themselves; None where they
     gain nothing, or it is not known without planning. Nodes are taken to be even, so that it is
     the most."""
-    lengths, asked = profile.bag_lengths, plan.asked
+    lengths, asked, topology = profile.bag_lengths, plan.asked, as_alike(topology)
     if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
         return None
     if topology.transport == NVSHMEM:

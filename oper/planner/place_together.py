@@ -26,13 +26,15 @@ from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacem
 from oper.planner.class_placement.place_classes import LISTED_SHARE
 from oper.planner.exact_placement import place_exactly
 from oper.planner.make_placement import Planned, Watch, place, within_limits
+from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import place_pooled
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import Problem, with_limits
 from oper.planner.row_placement.aim import aimed_of_all
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows, with_counts
 from oper.planner.row_placement.swap_together import Swappable, swap_together
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import without_relays
+from oper.topology.topology import Topology
 
 # The programme places the rows anew above these gaps, with so many of all rows listed: as where one
 # memory's rows are placed by a programme (make_placement.py).
@@ -100,12 +102,18 @@ def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certific
 
 
 def place_alone(problem: Problem, watch: Watch) -> Planned:
-    """The placement of one memory; pooled tables find their homes, and what vectors cost, anew."""
-    if not isinstance(problem.topology, PooledTopology):
-        return place(problem, watch)
-    ranks, tables = without_relays(problem.topology.unpooled), problem.topology.tables
-    asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
-    return place_pooled(problem.profile, ranks, problem.workload, asked, tables=tables)
+    """Return the placement of one memory; pooled tables find their homes, and what vectors cost,
+    anew."""
+
+    def placed(ranks: Topology) -> Planned:
+        if not isinstance(ranks, PooledTopology):
+            same = ranks is problem.topology
+            return place(problem if same else with_limits(problem, ranks, problem.limits), watch)
+        links, tables = without_relays(ranks.unpooled), ranks.tables
+        asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
+        return place_pooled(problem.profile, links, problem.workload, asked, tables=tables)
+
+    return place_nearly_alike(problem.topology, placed)
 
 
 def _exact(best: Together) -> Together:

@@ -26,6 +26,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.device_limits import DeviceRoom
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned, Watch, make_placement
+from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_together import place_together
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -69,10 +70,17 @@ def plan_with_tier(
     others = np.setdiff1d(np.arange(len(profile.tables)), in_tier).tolist()
     hosts = tier_topology(topology)
     of_one = replace(asked, tier=())
-    tier = _placed_in_hosts(profile.select(in_tier), hosts, workload, of_one, report)
+    in_hosts = profile.select(in_tier)
+    tier = place_nearly_alike(
+        hosts, lambda ranks: _placed_in_hosts(in_hosts, ranks, workload, of_one, report)
+    )
     devices, device_bytes = None, np.zeros(topology.ranks)
     if others:
-        devices = place_in_memory(profile.select(others), topology, workload, of_one, report)
+        on_devices = profile.select(others)
+        devices = place_nearly_alike(
+            topology,
+            lambda ranks: place_in_memory(on_devices, ranks, workload, of_one, report),
+        )
     watch, certificate = Watch(report), tier.certificate
     if devices is not None:
         devices, tier, certificate = place_together(devices, tier, watch)

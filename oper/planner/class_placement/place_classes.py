@@ -7,12 +7,13 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.cost.holder_sets import HolderSets
-from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.class_placement import MANY_RANKS, ClassPlacement
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.class_placement.homogeneous import place_on_homogeneous
 from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.lp.pricing import ENUMERABLE_RANKS
 from oper.planner.problem.problem import ClassProblem
+from oper.topology.nearly_alike import as_alike
 from oper.topology.pooled_links import PooledTopology
 
 # Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
@@ -20,13 +21,14 @@ LISTED_SHARE = 1 / 8
 
 
 def by_programme(problem: ClassProblem) -> bool:
-    """Whether a linear programme places the classes: where ranks differ; and, for few ranks, where
-    rows are to be copied that are dearer to read near by than far away, as the knapsack of
-    homogeneous ranks knows only copies once a node and everywhere. The programme's prices of copies
-    are of one way of fetching, so that no tables may be pooled beside others."""
+    """Whether a linear programme places the classes: if ranks differ, unless they are many that are
+    nearly alike; and, for few ranks, if rows are to be copied that are dearer to read near by than
+    far away, as the knapsack of homogeneous ranks knows only copies once a node and everywhere. The
+    programme's prices of copies are of one way of fetching, so that no tables may be pooled beside
+    others."""
     topology = problem.topology
     if not topology.homogeneous:
-        return True
+        return topology.ranks <= MANY_RANKS or as_alike(topology) is topology
     few = topology.ranks <= ENUMERABLE_RANKS
     mixed = isinstance(topology, PooledTopology) and topology.tables is not None
     return few and not mixed and not problem.workload.training and not topology.near_first

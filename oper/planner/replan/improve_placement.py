@@ -40,6 +40,7 @@ from oper.planner.replan.replica_changes import choose_replicas
 from oper.planner.row_placement.aim import aimed_at, aimed_directions, aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
+from oper.topology.nearly_alike import as_alike
 from oper.topology.pooled_links import PooledTopology
 
 
@@ -76,7 +77,7 @@ def candidate_sets(problem: ClassProblem, free: FreeMoves | None, fresh: HolderS
         return fresh
     if free is not None:
         return fresh + free.placement.holder_sets
-    if not topology.homogeneous or topology.ranks == 1:
+    if not as_alike(topology).homogeneous or topology.ranks == 1:
         return fresh
     sets = fresh + everywhere_set(topology.ranks)
     if not problem.workload.training and topology.nodes > 1:

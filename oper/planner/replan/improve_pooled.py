@@ -27,6 +27,7 @@ from oper.planner.replan.improve_placement import (
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.rows_at_homes import swap_in_nodes
+from oper.topology.nearly_alike import as_alike
 
 
 def better_pooled_counts(
@@ -42,7 +43,7 @@ def better_pooled_counts(
     price = migration_cost.seconds / problem.ranks / horizon
     of_swaps = np.array(problem.classes.width_memory)[:, None, None] * (price + price.T)
     # Elsewhere all rows with one owner are on their tables' nodes, and swaps would spread them.
-    may_be_spread = not (problem.topology.homogeneous and problem.workload.training)
+    may_be_spread = not (as_alike(problem.topology).homogeneous and problem.workload.training)
     tried = []
     for start in (now.counts, _near(problem, now.counts, fresh)):
         for in_nodes in (True, False) if may_be_spread else (True,):

@@ -103,7 +103,7 @@ def place_rows(
     striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks, classes.D_of_node.shape[1]))
 
     before = problem.price(sets, classes.sums(counts) + striped_sums)
-    swaps = _swap_rows(problem, sets, counts, before) if even else 0
+    swaps = even_out(problem, sets, counts, before) if even else 0
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
     return RowPlacement(
@@ -158,7 +158,7 @@ def _make_stripes(
     return stripes
 
 
-def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
+def even_out(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
     """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link where links
     are to be even; the number of rounds."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload

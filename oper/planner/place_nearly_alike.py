@@ -1,0 +1,99 @@
+"""A placement for ranks that are nearly alike: sought as if they were alike, priced as they are.
+
+In: a `Topology`, and how to place rows on one. Out: `Planned`. Where links of a kind differ by no
+more than measurements do (oper/topology/nearly_alike.py), a placement for the means of their costs
+is nearly as good on the links as they are, while what is known of ranks that are alike holds no
+more: homes of pooled tables, knapsacks of copies, even loads. So
+
+1. rows are placed on ranks that are alike, with the least of the capacities;
+2. they are priced on the links as they are, and swapped while that lowers T there;
+3. where few ranks fetch rows one by one, a second placement is sought for the links as they are, by
+   a linear programme, and the better of both is taken.
+
+Where ranks are alike, or differ by more, there is one placement, for the ranks as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from oper.base.errors import OperError
+from oper.planner.bounds.certify import certify
+from oper.planner.bounds.pooled_bound import pooled_bound
+from oper.planner.class_placement.class_placement import MANY_RANKS
+from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import bound_seconds
+from oper.planner.make_placement import Planned
+from oper.planner.problem.problem import Problem, with_limits
+from oper.planner.row_placement.aim import aimed_seconds
+from oper.planner.row_placement.row_placement import RowPlacement, even_out, with_counts
+from oper.planner.row_placement.rows_at_homes import swap_in_nodes
+from oper.topology.nearly_alike import as_alike, bounding
+from oper.topology.pooled_links import PooledTopology, without_pooling
+from oper.topology.relays import RelayedTopology, relayed, without_relays
+from oper.topology.topology import Topology
+
+
+def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned]) -> Planned:
+    """Return the better of the placements that `place` makes for the topology.
+
+    Raises what `place` raises for the topology as it is.
+    """
+    alike = as_alike(topology)
+    if alike is topology:
+        return place(topology)
+    try:
+        found = on_links(place(alike), topology)
+    except OperError:  # such as one of the least capacity, which may not hold the tables
+        return place(topology)
+    if topology.ranks > MANY_RANKS or isinstance(found.problem.topology, PooledTopology):
+        return found
+    other = place(topology)
+    return min(found, other, key=lambda each: aimed_seconds(each.problem, each.cost))
+
+
+def on_links(planned: Planned, topology: Topology) -> Planned:
+    """Return the placement on the links of `topology` as they are, with rows swapped there while
+    that pays, and certified there."""
+    problem = problem_on_links(planned.problem, topology)
+    rows = _swapped(problem, planned.row_placement)
+    certificate = certify(problem, rows.cost.objective_seconds)
+    if planned.certificate.full_memory_bound_seconds is not None:
+        full = _full_memory_bound(replace(problem, topology=bounding(problem.topology)))
+        certificate = replace(certificate, full_memory_bound_seconds=full)
+    return replace(planned, problem=problem, row_placement=rows, certificate=certificate)
+
+
+def problem_on_links(problem: Problem, topology: Topology) -> Problem:
+    """Return the problem of a placement, its limits included, on the links and capacities of
+    `topology`."""
+    seen = problem.topology
+    links = without_relays(without_pooling(topology))
+    if links.capacity is None and isinstance(seen.capacity, tuple):  # what devices have room for
+        links = links.with_capacity_bytes([int(each) for each in seen.capacity])
+    if isinstance(seen, PooledTopology):
+        links = seen.on(links)
+    elif isinstance(seen, RelayedTopology):
+        links = relayed(links, distinct=True)
+    return with_limits(problem, links, problem.limits)
+
+
+def _swapped(problem: Problem, placement: RowPlacement) -> RowPlacement:
+    """The placement after swaps; those of pooled tables stay in their nodes, by which their bags'
+    vectors are counted."""
+    sets, counts = placement.holder_sets, placement.counts.copy()
+    before = problem.price(sets, placement.sums)
+    if not isinstance(problem.topology, PooledTopology):
+        rounds = even_out(problem, sets, counts, before)
+    elif problem.asked.balance == "link":
+        rounds = 0
+    else:
+        rounds = swap_in_nodes(problem, sets, counts, before.rank_seconds.copy())
+    return replace(with_counts(problem, placement, counts, rounds), cost_before_swaps=before)
+
+
+def _full_memory_bound(problem: Problem) -> float:
+    """No plan that uses all memory of the problem's devices has a smaller T, in seconds."""
+    limits = DeviceLimits.of(problem)
+    if isinstance(problem.topology, PooledTopology):
+        return pooled_bound(limits.beside_most_replicas(limits.most_extra))
+    return bound_seconds(limits, limits.most_extra)

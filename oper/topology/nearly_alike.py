@@ -1,0 +1,101 @@
+"""Ranks that differ by no more than measurements do: seen as ranks that are alike.
+
+Two measurements of equal links never give equal numbers. Where each link costs within `NEARLY` of
+the mean of its kind, and capacities and memories are as near to theirs, plans are sought for the
+means of the costs and the least of the capacities, on which ranks are interchangeable
+(oper/planner/place_nearly_alike.py). What a plan takes follows from the links as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from oper.topology.capacity import Capacity
+from oper.topology.links import KINDS, link_matrix
+from oper.topology.pooled_links import PooledTopology
+from oper.topology.relays import without_relays
+from oper.topology.topology import Topology
+
+# Relative, from the mean of the kind. A standard deviation of 5 % leaves few of a thousand links
+# further away than three to four times that.
+NEARLY = 0.25
+
+Number = TypeVar("Number", int, float)
+
+
+@lru_cache(maxsize=8)
+def as_alike(topology: Topology) -> Topology:
+    """Return the topology with the mean cost of each kind of link, and the least capacity and
+    memory; the very same object if ranks are alike, or differ by more than `NEARLY`."""
+    if isinstance(topology, PooledTopology):
+        given = without_relays(topology.unpooled)
+        alike = as_alike(given)
+        return topology if alike is given else topology.on(alike)
+    costs = dict(zip(KINDS, topology.seconds_by_kind(), strict=True))
+    link_cost = link_matrix(topology.node_of, costs)
+    capacity = _least_capacity(topology.capacity)
+    memory = topology.memory_for_plans
+    found = replace(
+        topology,
+        link_cost=link_cost,
+        capacity=capacity,
+        device_memory_bytes=topology.device_memory_bytes if memory is None else _least(memory),
+        host_memory_bytes=_least(topology.host_memory_bytes),
+        host_bandwidth=_mean_rate(topology.host_bandwidth),
+    )
+    equal = (
+        np.array_equal(link_cost, topology.link_cost)
+        and capacity == topology.capacity
+        and found.device_memory_bytes == topology.device_memory_bytes
+        and found.host_memory_bytes == topology.host_memory_bytes
+        and found.host_bandwidth == topology.host_bandwidth
+    )
+    near = bool((np.abs(topology.link_cost - link_cost) <= NEARLY * link_cost).all())
+    return found if near and found.homogeneous and not equal else topology
+
+
+def bounding(topology: Topology) -> Topology:
+    """Return the topology with the least cost of each kind of link and the greatest memory, without
+    a capacity: what every placement takes at least there, it takes on the links as they are."""
+    if isinstance(topology, PooledTopology):
+        return topology.on(bounding(without_relays(topology.unpooled)))
+    least = {
+        kind: float(topology.link_cost[mask].min())
+        for kind, mask in topology.masks().items()
+        if mask.any()
+    }
+    memory = topology.device_memory_bytes
+    return replace(
+        topology,
+        link_cost=link_matrix(topology.node_of, least),
+        capacity=None,
+        device_memory_bytes=memory and (max(memory),) * topology.ranks,
+    )
+
+
+def _least_capacity(capacity: Capacity) -> Capacity:
+    """The least for all ranks if all are near it and of one kind, bytes or factors."""
+    if not isinstance(capacity, tuple) or len({type(each) for each in capacity}) > 1:
+        return capacity
+    return _least(capacity)
+
+
+def _least(values: tuple[Number, ...] | None) -> tuple[Number, ...] | None:
+    """The least of the values for all, if each is near their mean."""
+    return (min(values),) * len(values) if values and _near(values) else values
+
+
+def _mean_rate(rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    """The rate at which a byte takes the mean time, for all, if each is near it."""
+    if not rates or len(set(rates)) == 1 or not _near(rates):
+        return rates
+    return (1 / float(np.mean(1 / np.array(rates))),) * len(rates)
+
+
+def _near(values: Sequence[float]) -> bool:
+    """Whether each of the values is within `NEARLY` of their mean."""
+    mean = sum(values) / len(values)
+    return all(abs(value - mean) <= NEARLY * mean for value in values)
