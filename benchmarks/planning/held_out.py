@@ -93,8 +93,10 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
     samples = round(40_000 * scale)
     sizes = [round(rows * scale) for rows in (12_000, 12_000, 4_000, 4_000)]
     tables = tuple(Table(f"t{t}", max(rows, 100), dim=64) for t, rows in enumerate(sizes))
-    names = [np.arange(t.rows) if n % 2 == 0 else random.permutation(t.rows)
-             for n, t in enumerate(tables)]
+    names = [
+        np.arange(t.rows) if n % 2 == 0 else random.permutation(t.rows)
+        for n, t in enumerate(tables)
+    ]
     found = []
     for window in range(number):
         time = window + random.random(samples)
@@ -186,7 +188,9 @@ def shard_counts(problem: Problem, shards: Sequence[Shard]) -> Floats:
     return counts
 
 
-def measure(log: str, windows: Sequence[Profile], chosen: Sequence[str]) -> Iterator[dict[str, Any]]:
+def measure(
+    log: str, windows: Sequence[Profile], chosen: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """What each method takes in each case, window by window."""
     for number, (window, later) in enumerate(zip(windows[:-1], windows[1:], strict=True)):
         for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
