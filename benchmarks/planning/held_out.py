@@ -20,6 +20,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
 from oper.base.arrays import Floats
@@ -134,7 +135,9 @@ def of_plan(plan: Plan, later: Profile) -> Seconds:
     return Seconds(priced.cost.objective_seconds, step.seconds)
 
 
-def of_counts(problem: Problem, sets: HolderSets, counts: Floats, cost: Cost) -> Seconds | None:
+def of_counts(
+    problem: Problem, sets: HolderSets, counts: NDArray[Any], cost: Cost
+) -> Seconds | None:
     """What `counts` [C, G] rows of each class take; None where they do not fit."""
     if not cost.feasible:
         return None

@@ -104,7 +104,7 @@ class Stated:
     memories together.
     """
 
-    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step_time")
+    WHERE_ANY: ClassVar = ("pooled_tables", "vector_ratio", "step_time", "unread_step_seconds")
 
     fingerprint: str  # of the tables
     profile: str  # digest of the profile
@@ -125,6 +125,7 @@ class Stated:
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
     step_time: StepTime | None = None
+    unread_step_seconds: float | None = None
 
 
 def to_json(value: Any) -> Any:

@@ -53,7 +53,13 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
 def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
     from oper.analysis.plan_facts import fit
-    from oper.analysis.wording import MADE_FOR, fetching, held_out_sentence, simple_plans_of
+    from oper.analysis.wording import (
+        MADE_FOR,
+        fetching,
+        held_out_sentence,
+        simple_plans_of,
+        unread_sentence,
+    )
 
     workload = plan.workload
     sentences = [
@@ -71,6 +77,8 @@ def headline(plan: "Plan", name: str) -> list[str]:
     if plan.step_time is not None:
         sentences.append(f"Predicted step: {step_text(plan.step_time)}")
     sentences.append(held_out_sentence(plan.held_out))
+    unread = unread_sentence(plan)
+    sentences += [] if unread is None else [unread]
     faster = simple_plans_of(plan)
     sentences += [] if faster is None else [faster]
     found = fit(plan)

@@ -151,16 +151,16 @@ def make_problem(
 
 
 def copies_cost_memory_alone(topology: Topology, workload: Workload) -> bool:
-    """Whether a copy saves time whenever its row is read, and costs nothing but memory: in inference,
-    unless all ranks read one memory."""
+    """Return whether a copy saves time whenever its row is read and takes nothing but memory: in
+    inference, unless all ranks read one memory."""
     return not workload.training and not topology.is_one_memory
 
 
 def _extra_memory(
     asked: PlanSettings, classes: Classes, topology: Topology, workload: Workload
 ) -> float:
-    """The share of extra memory: as asked; if nothing is asked and copies cost memory alone, all that
-    given capacities hold."""
+    """Return the share of extra memory: as asked; if nothing is asked and copies cost memory alone,
+    all that given capacities hold."""
     if asked.extra_memory is not None:
         return asked.extra_memory
     if topology.capacity is None or not copies_cost_memory_alone(topology, workload):
