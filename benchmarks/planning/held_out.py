@@ -16,7 +16,7 @@ of two they are scattered, and rows come and go in one of each alone.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,7 +195,7 @@ def measure(
     log: str, windows: Sequence[Profile], chosen: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """What each method takes in each case, window by window."""
-    for number, (window, later) in enumerate(zip(windows[:-1], windows[1:], strict=True)):
+    for number, (window, later) in enumerate(pairwise(windows)):
         for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
             topology = Topology.load(name)
             if capacity is not None:

@@ -30,21 +30,25 @@ SELDOM = 5  # samples with a row
 class ExpectedCounts(NamedTuple):
     """The counts that as many further samples are expected to have, of each entry, [E].
 
-    differs: where they are not those of the log.
+    differs: where they are not those of the log. alive: the share of the rows that have these
+    counts, all together; the others have none.
     """
 
     accesses: Floats
     samples_with_row: Floats
     differs: NDArray[np.bool_]
+    alive: Floats
 
 
 @dataclass(frozen=True)
 class Turnover:
     """The rows of each table by the samples that read them in a window, from none to SELDOM and
-    then more, [T, SELDOM + 2]: how many rows, and how many samples read them in that window
-    (`earlier`) and in as many samples of the window after (`later`), all rows together."""
+    then more, [T, SELDOM + 2]: how many rows, how many of them the window after read (`alive`),
+    and how many samples read them in that window (`earlier`) and in as many samples of the window
+    after (`later`), all rows together."""
 
     rows: Ints
+    alive: Ints
     earlier: Floats
     later: Floats
 
@@ -73,10 +77,16 @@ class Turnover:
         found: Floats = self.later[:, :-1] + np.multiply.outer(self.kept, reads)
         return found / (self.rows[:, :-1] + 1)
 
+    @property
+    def alive_shares(self) -> Floats:
+        """The share of the rows that the later window read, [T, SELDOM + 2]; never 0."""
+        shares: Floats = (self.alive + 1) / (self.rows + 1)
+        return shares
+
     def select(self, tables: Sequence[int]) -> "Turnover":
         """Return that of the tables with these numbers."""
         some = list(tables)
-        return Turnover(self.rows[some], self.earlier[some], self.later[some])
+        return Turnover(self.rows[some], self.alive[some], self.earlier[some], self.later[some])
 
 
 def as_many(
@@ -88,7 +98,7 @@ def as_many(
 ) -> ExpectedCounts:
     """The counts as they are."""
     counts = accesses.astype(np.float64), samples_with_row.astype(np.float64)
-    return ExpectedCounts(*counts, np.zeros(len(table), dtype=bool))
+    return ExpectedCounts(*counts, np.zeros(len(table), dtype=bool), np.ones(len(table)))
 
 
 def expected_counts(
@@ -111,10 +121,13 @@ def expected_counts(
     each = np.array([good_turing(of_table) for of_table in numbers]).reshape(tables, SELDOM + 1)
     kept = np.ones(tables)
     measured = np.zeros(tables, dtype=bool)
+    alive = np.ones(len(table))
     if turnover is not None:
         measured = turnover.measured[:tables]
         each = np.where(measured[:, None], turnover.each[:tables], each)
         kept = np.where(measured, turnover.kept[:tables], 1.0)
+        shares = turnover.alive_shares[table, np.minimum(samples_with_row, SELDOM + 1)]
+        alive = np.where(measured[table], shares, 1.0)
     seldom = samples_with_row <= SELDOM
     often = samples_with_row * kept[table]
     found = np.where(seldom, each[table, np.minimum(samples_with_row, SELDOM)], often)
@@ -129,7 +142,7 @@ def expected_counts(
     scale = np.where(foreseen > 0, counted / np.where(foreseen > 0, foreseen, 1), 1.0)[table]
     expected = np.where(estimated, expected * scale, accesses)
     found = np.where(measured[table], found * scale, found)
-    return ExpectedCounts(expected, np.minimum(found, expected), expected != accesses)
+    return ExpectedCounts(expected, np.minimum(found, expected), expected != accesses, alive)
 
 
 def good_turing(numbers: Ints) -> Floats:

@@ -43,7 +43,7 @@ from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
-# Reads in an iteration of a row that is not expected to be read: it gets its copies after all others.
+# Reads in an iteration of a row that is not expected to be read: it is copied after all others.
 _HARDLY_READ = 1e-30
 _BISECTIONS = 60
 _PASSES = 4

@@ -230,9 +230,11 @@ def group(
     c_accesses, c_samples = accesses[first], samples_with_row[first]
     S = np.array([w.row_bytes for w in widths], dtype=np.float64)[entry_width[first]]
     m = np.array([w.memory_bytes for w in widths], dtype=np.float64)[entry_width[first]]
+    alive = expected.alive[first]
+    each = expected.samples_with_row[first] / alive
     R, D, U = expected_reads(
-        expected.accesses[first],
-        expected.samples_with_row[first],
+        expected.accesses[first] / alive,
+        each,
         profile.samples,
         workload,
         ranks,
@@ -241,7 +243,7 @@ def group(
         of_tables[class_table],
     )
     D_of_node = node_touches(
-        expected.samples_with_row[first],
+        each,
         profile.samples,
         workload,
         ranks,
@@ -259,15 +261,17 @@ def group(
         S=S,
         m=m,
         expected=expected.accesses[first],
-        R=R,
-        D=D,
-        U=U,
+        R=R * alive,
+        D=D * alive,
+        U=U * alive,
         samples=profile.samples,
-        D_of_node=D_of_node,
+        D_of_node=D_of_node * alive[:, None],
         entry_table=table[order],
         entry_class=class_of,
         entry_rows=rows[order],
-        mailbox_bytes=float((rows[order] * D[class_of] * (SLOT_BYTES + 4 * values)).sum()),
+        mailbox_bytes=float(
+            (rows[order] * (D * alive)[class_of] * (SLOT_BYTES + 4 * values)).sum()
+        ),
         dim=max((t.dim for t in profile.tables), default=0),
         gradient_ratio=max((4 * t.dim / t.row_bytes for t in profile.tables), default=1.0),
         pooled=of_tables[class_table],
