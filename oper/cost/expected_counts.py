@@ -72,10 +72,14 @@ class Turnover:
     def each(self) -> Floats:
         """The samples of the later window that read a row that n samples of the earlier one read,
         [T, SELDOM + 1]. A row that keeps its reads as those read often do is added to the rows that
-        were seen, so that few of them say little."""
+        were seen, so that few of them say little. Of rows that were read, none is less than that of
+        a smaller n; unread rows may be read more, if new ones come and go."""
         reads = np.arange(SELDOM + 1, dtype=np.float64)
-        found: Floats = self.later[:, :-1] + np.multiply.outer(self.kept, reads)
-        return found / (self.rows[:, :-1] + 1)
+        weights = self.rows[:, :-1] + 1.0
+        found: Floats = (self.later[:, :-1] + np.multiply.outer(self.kept, reads)) / weights
+        for of_table, weight in zip(found[:, 1:], weights[:, 1:], strict=True):
+            of_table[:] = _ascending(of_table, weight)
+        return found
 
     @property
     def alive_shares(self) -> Floats:
@@ -133,11 +137,13 @@ def expected_counts(
     found = np.where(seldom, each[table, np.minimum(samples_with_row, SELDOM)], often)
     estimated = seldom | measured[table]
     # Accesses in proportion to samples, those of an unread row as of others; and the table's sum.
+    # By the turnover a few samples' own accesses would order rows by chance: they are as of others.
+    own = (samples_with_row > 0) & ~(seldom & measured[table])
     per_table = partial(np.bincount, table, minlength=tables)
     counted = per_table(np.where(estimated, accesses * rows, 0))
     samples = per_table(np.where(estimated, samples_with_row * rows, 0))
-    of_sample = np.where(samples_with_row > 0, accesses, (counted / np.maximum(samples, 1))[table])
-    expected = found * of_sample / np.maximum(samples_with_row, 1)
+    of_sample = np.where(own, accesses, (counted / np.maximum(samples, 1))[table])
+    expected = found * of_sample / np.where(own, samples_with_row, 1)
     foreseen = per_table(np.where(estimated, expected * rows, 0))
     scale = np.where(foreseen > 0, counted / np.where(foreseen > 0, foreseen, 1), 1.0)[table]
     expected = np.where(estimated, expected * scale, accesses)
