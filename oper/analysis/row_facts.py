@@ -227,8 +227,9 @@ def _expected(
     """The accesses and samples of a row that the plan was made for."""
     if plan.workload.training or samples_with_row > SELDOM:
         return accesses, samples_with_row
-    counted = profile.select([table]).histogram()
-    found = expected_counts(*counted)
+    of_table = profile.select([table])
+    counted = of_table.histogram()
+    found = expected_counts(*counted, of_table.turnover)
     here = (counted.accesses == accesses) & (counted.samples_with_row == samples_with_row)
     (at,) = np.flatnonzero(here)
     return float(found.accesses[at]), float(found.samples_with_row[at])

@@ -83,6 +83,18 @@ def held_out_sentence(found: HeldOut | None) -> str:
     )
 
 
+def unread_sentence(plan: Plan) -> str | None:
+    """Return the step with reads of rows that the log never read, without a full stop; None if the
+    plan does not say."""
+    if plan.unread_step_seconds is None or plan.step_time is None:
+        return None
+    return (
+        "If 10% of the reads go to rows that this sample never read, the step takes "
+        f"{format_duration(plan.unread_step_seconds)} (predicted: "
+        f"{format_duration(plan.step_time.seconds)})"
+    )
+
+
 def _longer(gap: float) -> str:
     """`at most 4% longer than`, or how many times as long as."""
     if gap > 1:

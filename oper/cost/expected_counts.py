@@ -6,8 +6,15 @@ read as often as those that were read once; these about as often as those that w
 so on. It is used of rows that few samples read, as Katz (1987) and Gale and Sampson (1995) do: a
 count above `SELDOM` is its own best estimate. Each table keeps its accesses, as a sample reads as
 many rows of it whatever they are.
+
+The estimate takes all samples for draws of one law, so that nothing new ever appears. Where two
+windows of the log follow each other, that is measured instead (`Turnover`): what rows that n
+samples of the earlier window read were read in the later one, and what the rows read more often
+kept of their reads.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,25 +30,90 @@ SELDOM = 5  # samples with a row
 class ExpectedCounts(NamedTuple):
     """The counts that as many further samples are expected to have, of each entry, [E].
 
-    differs: where they are not those of the log.
+    differs: where they are not those of the log. alive: the share of the rows that have these
+    counts, all together; the others have none.
     """
 
     accesses: Floats
     samples_with_row: Floats
     differs: NDArray[np.bool_]
+    alive: Floats
 
 
-def as_many(table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints) -> ExpectedCounts:
+@dataclass(frozen=True)
+class Turnover:
+    """The rows of each table by the samples that read them in a window, from none to SELDOM and
+    then more, [T, SELDOM + 2]: how many rows, how many of them the window after read (`alive`),
+    and how many samples read them in that window (`earlier`) and in as many samples of the window
+    after (`later`), all rows together."""
+
+    rows: Ints
+    alive: Ints
+    earlier: Floats
+    later: Floats
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Whether a table was read in both windows, [T]."""
+        read: NDArray[np.bool_] = (self.earlier.sum(axis=1) > 0) & (self.later.sum(axis=1) > 0)
+        return read
+
+    @property
+    def kept(self) -> Floats:
+        """The reads in the later window for a read in the earlier one, of rows that more than
+        SELDOM samples read, [T]; of all rows read where there are none of these."""
+        earlier, later = (
+            np.stack([s[:, -1], s[:, 1:].sum(axis=1)]) for s in (self.earlier, self.later)
+        )
+        share = later / np.maximum(earlier, 1)
+        return np.where(earlier[0] > 0, share[0], share[1])
+
+    @property
+    def each(self) -> Floats:
+        """The samples of the later window that read a row that n samples of the earlier one read,
+        [T, SELDOM + 1]. A row that keeps its reads as those read often do is added to the rows that
+        were seen, so that few of them say little. Of rows that were read, none is less than that of
+        a smaller n; unread rows may be read more, if new ones come and go."""
+        reads = np.arange(SELDOM + 1, dtype=np.float64)
+        weights = self.rows[:, :-1] + 1.0
+        found: Floats = (self.later[:, :-1] + np.multiply.outer(self.kept, reads)) / weights
+        for of_table, weight in zip(found[:, 1:], weights[:, 1:], strict=True):
+            of_table[:] = _ascending(of_table, weight)
+        return found
+
+    @property
+    def alive_shares(self) -> Floats:
+        """The share of the rows that the later window read, [T, SELDOM + 2]; never 0."""
+        shares: Floats = (self.alive + 1) / (self.rows + 1)
+        return shares
+
+    def select(self, tables: Sequence[int]) -> "Turnover":
+        """Return that of the tables with these numbers."""
+        some = list(tables)
+        return Turnover(self.rows[some], self.alive[some], self.earlier[some], self.later[some])
+
+
+def as_many(
+    table: Ints,
+    accesses: Ints,
+    samples_with_row: Ints,
+    rows: Ints,
+    turnover: Turnover | None = None,
+) -> ExpectedCounts:
     """The counts as they are."""
     counts = accesses.astype(np.float64), samples_with_row.astype(np.float64)
-    return ExpectedCounts(*counts, np.zeros(len(table), dtype=bool))
+    return ExpectedCounts(*counts, np.zeros(len(table), dtype=bool), np.ones(len(table)))
 
 
 def expected_counts(
-    table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints
+    table: Ints,
+    accesses: Ints,
+    samples_with_row: Ints,
+    rows: Ints,
+    turnover: Turnover | None = None,
 ) -> ExpectedCounts:
     """The expected counts of rows: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and are
-    in `samples_with_row[e]` samples.
+    in `samples_with_row[e]` samples. By the `turnover` of tables for which it is measured.
 
     Accesses are expected in proportion to samples, so that both follow from table and samples with
     the row alone.
@@ -51,18 +123,32 @@ def expected_counts(
     numbers = np.zeros((tables, SELDOM + 2), dtype=np.int64)
     np.add.at(numbers, (table[few], samples_with_row[few]), rows[few])
     each = np.array([good_turing(of_table) for of_table in numbers]).reshape(tables, SELDOM + 1)
+    kept = np.ones(tables)
+    measured = np.zeros(tables, dtype=bool)
+    alive = np.ones(len(table))
+    if turnover is not None:
+        measured = turnover.measured[:tables]
+        each = np.where(measured[:, None], turnover.each[:tables], each)
+        kept = np.where(measured, turnover.kept[:tables], 1.0)
+        shares = turnover.alive_shares[table, np.minimum(samples_with_row, SELDOM + 1)]
+        alive = np.where(measured[table], shares, 1.0)
     seldom = samples_with_row <= SELDOM
-    found = np.where(seldom, each[table, np.minimum(samples_with_row, SELDOM)], samples_with_row)
+    often = samples_with_row * kept[table]
+    found = np.where(seldom, each[table, np.minimum(samples_with_row, SELDOM)], often)
+    estimated = seldom | measured[table]
     # Accesses in proportion to samples, those of an unread row as of others; and the table's sum.
+    # By the turnover a few samples' own accesses would order rows by chance: they are as of others.
+    own = (samples_with_row > 0) & ~(seldom & measured[table])
     per_table = partial(np.bincount, table, minlength=tables)
-    counted = per_table(np.where(seldom, accesses * rows, 0))
-    samples = per_table(np.where(seldom, samples_with_row * rows, 0))
-    of_sample = np.where(samples_with_row > 0, accesses, (counted / np.maximum(samples, 1))[table])
-    expected = found * of_sample / np.maximum(samples_with_row, 1)
-    foreseen = per_table(np.where(seldom, expected * rows, 0))
-    kept = np.where(foreseen > 0, counted / np.where(foreseen > 0, foreseen, 1), 1.0)
-    expected = np.where(seldom, expected * kept[table], accesses)
-    return ExpectedCounts(expected, np.minimum(found, expected), expected != accesses)
+    counted = per_table(np.where(estimated, accesses * rows, 0))
+    samples = per_table(np.where(estimated, samples_with_row * rows, 0))
+    of_sample = np.where(own, accesses, (counted / np.maximum(samples, 1))[table])
+    expected = found * of_sample / np.where(own, samples_with_row, 1)
+    foreseen = per_table(np.where(estimated, expected * rows, 0))
+    scale = np.where(foreseen > 0, counted / np.where(foreseen > 0, foreseen, 1), 1.0)[table]
+    expected = np.where(estimated, expected * scale, accesses)
+    found = np.where(measured[table], found * scale, found)
+    return ExpectedCounts(expected, np.minimum(found, expected), expected != accesses, alive)
 
 
 def good_turing(numbers: Ints) -> Floats:

@@ -75,6 +75,7 @@ def halved(profile: Profile, random: np.random.Generator) -> Profile:
         bag_lengths=None if bags is None else _halved_bags(bags, random),
         open_following=None,
         open_preceding=None,
+        open_last_windows=None,
     )
 
 

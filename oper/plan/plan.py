@@ -121,10 +121,11 @@ class Plan(Summarised):
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
     sums that come from each node for a byte of the rows that they are sums of, by which the plan is
     priced. step_time: the predicted step, by its phases, those of the hosts' tables last; None of
-    a plan that was put together by hand. seconds: spent on each step of planning; none of a plan
-    from a folder. companions: each writes what belongs into the plan's folder beside it, such as
-    vocabularies and moves. read_vocabularies: reads those of the tables; None of a plan that was
-    put together by hand.
+    a plan that was put together by hand. unread_step_seconds: the step if a tenth of the reads went
+    to rows that the profile never read; None if later data are known, or it read all rows. seconds:
+    spent on each step of planning; none of a plan from a folder. companions: each writes what
+    belongs into the plan's folder beside it, such as vocabularies and moves. read_vocabularies:
+    reads those of the tables; None of a plan that was put together by hand.
     """
 
     tables: tuple[Table, ...]
@@ -146,6 +147,7 @@ class Plan(Summarised):
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
     step_time: StepTime | None = None
+    unread_step_seconds: float | None = None
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
     read_vocabularies: "Callable[[], Prepared] | None" = field(
@@ -292,6 +294,7 @@ class Plan(Summarised):
             "held_out": to_json(self.held_out),
             "simple_plans": to_json(self.simple_plans),
             "step_time": to_json(self.step_time),
+            "unread_step_seconds": self.unread_step_seconds,
             **record,
             "tier": self.tier_names,
             "memories": [{"name": memory.name, **to_json(memory.cost)} for memory in self.memories]
@@ -410,6 +413,7 @@ class Plan(Summarised):
             pooled_tables=self.pooled_tables,
             vector_ratio=self.vector_ratio,
             step_time=self.step_time,
+            unread_step_seconds=self.unread_step_seconds,
         )
 
 
@@ -538,6 +542,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         held_out=stated.held_out,
         simple_plans=stated.simple_plans,
         step_time=stated.step_time,
+        unread_step_seconds=stated.unread_step_seconds,
         partition_floor=partition_floor,
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=dict(stated.log_part),

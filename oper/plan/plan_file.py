@@ -123,6 +123,7 @@ class Stated:
     topology: dict[str, Any]
     tables: list[dict[str, Any]]
     step_time: StepTime | None
+    unread_step_seconds: float | None
     pooled_tables: tuple[str, ...] = ()
     vector_ratio: tuple[float, ...] | None = None
 

@@ -146,6 +146,7 @@ def join_memories(
         memories=(on_devices, replace(host.memories[0], name=HOST, tables=tuple(in_hosts))),
         distinct_ratio=np.stack(by_table("distinct_ratio")) if measured else None,
         step_time=_step_of(plans),
+        unread_step_seconds=None,
     )
 
 

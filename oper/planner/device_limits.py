@@ -11,7 +11,6 @@ at which both fit.
 """
 
 from dataclasses import dataclass, replace
-from decimal import ROUND_DOWN, Context
 
 import numpy as np
 
@@ -24,13 +23,11 @@ from oper.cost.objective import cheapest_allreduce
 from oper.cost.step_memory import StepMemory
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.class_placement.place_classes import by_programme, place_replicas
-from oper.planner.problem.problem import RESERVE, Problem, with_limits
+from oper.planner.problem.problem import RESERVE, Problem, round_down, with_limits
 from oper.topology.capacity import device_capacities
 from oper.topology.topology import Topology
 from oper.topology.transports import Transport
 
-_DIGITS = 3  # of a share of extra memory
-_DOWN = Context(prec=_DIGITS, rounding=ROUND_DOWN)
 _BISECTIONS = 7  # of the most extra memory, only where memory is short
 
 
@@ -89,6 +86,10 @@ class DeviceLimits:
                 break
             tried = round_down((limits.most_extra + high) / 2)
         return limits
+
+    def free_share(self, part: float) -> float:
+        """The share of extra memory that takes this part of what rows without copies leave free."""
+        return round_down(min(part * self._room(0.0), self.problem.ranks - 1.0))
 
     def within(self, extra_memory: float) -> Problem:
         """The problem with this share of extra memory."""
@@ -157,11 +158,3 @@ def _most_replicas(problem: Problem) -> Sums:
         rows=np.minimum(rows, classes.rows.sum()),
         row_bytes=np.minimum(row_bytes, dot(classes.rows, classes.S)),
     )
-
-
-def round_down(share: float) -> float:
-    """The largest share of three digits that is not above; 0 for shares below 0."""
-    if share <= 0:
-        return 0.0
-    nearest = float(f"{share:.{_DIGITS}g}")  # 0.29 is a little below what is written so
-    return nearest if nearest <= share else float(_DOWN.create_decimal_from_float(share))

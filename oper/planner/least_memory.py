@@ -9,6 +9,11 @@ Copies of ever colder rows save ever less, so most of the memory would be spent 
 Where that is not so, and the percent saves less than LITTLE of the memory that loses no time, a
 plan uses the latter.
 
+That is by the rows that are expected to be read, and later data read others. So in inference over
+links, in which a copy costs nothing but memory, a plan uses the part MODEST of the free memory in
+any case, for copies of whole tables, unread rows included, as far as it goes
+(docs/design/copies-of-unread-rows.md).
+
 The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
 as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
 on it, and then it is seen whether the plans themselves are as close.
@@ -30,12 +35,13 @@ from oper.planner.make_placement import (
     make_placement,
     place,
 )
-from oper.planner.problem.problem import make_problem
+from oper.planner.problem.problem import copies_cost_memory_alone, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
 TOLERANCE = 0.01  # relative, of the iteration's time: copies that save less are not made
 LITTLE = 0.1  # of the bytes of all ranks: no time is given for less
+MODEST = 0.25  # of the memory that one copy of each row leaves free: rows may take it for no gain
 EQUAL = 1e-9  # relative: times that are the same but for rounding
 
 _SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a row
@@ -84,6 +90,14 @@ def least_share(limits: DeviceLimits, shares: list[float]) -> int:
     return least_within(EQUAL, least, little_more)
 
 
+def modest_share(limits: DeviceLimits, shares: list[float]) -> int:
+    """Return the index of the largest of `shares` that takes the part MODEST of the free memory; 0
+    if copies cost more than memory."""
+    if not copies_cost_memory_alone(limits.problem.topology, limits.problem.workload):
+        return 0
+    return bisect_right(shares, limits.free_share(MODEST)) - 1
+
+
 # Plans made to find the least memory, where the bound of all memory is not within reach.
 _MOST_PLANS = 6
 
@@ -115,7 +129,9 @@ def place_in_memory(
     with watch("memory"):
         limits = DeviceLimits.of(problem)
         shares = shares_up_to(limits.most_extra)
-        least, most = least_share(limits, shares), len(shares) - 1
+        least, most = modest_share(limits, shares), len(shares) - 1
+        if least < most:
+            least = max(least, least_share(limits, shares))
         bound = bound_seconds(limits, shares[most])
 
     errors: list[InfeasibleError] = []

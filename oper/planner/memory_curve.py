@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-from oper.planner.device_limits import DeviceLimits, round_down
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import InfeasibleError, Planned, Watch
 from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import place_pooled
 from oper.planner.place_together import place_alone
-from oper.planner.problem.problem import Problem, with_limits
+from oper.planner.problem.problem import Problem, round_down, with_limits
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import RelayedTopology, relayed
 from oper.topology.topology import Topology

@@ -50,6 +50,7 @@ from oper.planner.least_memory import (
     TOLERANCE,
     bound_seconds,
     by_devices,
+    modest_share,
     place_in_memory,
     shares_up_to,
 )
@@ -227,6 +228,7 @@ def _in_least_memory(
     extra = choose_copies(most, lengths, most.budget_bytes, supposed).extra_bytes
     total = max(most.classes.total_bytes, 1)
     low, high = (min(bisect_left(shares, b / total), len(shares) - 1) for b in (enough, extra))
+    low = max(low, modest_share(limits, shares))
     least = bisect_left(
         range(low, high), True, key=lambda i: seconds(limits.within(shares[i])) <= longest
     )

@@ -4,6 +4,7 @@ In: a `Problem` and how many rows of each class lie in each holder set. Out: `St
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from oper.planner.row_placement.row_placement import RowPlacement
 
 
 def predict_step(
-    problem: Problem, sets: HolderSets, counts: NDArray[np.integer], method: Method
+    problem: Problem, sets: HolderSets, counts: NDArray[Any], method: Method
 ) -> StepTime:
     """The step of a placement with `counts` [C, G] rows of each class in the holder sets."""
     of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)

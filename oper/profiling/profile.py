@@ -33,6 +33,7 @@ import numpy as np
 
 from oper.base.errors import OperError, OperNotice, OperWarning, check_type
 from oper.base.spoken import option
+from oper.cost.expected_counts import Turnover
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder, load_array, save_array
@@ -53,6 +54,7 @@ from oper.profiling.counter_files import (
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
 from oper.profiling.sampling import Sampled
+from oper.profiling.turnover import turnover_between
 from oper.tables.bag_lengths import BagLengths
 from oper.tables.row_identity import check_same_rows
 from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
@@ -60,6 +62,7 @@ from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
 BAG_LENGTHS = "bag_lengths.npy"
+_ALIKE = 2  # times the samples of a window: others of up to so many are of its size
 _WINDOW = re.compile("[0-9]{1,9}")
 FORMAT = Format(
     MARKER,
@@ -90,6 +93,11 @@ class Profile(RowCounts):
     # They open the profiles of the data after and before these, where those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
     open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
+    # It opens two windows that follow each other, of a sum that has them; other profiles are one
+    # themselves, after the one that precedes.
+    open_last_windows: "Callable[[], tuple[Profile, Profile]] | None" = field(
+        default=None, repr=False
+    )
     holds_out: bool = False  # what follows was held out of this profile, and is saved with it
 
     def __post_init__(self) -> None:
@@ -151,6 +159,20 @@ class Profile(RowCounts):
         return None if self.open_preceding is None else self.open_preceding()
 
     @cached_property
+    def turnover(self) -> Turnover | None:
+        """Changes of the rows that are read from one window to the next, the last one counted here;
+        None where nothing is known of windows, or where the earlier one is of another size: how
+        many rows are new depends on how many were seen."""
+        earlier, later = self.preceding, self
+        if self.open_last_windows is not None:
+            earlier, later = self.open_last_windows()
+        if earlier is None or not 1 / _ALIKE <= earlier.samples / self.samples <= _ALIKE:
+            return None
+        found = turnover_between(earlier, later)
+        earlier.release()
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that plans use: tables, samples, counters, measured ratios and lengths
         of bags."""
@@ -178,6 +200,7 @@ class Profile(RowCounts):
             bag_lengths=self.bag_lengths and self.bag_lengths.select(tables),
             open_following=_selected(self.open_following, tables),
             open_preceding=_selected(self.open_preceding, tables),
+            open_last_windows=_both_selected(self.open_last_windows, tables),
         )
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
@@ -279,6 +302,8 @@ class Profile(RowCounts):
         whole = opened[0] if len(opened) == 1 else merge(opened)
         # Windows of one folder are of one log, and together all that was counted of it.
         first, *others = ({k: p.log_part.get(k) for k in ("rows", "sampled")} for p in opened)
+        if others:
+            whole.open_last_windows = partial(_last_windows, opened)
         if others and all(other == first for other in others):
             whole.source |= {"options": {"rows": first["rows"]}} if first["rows"] else {}
             whole.source |= {"sampled": first["sampled"]} if first["sampled"] else {}
@@ -331,6 +356,26 @@ def _selected(
 ) -> Callable[[], Profile] | None:
     """What opens the selected tables of a profile that `opened` opens."""
     return None if opened is None else lambda: opened().select(tables)
+
+
+def _both_selected(
+    opened: Callable[[], tuple[Profile, Profile]] | None, tables: Sequence[int]
+) -> Callable[[], tuple[Profile, Profile]] | None:
+    """What opens the selected tables of two profiles that `opened` opens."""
+    if opened is None:
+        return None
+    both = opened
+
+    def selected() -> tuple[Profile, Profile]:
+        earlier, later = both()
+        return earlier.select(tables), later.select(tables)
+
+    return selected
+
+
+def _last_windows(windows: Sequence[Profile]) -> tuple[Profile, Profile]:
+    """The last of some windows, and before it the sum of the others."""
+    return merge(windows[:-1]), windows[-1]
 
 
 def profile_given(function: str, given: Profile | Path | str) -> Profile:

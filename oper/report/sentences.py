@@ -12,6 +12,7 @@ from oper.analysis.wording import (
     held_out_sentence,
     hot_row,
     simple_plans_of,
+    unread_sentence,
 )
 from oper.base.arrays import Floats
 from oper.base.formatting import (
@@ -43,13 +44,14 @@ _PLACED_BY = {
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
     """What was placed where, what it costs beside the next best method of a comparison and beside
     simple plans, how far it can be from optimal, and what it costs on data that it has not seen."""
-    simple = simple_plans_of(plan)
+    simple, unread = simple_plans_of(plan), unread_sentence(plan)
     return [
         _placed(plan),
         _predicted(plan, run),
         *([] if simple is None else [f"{simple}."]),
         optimality(plan),
         f"{held_out_sentence(plan.held_out)}.",
+        *([] if unread is None else [f"{unread}."]),
     ]
 
 

@@ -13,10 +13,10 @@ from oper.base.errors import OperError
 from oper.cost.step_memory import DeviceStep, ProcessorStep, StepMemory
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.device_limits import DeviceLimits, round_down
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import shares_up_to
 from oper.planner.make_placement import Watch, place
-from oper.planner.problem.problem import RESERVE, Problem, make_problem
+from oper.planner.problem.problem import RESERVE, Problem, make_problem, round_down
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from oper.topology.transports import STAGE_BYTES

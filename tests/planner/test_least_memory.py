@@ -19,6 +19,7 @@ from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
     EQUAL,
     LITTLE,
+    MODEST,
     TOLERANCE,
     bound_seconds,
     least_share,
@@ -34,7 +35,7 @@ from oper.planner.make_placement import (
 )
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
-from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.problem.problem import RESERVE, Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
@@ -65,9 +66,14 @@ def files(folder: Path) -> dict[str, bytes]:
     ("profile", "saves_little"), [(PROFILE, True), (TAIL, False)], ids=["even", "tail"]
 )
 def test_the_least_memory_that_is_enough(
-    profile: Profile, saves_little: bool, topology: Topology, mode: str
+    profile: Profile,
+    saves_little: bool,
+    topology: Topology,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A percent of the time is given for a tenth of the memory, and none for less."""
+    monkeypatch.setattr(module, "MODEST", 0.0)
     planned = place_in_memory(profile, topology, workload(mode), PlanSettings())
     limits = DeviceLimits.of(make_problem(profile, topology, workload(mode), PlanSettings()))
     full = place(limits.within(limits.most_extra), Watch(lambda step: None))
@@ -106,6 +112,7 @@ def test_the_search_by_bisection_finds_what_trying_all_finds(mode: str) -> None:
 
 def test_plans_are_tried_where_the_bound_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bound that asks for too little, real plans decide."""
+    monkeypatch.setattr(module, "MODEST", 0.0)
     topology = Topology.load("2x2-a100")
     monkeypatch.setattr(module, "least_share", lambda limits, shares: 0)
     made: list[float | None] = []
@@ -186,10 +193,9 @@ def test_one_rank_and_nothing_read() -> None:
     )
     assert alone.problem.limits.extra_memory == 0
     unread = replace(PROFILE, accesses=np.zeros_like(PROFILE.accesses))
-    planned = place_in_memory(
-        unread, Topology.load("dgx-a100"), workload("inference"), PlanSettings()
-    )
-    assert planned.cost.extra_memory_ratio == 0
+    for mode, extra in (("training", 0), ("inference", 7)):
+        planned = place_in_memory(unread, Topology.load("dgx-a100"), workload(mode), PlanSettings())
+        assert planned.cost.extra_memory_ratio == extra
 
 
 def test_reserves() -> None:
@@ -204,6 +210,79 @@ def test_reserves() -> None:
     for bad in (-0.1, 1.0, float("nan")):
         with pytest.raises(OperError, match="reserve"):
             PlanSettings(reserve=bad)
+
+
+# Rows that were not read
+
+# Two thirds of the rows were not read; of the last table none was read once, so that no unread row
+# is expected to be.
+COLD = replace(
+    PROFILE,
+    accesses=np.where(
+        np.arange(947) % 3 == 0, np.where(np.arange(947) < 900, PROFILE.accesses, 50), 0
+    ).astype(np.uint32),
+    samples_with_row=np.where(np.arange(900, 940) % 3 == 0, 20, 0).astype(np.uint32),
+)
+
+
+def with_free_memory(topology: Topology, shares: float) -> Topology:
+    """The topology with devices that have room for one copy of COLD and `shares` times that."""
+    problem = make_problem(COLD, topology, workload("inference"), PlanSettings())
+    total, ranks = problem.classes.total_bytes, topology.ranks
+    spare = sum(problem.classes.width_memory)
+    step = problem.step_memory.batch_bytes
+    memory = math.ceil((total * (1 + shares) / ranks + spare + step) / (1 - RESERVE)) + 2
+    return replace(topology, device_memory_bytes=(memory,) * ranks)
+
+
+@pytest.mark.parametrize("preset", ["dgx-a100", "2x4-a100", "dgx-h100", "2x8-h100"])
+def test_everything_is_copied_where_that_takes_little_of_the_free_memory(preset: str) -> None:
+    """Unread rows too, in inference over links alone."""
+    topology = Topology.load(preset)
+    planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
+    assert planned.cost.extra_memory_ratio == topology.ranks - 1
+    assert planned.cost.link_bytes.sum() == 0
+    trained = make_plan(COLD, topology, workload("training"))
+    assert not trained.layout.unread_copies.any()
+
+
+@pytest.mark.parametrize("free", [1.0, 4.0, 12.0, 27.0, 28.1, 40.0])
+@pytest.mark.parametrize("preset", ["dgx-a100", "2x4-a100"])
+def test_a_modest_part_of_the_free_memory_is_used_in_any_case(preset: str, free: float) -> None:
+    topology = with_free_memory(Topology.load(preset), free)
+    planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
+    used, whole = planned.cost.extra_memory_ratio, topology.ranks - 1
+    row = whole * max(planned.problem.classes.width_memory) / planned.problem.classes.total_bytes
+    assert used >= min(MODEST * free, whole) * (1 - 1e-2) - row
+    assert used <= free + 1e-9
+    if MODEST * free > whole:
+        assert used == whole
+    least = place_in_memory(COLD, topology, workload("inference"), PlanSettings(0.0))
+    assert planned.cost.objective_seconds < least.cost.objective_seconds
+
+
+@pytest.mark.parametrize("preset", ["dgx-a100", "2x4-a100"])
+@pytest.mark.parametrize("factor", [1.05, 1.2, 1.5, 2.0])
+def test_a_capacity_is_memory_for_copies_in_inference(preset: str, factor: float) -> None:
+    topology = Topology.load(preset).with_capacity(str(factor))
+    planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
+    assert planned.cost.feasible
+    spare = topology.ranks * sum(planned.problem.classes.width_memory)
+    room = factor - 1 - spare / planned.problem.classes.total_bytes
+    assert planned.problem.limits.extra_memory == pytest.approx(max(room, 0.0), rel=1e-2)
+    row = 7 * max(planned.problem.classes.width_memory) / planned.problem.classes.total_bytes
+    assert planned.cost.extra_memory_ratio >= room * (1 - 1e-2) - row
+    asked = place_in_memory(COLD, topology, workload("inference"), PlanSettings(0.01))
+    assert asked.problem.limits == Limits(0.01)
+
+
+@pytest.mark.parametrize("capacity", [None, "2"])
+def test_no_copies_where_ranks_read_one_memory(capacity: str | None) -> None:
+    topology = Topology.load("cpu:4")
+    topology = topology if capacity is None else topology.with_capacity(capacity)
+    planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
+    assert planned.problem.limits == Limits(0.05)
+    assert planned.cost.extra_memory_ratio == 0
 
 
 # The curve
@@ -247,6 +326,7 @@ def test_the_curve_goes_on_past_shares_too_small_for_a_row() -> None:
 def test_a_share_without_a_placement_loses_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = Topology.load("2x2-a100")
     planned = make_placement(PROFILE, topology, workload("inference"), PlanSettings(0.0))
+    monkeypatch.setattr(module, "MODEST", 0.0)
     monkeypatch.setattr(module, "least_share", lambda limits, shares: 0)
 
     def none_but_the_first(problem: Problem, watch: Watch) -> Planned:

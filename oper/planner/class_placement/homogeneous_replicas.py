@@ -15,7 +15,7 @@ What is left is a knapsack: hottest rows per byte first, within the extra memory
 it pays. Rows that do not fit are left out, so that smaller ones fill the rest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
 
+# Reads in an iteration of a row that is not expected to be read: it is copied after all others.
+_HARDLY_READ = 1e-30
 _BISECTIONS = 60
 _PASSES = 4
 
@@ -87,7 +89,7 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
     if not workload.training:
         if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
-        saved = saved_by_copies(classes, topology)
+        saved = saved_by_copies(_all_read(classes), topology)
         return inference_levels(classes, saved, topology, budget, needed)
     single = single_seconds(classes, topology, workload)
 
@@ -187,6 +189,15 @@ class SavedByCopies:
 
     nodes: Floats
     ranks: Floats
+
+
+def _all_read(classes: Classes) -> Classes:
+    """Return the classes as if each row were read now and then, as later data may read any."""
+    return replace(
+        classes,
+        R=np.maximum(classes.R, _HARDLY_READ),
+        D_of_node=np.maximum(classes.D_of_node, _HARDLY_READ),
+    )
 
 
 def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:

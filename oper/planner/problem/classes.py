@@ -211,7 +211,9 @@ def group(
     ratio_of = ratio_of.ravel()
     entry_width, entry_ratio = width_of[table], ratio_of[table]
     estimated = not (as_counted or workload.training)
-    expected = (expected_counts if estimated else as_many)(table, accesses, samples_with_row, rows)
+    expect = expected_counts if estimated else as_many
+    turnover = profile.turnover if estimated else None
+    expected = expect(table, accesses, samples_with_row, rows, turnover)
     # Rows that were seldom read are told apart by what is expected of them, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
@@ -228,9 +230,11 @@ def group(
     c_accesses, c_samples = accesses[first], samples_with_row[first]
     S = np.array([w.row_bytes for w in widths], dtype=np.float64)[entry_width[first]]
     m = np.array([w.memory_bytes for w in widths], dtype=np.float64)[entry_width[first]]
+    alive = expected.alive[first]
+    each = expected.samples_with_row[first] / alive
     R, D, U = expected_reads(
-        expected.accesses[first],
-        expected.samples_with_row[first],
+        expected.accesses[first] / alive,
+        each,
         profile.samples,
         workload,
         ranks,
@@ -239,7 +243,7 @@ def group(
         of_tables[class_table],
     )
     D_of_node = node_touches(
-        expected.samples_with_row[first],
+        each,
         profile.samples,
         workload,
         ranks,
@@ -257,15 +261,17 @@ def group(
         S=S,
         m=m,
         expected=expected.accesses[first],
-        R=R,
-        D=D,
-        U=U,
+        R=R * alive,
+        D=D * alive,
+        U=U * alive,
         samples=profile.samples,
-        D_of_node=D_of_node,
+        D_of_node=D_of_node * alive[:, None],
         entry_table=table[order],
         entry_class=class_of,
         entry_rows=rows[order],
-        mailbox_bytes=float((rows[order] * D[class_of] * (SLOT_BYTES + 4 * values)).sum()),
+        mailbox_bytes=float(
+            (rows[order] * (D * alive)[class_of] * (SLOT_BYTES + 4 * values)).sum()
+        ),
         dim=max((t.dim for t in profile.tables), default=0),
         gradient_ratio=max((4 * t.dim / t.row_bytes for t in profile.tables), default=1.0),
         pooled=of_tables[class_table],

@@ -6,6 +6,7 @@ and bounding the objective need classes alone, a `ClassProblem`; placing rows ne
 
 import math
 from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Context
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from oper.topology.transports import NVSHMEM
 UNKNOWN_DEVICES = 0.05
 # The share of a device's memory for the dense part of the model.
 RESERVE = 0.2
+
+_DIGITS = 3  # of a share of extra memory
+_DOWN = Context(prec=_DIGITS, rounding=ROUND_DOWN)
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,13 @@ def make_problem(
             f"batch size: expected at least a sample for each of {topology.ranks} ranks, got "
             f"{workload.batch_size}; give the global batch, over all ranks"
         )
-    if limits is None:
-        extra = UNKNOWN_DEVICES if asked.extra_memory is None else asked.extra_memory
-        limits = Limits(extra, asked.reserve)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
     sizes = relayed_sizes(without_pooling(topology))
     pooled = pooled_of(topology, profile.tables)
     classes = classify(profile, workload, topology.ranks, as_counted, by_table, sizes, pooled)
+    if limits is None:
+        limits = Limits(_extra_memory(asked, classes, topology, workload), asked.reserve)
     capacity, budget = _bytes(classes, topology, workload, limits)
     return Problem(
         asked=asked,
@@ -145,6 +148,36 @@ def make_problem(
         budget_bytes=budget,
         profile=profile,
     )
+
+
+def copies_cost_memory_alone(topology: Topology, workload: Workload) -> bool:
+    """Return whether a copy saves time whenever its row is read and takes nothing but memory: in
+    inference, unless all ranks read one memory."""
+    return not workload.training and not topology.is_one_memory
+
+
+def _extra_memory(
+    asked: PlanSettings, classes: Classes, topology: Topology, workload: Workload
+) -> float:
+    """Return the share of extra memory: as asked; if nothing is asked and copies cost memory alone,
+    all that given capacities hold."""
+    if asked.extra_memory is not None:
+        return asked.extra_memory
+    if topology.capacity is None or not copies_cost_memory_alone(topology, workload):
+        return UNKNOWN_DEVICES
+    total = classes.total_bytes
+    capacity = topology.capacities(total, 0.0, classes.width_memory)
+    spare = topology.ranks * sum(classes.width_memory)  # ranks are filled with whole rows
+    room = (int(np.minimum(capacity, total).sum()) - total - spare) / max(total, 1)
+    return round_down(min(room, topology.ranks - 1.0))
+
+
+def round_down(share: float) -> float:
+    """Return the largest share of three digits that is not above; 0 for shares below 0."""
+    if share <= 0:
+        return 0.0
+    nearest = float(f"{share:.{_DIGITS}g}")  # 0.29 is a little below what is written so
+    return nearest if nearest <= share else float(_DOWN.create_decimal_from_float(share))
 
 
 def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem:

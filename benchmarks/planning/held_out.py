@@ -1,0 +1,263 @@
+"""Plans for one window of a log, priced on the next: OPER's defaults beside what else one could do.
+
+Each log is cut into equal windows. OPER's plan and TorchRec's are made from a window; row-wise and
+table-wise sharding and full copies of all tables need no counts. All are priced by the counts of
+the window after, in both modes, on one node and on two, with what the devices hold and with
+capacities of 1.05 to 2 times a rank's share of the tables. Peers that exceed a capacity do not
+count. "transfer" is the objective and "step" the predicted step, both over the best peer's.
+
+The log `churning` is made up: in each window 80 % of the reads go to rows that were not read in the
+window before. A row is read for a while and never again; of two tables the new rows' ids ascend,
+of two they are scattered, and rows come and go in one of each alone.
+
+    python -m benchmarks.planning.held_out [--windows 4] [--logs retailrocket] [--json]
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import LOGS, REAL_LOGS, parser, publish
+from oper.base.arrays import Floats
+from oper.cli.shared.console import new_table
+from oper.cli.shared.progress import progress
+from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
+from oper.cost.objective import Cost
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan
+from oper.plan.row_locator import RowLocator
+from oper.plan.settings import PlanSettings
+from oper.planner.baselines.baseline import Cells, count_pieces
+from oper.planner.baselines.simple import row_wise, table_wise
+from oper.planner.baselines.torchrec_planner import (
+    Shard,
+    count_shards,
+    group_sums,
+    read_shards,
+    request,
+    whole_row_sums,
+)
+from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import by_devices
+from oper.planner.make_plan import make_plan
+from oper.planner.predict_step import predict_step
+from oper.planner.price_plan import price_tables, problem_of
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.problem import Problem, make_problem
+from oper.profiling.make_profile import profile
+from oper.profiling.profile import Profile, in_order
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+
+TOPOLOGIES = ("dgx-h100", "2x4-a100")
+CAPACITIES = (None, "1.05", "1.2", "1.5", "2")  # None: what the devices hold
+CHURNING = "churning"
+UNSEEN = 0.8  # of the reads of a window go to rows that the window before did not read
+PEERS = ("row_wise", "table_wise", "torchrec", "full_copies")
+
+
+class Seconds(NamedTuple):
+    """The objective and the step that are predicted of a placement."""
+
+    transfer: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topology with its capacity, and a workload."""
+
+    topology: Topology
+    workload: Workload
+
+    def problem(self, window: Profile, later: Profile | None = None) -> Problem:
+        """The problem of a window within all memory that there is; of `later` counts, if given."""
+        asked = PlanSettings()
+        found = make_problem(window, self.topology, self.workload, asked)
+        if by_devices(self.topology, asked):
+            limits = DeviceLimits.of(found)
+            found = limits.within(limits.most_extra)
+        if later is None:
+            return found
+        given = (later, found.topology, self.workload, asked, found.limits)
+        return make_problem(*given, as_counted=True)
+
+
+def churning_windows(number: int, scale: float) -> list[Profile]:
+    """The windows of the made-up log."""
+    random = np.random.default_rng(0)
+    alive = 2.5 * (1 - UNSEEN)  # windows in which a row is read
+    samples = round(40_000 * scale)
+    sizes = [round(rows * scale) for rows in (12_000, 12_000, 4_000, 4_000)]
+    tables = tuple(Table(f"t{t}", max(rows, 100), dim=64) for t, rows in enumerate(sizes))
+    names = [
+        np.arange(t.rows) if n % 2 == 0 else random.permutation(t.rows)
+        for n, t in enumerate(tables)
+    ]
+    found = []
+    for window in range(number):
+        time = window + random.random(samples)
+        counts = []
+        for table, name in zip(tables, names, strict=True):
+            # Rows are born one after the other, and read by a law of Zipf of their own.
+            in_use = int(0.9 * table.rows / (number / alive + 1))
+            ranks = random.zipf(1.2, samples) % in_use
+            order = random.permutation(in_use)  # which of those alive are the popular ones
+            born = order[ranks] + ((time / alive - order[ranks] / in_use) // 1 + 1) * in_use
+            counts.append(np.bincount(name[born.astype(np.int64)], minlength=table.rows))
+        accesses = np.concatenate(counts).astype(np.uint32)
+        none = np.zeros(0, np.uint32)
+        found.append(Profile(tables, samples, accesses, none, (False,) * len(tables)))
+    in_order(found)
+    return found
+
+
+def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Profile]]]:
+    """The windows of each log whose name has `chosen` in it."""
+    for name, (path, reading) in REAL_LOGS.items():
+        if chosen in name and (LOGS / path).exists():
+            yield name, profile(LOGS / path, windows=number, **reading)
+    if chosen in CHURNING:
+        yield CHURNING, churning_windows(number, scale)
+
+
+def of_plan(plan: Plan, later: Profile) -> Seconds:
+    """What a plan takes under later counts."""
+    problem = problem_of(plan, later, as_counted=True)
+    locator = RowLocator(plan)
+    priced = price_tables(problem, locator, ClassFinder(later, problem.classes))
+    counts = locator.by_holder_set(priced.counted)
+    step = predict_step(problem, priced.holder_sets, counts, priced.cost.allreduce_method)
+    return Seconds(priced.cost.objective_seconds, step.seconds)
+
+
+def of_counts(
+    problem: Problem, sets: HolderSets, counts: NDArray[Any], cost: Cost
+) -> Seconds | None:
+    """What `counts` [C, G] rows of each class take; None where they do not fit."""
+    if not cost.feasible:
+        return None
+    step = predict_step(problem, sets, counts, cost.allreduce_method)
+    return Seconds(cost.objective_seconds, step.seconds)
+
+
+def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds | None:
+    """What a peer takes under later counts; None where it does not fit or finds no plan."""
+    problem = case.problem(window, later)
+    classes, ranks = problem.classes, problem.ranks
+    if peer == "torchrec":
+        return of_torchrec(case.problem(window), problem)
+    if peer == "full_copies":
+        sets, counts = everywhere_set(ranks), classes.rows[:, None]
+        return of_counts(problem, sets, counts, problem.price(sets, classes.sums(counts)))
+    made = (row_wise if peer == "row_wise" else table_wise)(problem)
+    assert made.cells is not None
+    counts = made.cells.dense(len(classes), len(made.holder_sets))
+    return of_counts(problem, made.holder_sets, counts, problem.price(made.holder_sets, made.sums))
+
+
+def of_torchrec(planned_for: Problem, problem: Problem) -> Seconds | None:
+    """What TorchRec's plan takes; its planner is called here, as a process for each call takes
+    longer to start."""
+    from oper.planner.baselines.torchrec_process import make_module, plan_once
+
+    logging.disable(logging.CRITICAL)
+    asked = request(planned_for)
+    answer = plan_once(asked, make_module(asked["tables"]), 1.0)
+    if answer is None:
+        return None
+    shards = read_shards(answer["shards"], problem.profile)
+    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
+    sums = group_sums(problem, shards, whole_row_sums(problem, count_shards(problem, shards)))
+    return of_counts(problem, sets, shard_counts(problem, shards), problem.price(sets, sums))
+
+
+def shard_counts(problem: Problem, shards: Sequence[Shard]) -> Floats:
+    """Rows of each class in the holder sets, [C, M + 1]; of a shard with a part of the columns that
+    part of each row."""
+    counts = np.zeros((len(problem.classes), problem.ranks + 1))
+    offsets = problem.profile.offsets
+    for shard in shards:
+        first = np.unique(np.concatenate([offsets, [shard.first, shard.last]]))
+        found = count_pieces(problem, first)
+        inside = (first[found.piece] >= shard.first) & (first[found.piece] < shard.last)
+        part = shard.columns / problem.profile.tables[shard.table].dim
+        cells = Cells(found.class_of[inside], np.zeros(inside.sum(), np.int64), found.rows[inside])
+        counts[:, shard.rank] += part * cells.dense(len(counts), 1)[:, 0]
+    return counts
+
+
+def measure(
+    log: str, windows: Sequence[Profile], chosen: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What each method takes in each case, window by window."""
+    for number, (window, later) in enumerate(pairwise(windows)):
+        for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
+            topology = Topology.load(name)
+            if capacity is not None:
+                topology = topology.with_capacity(capacity)
+            case = Case(topology, Workload(mode))  # type: ignore[arg-type]
+            plan = make_plan(window, topology, case.workload)
+            found = {peer: of_peer(peer, case, window, later) for peer in chosen}
+            taken = {"oper": of_plan(plan, later)} | {k: v for k, v in found.items() if v}
+            others = [seconds for peer, seconds in taken.items() if peer != "oper"]
+            best = Seconds(*(min(each) for each in zip(*others, strict=True)))
+            ours = taken["oper"]
+            yield {
+                "log": log,
+                "window": number,
+                "topology": name,
+                "capacity": capacity or "devices",
+                "mode": mode,
+                "predicted_seconds": plan.cost.objective_seconds,
+                "extra_memory": plan.cost.extra_memory_ratio,
+                "planning_seconds": plan.seconds["total"],
+                "seconds": {name: each._asdict() for name, each in taken.items()},
+                "transfer": ours.transfer / best.transfer,
+                "step": ours.step / best.step,
+            }
+
+
+def table(found: list[dict[str, Any]]) -> Any:
+    """The largest and the mean ratio to the best peer, by log, mode and topology."""
+    made = new_table("", "", "", "transfer", "most", "step", "most", "cases above 1.05", left=3)
+    keys = sorted({(e["log"], e["mode"], e["topology"]) for e in found})
+    for key in [*keys, ("all", "", "")]:
+        cases = [e for e in found if key[0] == "all" or key == (e["log"], e["mode"], e["topology"])]
+        figures = []
+        for what in ("transfer", "step"):
+            ratios = [e[what] for e in cases]
+            figures += [f"{float(np.mean(ratios)):.3f}", f"{max(ratios):.3f}"]
+        above = sum(e["transfer"] > 1.05 for e in cases), sum(e["step"] > 1.05 for e in cases)
+        made.add_row(*key, *figures, f"{above[0]}, {above[1]} of {len(cases)}")
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--windows", type=int, default=4)
+    options.add_argument("--logs", default="", help="those with this in their names alone")
+    options.add_argument("--peers", default=",".join(PEERS))
+    given = options.parse_args()
+    found = []
+    with progress("pricing", None, "cases") as meter:
+        for name, windows in logs(given.windows, given.logs, given.scale):
+            for entry in measure(name, windows, given.peers.split(",")):
+                found.append(entry)
+                meter.advance(1)
+    publish(
+        given,
+        {"windows": given.windows, "found": found},
+        lambda: table(found),
+        f"{given.windows} windows, each but the last planned for and priced on the next; ratios to "
+        f"the best of {given.peers}",
+    )
+
+
+if __name__ == "__main__":
+    main()
