@@ -73,13 +73,17 @@ _TIMES = 1.5  # factors below are said in percent
 
 
 def held_out_sentence(found: HeldOut | None) -> str:
-    """What the plan costs on data that it was not made from, without a full stop."""
+    """Return the step on data that the plan was not made from, without a full stop."""
     if found is None:
         return WITHOUT_HELD_OUT
+    gap = found.certified_gap
+    longer = f"{at_most(gap)} longer than"
+    if gap > 1:
+        longer = f"at most {format_factor(1 + gap)} times as long as"
     return (
-        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}): "
-        f"{format_duration(found.objective_seconds)}, {_longer(found.certified_gap)} the best plan "
-        "for those very data"
+        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}) a step takes "
+        f"{format_duration(found.step_seconds)}; its transfers take {longer} with the best plan "
+        "for those data"
     )
 
 
@@ -95,13 +99,6 @@ def unread_sentence(plan: Plan) -> str | None:
     )
 
 
-def _longer(gap: float) -> str:
-    """`at most 4% longer than`, or how many times as long as."""
-    if gap > 1:
-        return f"at most {format_factor(1 + gap)} times as long as with"
-    return f"{at_most(gap)} longer than with"
-
-
 def memory_limit(plan: Plan) -> str:
     """Return the limit on a rank's memory that a plan keeps, and what sets it."""
     if plan.limits is None or plan.host is not None:
@@ -115,51 +112,22 @@ def memory_limit(plan: Plan) -> str:
     return f"the limit of {format_percent(plan.limits.extra_memory)} extra memory, {held} a rank"
 
 
-def simple_plans_of(plan: Plan) -> str | None:
+def simple_plans_compared(plan: Plan) -> str | None:
     """Return `simple_plans_sentence` of a plan; None of a plan without a predicted step."""
     if plan.step_time is None:
         return None
-    seconds = plan.step_time.seconds
-    return simple_plans_sentence(seconds, plan.held_out, plan.simple_plans, memory_limit(plan))
+    return simple_plans_sentence(plan.step_time.seconds, plan.simple_plans, memory_limit(plan))
 
 
-def simple_plans_sentence(
-    seconds: float, held_out: HeldOut | None, simple: Sequence[SimplePlan], limit: str
-) -> str | None:
+def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: str) -> str | None:
     """Say how many times faster a plan, whose step takes `seconds`, is than placing tables without
     counts, or which `limit` these exceed; None if that was not priced."""
-    fitting = [each for each in simple if each.fits]
-    parts = []
-    if fitting:
-        parts.append(_faster([(each.method, each.step_seconds) for each in fitting], seconds))
-        later = [
-            (each.method, each.held_out_step_seconds)
-            for each in fitting
-            if each.held_out_step_seconds is not None
-        ]
-        if held_out is not None and later:
-            parts[0] += f" (held out: {_faster(later, held_out.step_seconds)})"
+    fitting = [(each.method, each.step_seconds) for each in simple if each.fits]
+    parts = [_faster(fitting, seconds)] if fitting else []
     parts += [
         f"{METHOD_NAMES[each.method]} does not fit: it takes {format_factor(each.memory_factor)} "
         f"times {limit}"
         for each in simple
-        if not each.fits
-    ]
-    said = "; ".join(parts)
-    return said[:1].upper() + said[1:] if said else None
-
-
-def simple_plans_compared(plan: Plan) -> str | None:
-    """Return how many times faster a plan is than simple plans that fit, and which do not; None if
-    these were not priced."""
-    if plan.step_time is None:
-        return None
-    times = [(each.method, each.step_seconds) for each in plan.simple_plans if each.fits]
-    parts = [_faster(times, plan.step_time.seconds)] if times else []
-    parts += [
-        f"{METHOD_NAMES[each.method]} does not fit ({format_factor(each.memory_factor)} times the "
-        "memory)"
-        for each in plan.simple_plans
         if not each.fits
     ]
     return "; ".join(parts) or None

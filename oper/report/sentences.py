@@ -1,4 +1,4 @@
-"""What a plan's figures say, as sentences for readers who have not seen oper before."""
+"""Sentences on a plan's figures, for readers who have not seen oper before."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from oper.analysis.wording import (
     fetching,
     held_out_sentence,
     hot_row,
-    simple_plans_of,
+    simple_plans_compared,
     unread_sentence,
 )
 from oper.base.arrays import Floats
@@ -28,7 +28,7 @@ from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
 from oper.planner.compare import Comparison
 from oper.planner.memory_curve import CurvePoint
-from oper.report.charts.comparison_charts import beside
+from oper.report.charts.comparison_charts import NAMES, beside, next_best
 
 _NOTICED = 5e-5  # a share below it prints as 0.00%
 _EVEN = 1e-3  # ranks or links that differ by less are called even
@@ -42,13 +42,12 @@ _PLACED_BY = {
 
 
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
-    """What was placed where, what it costs beside the next best method of a comparison and beside
-    simple plans, how far it can be from optimal, and what it costs on data that it has not seen."""
-    simple, unread = simple_plans_of(plan), unread_sentence(plan)
+    """Return what was placed where, the predicted step, each gain once, how far the plan can be
+    from optimal, and what it costs on data that it has not seen."""
+    unread = unread_sentence(plan)
     return [
         _placed(plan),
-        _predicted(plan, run),
-        *([] if simple is None else [f"{simple}."]),
+        *_times(plan, run),
         optimality(plan),
         f"{held_out_sentence(plan.held_out)}.",
         *([] if unread is None else [f"{unread}."]),
@@ -69,21 +68,30 @@ def _placed(plan: Plan) -> str:
     )
 
 
-def _predicted(plan: Plan, run: Comparison | None) -> str:
+def _times(plan: Plan, run: Comparison | None) -> list[str]:
+    """Return the predicted step, and how the plan compares with each other method, once."""
     if plan.step_time is None:
-        return "The time of a step is not predicted, as the plan was put together by hand."
-    seconds = plan.step_time.seconds
-    predicted = f"A step is predicted to take {format_duration(seconds)}"
-    compared = None if run is None else beside(run, seconds)
-    if compared is None or run is None:
-        return f"{predicted}."
-    sentence = f"{predicted}, {compared}"
+        return []
+    simple = simple_plans_compared(plan)
+    gains = [] if simple is None else [simple]
+    gains += [] if run is None else _gains(plan.step_time.seconds, run, simple or "")
+    step = f"A step is predicted to take {format_duration(plan.step_time.seconds)}"
+    return [f"{step}, {'; '.join(gains)}." if gains else f"{step}."]
+
+
+def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
+    """Return how much faster a step of so many seconds is than with the next best method of a
+    comparison and with TorchRec's planner, if these are not `named` already."""
+    gains = []
+    best, compared = next_best(run), beside(run, seconds)
+    if best is not None and compared is not None and best[0] not in named:
+        gains.append(compared)
+    name = NAMES["torchrec"]
     other = run.methods.get("torchrec")
     longer = None if other is None else other.step_seconds
-    if longer and "TorchRec's planner" not in compared:
-        factor = longer / seconds
-        sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"
-    return f"{sentence}."
+    if longer and seconds and name not in " ".join(gains):
+        gains.append(f"with {name} it takes {format_factor(longer / seconds)} times as long")
+    return gains
 
 
 def optimality(plan: Plan) -> str:
@@ -92,9 +100,11 @@ def optimality(plan: Plan) -> str:
     if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
     within = format_gap(certificate.certified_gap).removeprefix("<")
+    seconds = format_duration(plan.cost.objective_seconds)
     return (
-        f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
-        f"in as much memory takes less than {format_duration(certificate.lower_bound_seconds)}."
+        f"The transfer time of rows, {seconds} on the slowest rank, is proved optimal to within "
+        f"{within}: by the same cost model, no placement of whole rows in as much memory takes "
+        f"less than {format_duration(certificate.lower_bound_seconds)}."
     )
 
 
@@ -120,7 +130,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
             "Twice the memory, or all that is allowed, would make no plan faster."
             if found.saved_share < _NOTICED
             else f"With all of that memory no plan would save more than "
-            f"{format_share(found.saved_share)} of an iteration; this one uses the least that "
+            f"{format_share(found.saved_share)} of the transfer time; this one uses the least that "
             "comes within 1% of the fastest."
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
@@ -160,9 +170,9 @@ def time_sentences(plan: Plan) -> list[str]:
     taken = prediction.link_seconds + prediction.gradient_link_seconds
     said = [f"Bytes that can be read a second: {_link_speeds(plan)}."]
     if not fetched.any():
-        return [*said, "In an iteration no rank fetches rows from another."]
+        return [*said, "In a step no rank fetches rows from another."]
     said.append(
-        _evenness("In an iteration every rank fetches {} from every other", fetched, format_bytes)
+        _evenness("In a step every rank fetches {} from every other", fetched, format_bytes)
     )
     nodes = np.array(plan.topology.node_of)
     outside = nodes[:, None] != nodes[None, :]

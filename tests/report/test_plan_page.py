@@ -1,15 +1,17 @@
-"""What the page of a plan is made of: figures that are the plan's, sentences that are true of it,
-and errors for what belongs to another plan."""
+"""The page of a plan: figures that are the plan's, sentences that are true of it, and errors if
+material belongs to another plan."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oper
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration
 from oper.cost.workload import Workload
@@ -321,11 +323,60 @@ def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: 
     assert section.charts[0].rows == comparison_chart(runs[1]).rows
 
 
+def times_said(page: Page) -> str:
+    """The sentence of the first screen with the step and the gains."""
+    (said,) = (s for s in page.sections[0].sentences if s.startswith("A step is predicted"))
+    return said
+
+
+def test_each_gain_is_said_once(plan: Plan, reported: Reported) -> None:
+    profile = Profile.load(reported.file("profile"))
+    runs = runs_of(reported)
+    for material in (Material(), Material(profile), Material(runs=runs), Material(profile, runs)):
+        said = times_said(plan_page(plan, "p", material))
+        for method in ("table-wise", "row-wise", "the paper's procedure"):
+            assert said.count(method) <= 1, said
+        assert said.count("table-wise") == said.count("row-wise") == 1
+        assert ("the paper's procedure" in said) == bool(material.runs)
+
+
+def test_the_page_says_how_to_use_the_plan(
+    reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines load the plan from the folder that was given, with caches for a tier."""
+    used: dict[str, Any] = {}
+
+    def shard(model: object, plan: Plan, cache: object = None) -> object:
+        used.update(model=model, plan=plan, cache=cache)
+        return model
+
+    monkeypatch.setattr(oper, "shard", shard)
+    profile = make_profile(3)
+    workload = Workload("training", batch_size=64)
+    tier = tmp_path / "it's a tier"
+    make_plan(profile, Topology.load("cpu:2"), workload, PlanSettings(tier="all")).save(tier)
+    for folder, title in ((reported.file("plan"), "Serve"), (tier, "Train")):
+        loaded = Plan.load(folder)
+        snippet = plan_page(loaded, "p", Material(), folder=str(folder)).sections[0].snippet
+        assert snippet is not None
+        assert snippet.title == f"{title} with this plan"
+        exec(snippet.code, {"model": "a model"})
+        assert used["plan"].digest == loaded.digest
+        assert (used["cache"] is not None) == (folder == tier)
+    unsaved = plan_page(loaded, "p", Material()).sections[0].snippet
+    assert unsaved is not None
+    assert "the folder of plan.save" in unsaved.code
+
+
 def test_equal_times_are_called_equal(reported: Reported) -> None:
     run, paper = runs_of(reported)[0], runs_of(reported)[0].methods["paper"]
     ours = run.methods["oper"].step_seconds
     assert ours is not None
-    for factor, said in ((1.0, "as long as with"), (1.001, "0.10% less than"), (2.0, "2.00 times")):
+    for factor, said in (
+        (1.0, "as fast as with"),
+        (1.001, "0.10% faster than"),
+        (2.0, "2.00 times"),
+    ):
         fits = replace(paper, step_seconds=factor * ours, certificate=Certificate(ours, ours))
         compared = beside(replace(run, methods={"paper": fits}), ours)
         assert compared is not None

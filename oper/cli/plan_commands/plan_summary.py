@@ -104,11 +104,18 @@ def _certificate(plan: "Plan") -> str:
 
 def _held_out(plan: "Plan") -> str:
     """Return how much longer the step is on data that the plan was not made from."""
-    from oper.analysis.wording import HELD_OUT_DATA, METHOD_NAMES, WITHOUT_HELD_OUT
+    from oper.analysis.wording import (
+        HELD_OUT_DATA,
+        METHOD_NAMES,
+        WITHOUT_HELD_OUT,
+        unread_sentence,
+    )
 
     found = plan.held_out
     if found is None:
-        return WITHOUT_HELD_OUT[:1].lower() + WITHOUT_HELD_OUT[1:]
+        unread = unread_sentence(plan)
+        said = WITHOUT_HELD_OUT if unread is None else f"{WITHOUT_HELD_OUT}. {unread}"
+        return said[:1].lower() + said[1:]
     said = f"step {format_duration(found.step_seconds)}"
     if plan.step_time is not None and plan.step_time.seconds:
         change = found.step_seconds / plan.step_time.seconds - 1
