@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/common/errors.h"
 #include "device/library.h"
 
 namespace oper {
@@ -51,7 +52,7 @@ void hold_segments(bool hold) {
   std::vector<std::function<void()>> unmaps;
   {
     const std::lock_guard<std::mutex> lock(held().mutex);
-    TORCH_CHECK(hold || held().holders > 0, "hold: nobody holds segments");
+    OPER_CHECK(hold || held().holders > 0, "hold: nobody holds segments");
     held().holders += hold ? 1 : -1;
     if (held().holders == 0) unmaps.swap(held().unmaps);
   }
@@ -70,7 +71,7 @@ at::Tensor bytes_at(uint64_t pointer, uint64_t size, c10::Device device) {
 
 // At least `bytes`, not zeroed, and a descriptor that the caller closes.
 std::tuple<at::Tensor, int64_t> create_device_segment(int64_t bytes, c10::Device device) {
-  TORCH_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
+  OPER_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
   const c10::DeviceGuard guard(device);
   uint64_t size = 0, pointer = 0;
   int descriptor = -1;
@@ -82,7 +83,7 @@ std::tuple<at::Tensor, int64_t> create_device_segment(int64_t bytes, c10::Device
 
 // What another process created with this descriptor, of so many bytes; it stays open.
 at::Tensor attach_device_segment(int64_t descriptor, int64_t bytes, c10::Device device) {
-  TORCH_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
+  OPER_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
   const c10::DeviceGuard guard(device);
   uint64_t pointer = 0;
   check_device(device_library().attach_segment(number_of(device), static_cast<int>(descriptor),

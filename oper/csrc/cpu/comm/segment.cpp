@@ -31,7 +31,7 @@ at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
   const size_t size = (static_cast<size_t>(reserve_bytes) + kHugePage - 1) / kHugePage * kHugePage;
   void* taken = mmap(nullptr, size + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(taken != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
+  OPER_CHECK(taken != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
   char* const first = static_cast<char*>(taken);
   const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
   if (before > 0) munmap(first, before);
@@ -41,7 +41,7 @@ at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
   if (base == MAP_FAILED) {
     const int error = errno;
     munmap(first + before, size);
-    TORCH_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
+    OPER_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
   }
   return at::from_blob(
       base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
@@ -70,17 +70,17 @@ bool huge_pages(const at::Tensor& memory) {
 // allocated is refused, as others' memory lies on the same pages.
 void protect(const at::Tensor& memory, bool writable) {
   check_contiguous(memory, "memory");
-  TORCH_CHECK_VALUE(memory.storage().data_ptr().get_deleter() !=
-                        c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter(),
-                    "memory: must be a segment's, and torch allocated it");
+  OPER_CHECK_VALUE(memory.storage().data_ptr().get_deleter() !=
+                       c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter(),
+                   "memory: must be a segment's, and torch allocated it");
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       memory.nbytes() > 0 && reinterpret_cast<uintptr_t>(memory.data_ptr()) % page == 0,
       "memory: must begin at a page, as a segment does");
   const size_t size = (memory.nbytes() + page - 1) / page * page;
   const int mode = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  TORCH_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,
-              " bytes: ", std::strerror(errno));
+  OPER_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,
+             " bytes: ", std::strerror(errno));
 }
 
 }  // namespace

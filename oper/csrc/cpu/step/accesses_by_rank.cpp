@@ -66,12 +66,12 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
   const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());
   for (int64_t f = 0; f < of.count; ++f) {
-    TORCH_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
-                      " is of bucket ", of[f].bucket, ", and there are ", buckets);
+    OPER_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
+                     " is of bucket ", of[f].bucket, ", and there are ", buckets);
     const int64_t size = of.end(f) - of.begin(f);
     int64_t* const of_bucket = counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1);
-    TORCH_CHECK_INDEX(count_by_rank(address + of.begin(f), size, rank, ranks, of_bucket) == size,
-                      "addresses: one of feature ", f, " names none of ", ranks, " ranks");
+    OPER_CHECK_INDEX(count_by_rank(address + of.begin(f), size, rank, ranks, of_bucket) == size,
+                     "addresses: one of feature ", f, " names none of ", ranks, " ranks");
   }
   return counts;
 }

@@ -156,9 +156,9 @@ Numbered number_rows(const at::Tensor& addresses, const at::Tensor& segment_offs
     for (int64_t begin = segment.begin; begin < segment.end; begin += kBlock) {
       int32_t* const key = row_of + begin;
       const int64_t length = std::min(kBlock, segment.end - begin);
-      TORCH_CHECK_INDEX(find_any_keys(of, keys.addresses + begin, length, key),
-                        "addresses: one of bucket ", segment.bucket, " names none of ", ranks,
-                        " ranks, or none of ", of.slots, " slots");
+      OPER_CHECK_INDEX(find_any_keys(of, keys.addresses + begin, length, key),
+                       "addresses: one of bucket ", segment.bucket, " names none of ", ranks,
+                       " ranks, or none of ", of.slots, " slots");
       for (int64_t n = 0; n < length; ++n) mark_of[key[n]] = 1;
       count_keys(key, length, keys.first_key.data() + group, codes, accesses_before + group + 1);
     }

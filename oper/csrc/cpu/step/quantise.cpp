@@ -32,7 +32,7 @@ at::Tensor dequantise_rows_shape(const at::Tensor& rows) {
 }
 
 at::Tensor quantise_rows(const at::Tensor& values) {
-  TORCH_CHECK_VALUE(values.dim() == 2, "values: expected [rows, dim], got ", values.sizes());
+  OPER_CHECK_VALUE(values.dim() == 2, "values: expected [rows, dim], got ", values.sizes());
   const at::Tensor contiguous = values.contiguous();
   const float* const from = elements<float>(contiguous, "values");
   at::Tensor rows = quantise_rows_shape(contiguous);
@@ -45,7 +45,7 @@ at::Tensor quantise_rows(const at::Tensor& values) {
 }
 
 at::Tensor dequantise_rows(const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.size(1) >= kInt8ExtraBytes,
       "rows: expected uint8 [rows, dim + ", kInt8ExtraBytes, "], got ", rows.scalar_type(), " ",
       rows.sizes());
