@@ -4,7 +4,8 @@
     python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
     python3 scripts/install.py VENV browser         for the tests: Chromium, where apt has it
 
-Each step leaves a stamp, the hash of what it was made from, and is skipped while that is unchanged.
+Each step leaves a stamp, the hash of its inputs, and is skipped while they are unchanged; setup.py
+keeps the extension's objects. A set-up that was interrupted goes on where it was.
 Only the standard library is used, as nothing else is there yet.
 """
 
@@ -37,38 +38,30 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
     check_tools(variant)
     if variant == "auto":
         variant = "gpu" if has_cuda_device() else "cpu"
-    with one_at_a_time():
-        if not (folder / "bin" / "python").exists():
-            say(f"creating {folder} with Python {sys.version.split()[0]}")
-            venv.create(folder, with_pip=True)
+    if not (folder / "bin" / "pip").exists():  # the last file that venv writes
+        say(f"creating {folder} with Python {sys.version.split()[0]}")
+        venv.create(folder, with_pip=True)
 
-        requirements = REPOSITORY / f"requirements-{variant}.txt"
-        locks = [requirements.with_suffix(".lock")]
-        if variant == "cpu":
-            locks.append(REPOSITORY / "requirements-torch.lock")
-        pinned = [REPOSITORY / "requirements.txt", requirements, *locks]
-        pins = contents_hash(Path(__file__), *pinned)
-        if is_stale(folder / "dependencies.stamp", pins):
-            say(f"installing what {requirements.name} pins (some minutes, once)")
-            install_dependencies(folder, requirements, torch_index)
-            compile_bytecode(folder)
-            (folder / "dependencies.stamp").write_text(pins)
+    requirements = REPOSITORY / f"requirements-{variant}.txt"
+    locks = [requirements.with_suffix(".lock")]
+    if variant == "cpu":
+        locks.append(REPOSITORY / "requirements-torch.lock")
+    pinned = [REPOSITORY / "requirements.txt", requirements, *locks]
+    pins = contents_hash(Path(__file__), *pinned)
+    if is_stale(folder / "dependencies.stamp", pins):
+        say(f"installing what {requirements.name} pins (some minutes, once)")
+        install_dependencies(folder, requirements, torch_index)
+        compile_bytecode(folder)
+        (folder / "dependencies.stamp").write_text(pins)
 
-        # The extension lies in the checkout, whichever environment built it, and so does its stamp.
-        csrc = sorted(path for path in (REPOSITORY / "oper/csrc").rglob("*") if path.is_file())
-        extension = contents_hash(REPOSITORY / "setup.py", *csrc) + pins + sys.version
-        extension_stamp = REPOSITORY / "build/extension.stamp"
-        metadata = contents_hash(REPOSITORY / "pyproject.toml", REPOSITORY / "setup.py")
-        if is_stale(folder / "project.stamp", metadata):
-            say("installing oper from this checkout and building its extension")
-            pip(folder, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY))
-            (folder / "project.stamp").write_text(metadata)
-            extension_stamp.write_text(extension)
-        elif is_stale(extension_stamp, extension) or not list(REPOSITORY.glob("oper/_C*.so")):
-            say("building the extension: its sources or the pins have changed")
-            run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
-            extension_stamp.write_text(extension)
-        say(f"oper is ready in {folder} ({variant})")
+    # Here and not by pip, which would hide the progress.
+    run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
+    metadata = contents_hash(REPOSITORY / "pyproject.toml", REPOSITORY / "setup.py")
+    if is_stale(folder / "project.stamp", metadata):
+        say("installing oper from this checkout")
+        pip(folder, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY))
+        (folder / "project.stamp").write_text(metadata)
+    say(f"oper is ready in {folder} ({variant})")
 
 
 def check_tools(variant: str) -> None:
@@ -79,8 +72,9 @@ def check_tools(variant: str) -> None:
             f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, {sys.executable} is "
             f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
         )
-    if shutil.which("g++") is None:
-        fail("a C++20 compiler is needed to build the extension, and there is no g++: install it")
+    compiler = os.environ.get("CXX") or "c++"
+    if shutil.which(compiler.split()[0]) is None:
+        fail(f"expected a C++20 compiler; found no {compiler}: install one, or set CXX to its name")
 
 
 def has_cuda_device() -> bool:
@@ -263,16 +257,9 @@ def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:
 
 
 def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
-    """Runs the environment's Python, with the environment's ninja on the path."""
-    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    subprocess.run(
-        [str(folder / "bin" / "python"), *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "PATH": path},
-        stderr=stderr,
-        text=True,
-        check=True,
-    )
+    """Run the environment's Python."""
+    command = [str(folder / "bin" / "python"), *arguments]
+    subprocess.run(command, cwd=REPOSITORY, stderr=stderr, text=True, check=True)
 
 
 def contents_hash(*paths: Path) -> str:
@@ -289,15 +276,23 @@ def is_stale(stamp: Path, contents: str) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Two set-ups of one checkout would build the same files at once."""
-    (REPOSITORY / "build").mkdir(exist_ok=True)
+    """Hold the lock of the checkout, because two set-ups would build the same files, and a folder
+    for the temporary files of pip and of compilers: a killed set-up leaves them to the next one."""
+    temporary = REPOSITORY / "build/temporary"
+    temporary.parent.mkdir(exist_ok=True)
     with open(REPOSITORY / "build/install.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("waiting for another `make install` of this checkout")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
+        try:
+            yield
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def say(message: str) -> None:
@@ -309,13 +304,15 @@ def fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    environment = Path(sys.argv[1]).absolute()
     try:
-        if sys.argv[2] == "compiler":
-            install_compiler(Path(sys.argv[1]).absolute())
-        elif sys.argv[2] == "browser":
-            install_browser()
-        else:
-            main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
+        with one_at_a_time():
+            if sys.argv[2] == "compiler":
+                install_compiler(environment)
+            elif sys.argv[2] == "browser":
+                install_browser()
+            else:
+                main(environment, sys.argv[2], *sys.argv[3:] or [""])
     except subprocess.CalledProcessError as error:
         fail(f"failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
     except KeyboardInterrupt:
