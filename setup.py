@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
@@ -135,6 +135,23 @@ class Toolchain:
             part.replace(made)
         finally:
             part.unlink(missing_ok=True)
+
+
+class DistributionForTorch(Distribution):
+    """Wheels require the release of torch that their extension is built for; source archives do
+    not."""
+
+    def run_command(self, command: str) -> None:
+        torch = torch_folder()
+        if torch is not None and command in ("dist_info", "editable_wheel", "bdist_wheel"):
+            version = (torch / "version.py").read_text(encoding="utf-8")
+            major, minor = re.findall(r"^__version__ = .(\d+)\.(\d+)", version, re.M)[0]
+            needed = f"torch=={major}.{minor}.*"
+            self.metadata.install_requires = self.install_requires = [
+                needed if re.match("torch *[<=>]", requirement) else requirement
+                for requirement in self.install_requires
+            ]
+        super().run_command(command)
 
 
 class Progress:
@@ -285,7 +302,11 @@ def extension_arguments() -> dict[str, Any]:
         sources=[str(path) for path in sources],
         depends=sorted(map(str, CSRC.glob("**/*.h"))),
     )
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}}
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": BuildExtension},
+        "distclass": DistributionForTorch,
+    }
 
 
 setup(**extension_arguments())
