@@ -1,4 +1,4 @@
-"""The set-up behind `make install`: environment, pinned dependencies, the project, its extension.
+"""Set-up behind `make install`: environment, pinned dependencies, extension, project.
 
     python3 scripts/install.py VENV auto|cpu|gpu
     python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
@@ -78,7 +78,7 @@ def check_tools(variant: str) -> None:
 
 
 def has_cuda_device() -> bool:
-    """Whether the driver shows a device and nvcc is there to build for it."""
+    """Return whether the driver shows a device and nvcc is there to build for it."""
     if shutil.which("nvidia-smi") is None or shutil.which("nvcc") is None:
         return False
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
@@ -86,8 +86,8 @@ def has_cuda_device() -> bool:
 
 
 def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> None:
-    """What `requirements` pins: the very files of its lock or, after a word about it, whatever
-    files pip's indices have of these versions."""
+    """Install the files in the lock of `requirements`. If pip cannot, say so and install the files
+    that its indices have of the pinned versions."""
     default_torch = False
     if requirements.name == "requirements-cpu.txt":
         default_torch = install_torch(folder, requirements, torch_index)
@@ -108,8 +108,8 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
 
 
 def install_locked(folder: Path, lock: Path, *options: str) -> bool:
-    """Whether pip installed the files of `lock`, which lists all packages that are needed. Ends the
-    set-up where a file that should be in it has another SHA-256."""
+    """Install the files of `lock`, which lists all packages that are needed, and return whether pip
+    could. End the set-up if a file that the lock should list has another SHA-256."""
     try:
         locked = ("--no-deps", "--require-hashes", "--requirement", str(lock), *options)
         pip(folder, *locked, stderr=subprocess.PIPE)
@@ -131,13 +131,13 @@ def install_locked(folder: Path, lock: Path, *options: str) -> bool:
 
 
 def is_locked_platform() -> bool:
-    """Whether the locks have the files of this Python and machine."""
+    """Return whether the locks list files for this Python and machine."""
     locked = sys.version_info[0] == 3 and sys.version_info[1] in LOCKED_PYTHONS
     return locked and sys.platform == "linux" and platform.machine() in LOCKED_MACHINES
 
 
 def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> None:
-    """The pinned versions, and what pip finds that they need."""
+    """Install the pinned versions and the dependencies that pip finds for them."""
     if default_torch:
         pip(folder, "--requirement", str(requirements.with_name("requirements.txt")))
         pip(folder, *(pin for pin in pins_of(requirements) if not pin.startswith("torch==")))
@@ -149,8 +149,8 @@ def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> N
 
 
 def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
-    """torch's CPU build, locked or not. True where there is none by that name, and torch is as
-    pip's indices have it: for Linux mostly a CUDA build, which runs on CPUs too."""
+    """Install torch's CPU build, locked or not. Return True if the indices have no CPU build: then
+    torch is their default, for Linux mostly a CUDA build, which runs on CPUs too."""
     # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
     # be reached, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
@@ -179,7 +179,7 @@ def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
 
 
 def has_version(folder: Path, package: str, version: str) -> bool:
-    """Whether a package is there: pip leaves out a line of a lock that is for another Python."""
+    """Return whether a package is installed: pip skips a lock's lines for other Pythons."""
     has = f"import importlib.metadata as m; assert m.version({package!r}) == {version!r}"
     try:
         run(folder, "-c", has, stderr=subprocess.DEVNULL)
@@ -189,13 +189,13 @@ def has_version(folder: Path, package: str, version: str) -> bool:
 
 
 def pins_of(requirements: Path) -> list[str]:
-    """The lines of a file of requirements that are requirements."""
+    """Return the requirements in a file, without comments and included files."""
     lines = requirements.read_text().splitlines()
     return [line for line in lines if line and not line.startswith(("#", "-r "))]
 
 
 def install_compiler(folder: Path) -> None:
-    """What compiles the device kernels, without which they are tested in the emulator only."""
+    """Install a CUDA compiler. Without it device kernels are tested in the emulator only."""
     requirements = REPOSITORY / "requirements-cuda.txt"
     lock = requirements.with_suffix(".lock")
     pins = contents_hash(requirements, lock)
@@ -214,7 +214,7 @@ def install_compiler(folder: Path) -> None:
 
 
 def install_browser() -> None:
-    """Chromium with its driver, of the system's packages: the tests open reports in it."""
+    """Install Chromium and its driver from the system's packages: tests open reports in it."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if not missing:
         return
@@ -240,8 +240,9 @@ def install_browser() -> None:
 
 
 def compile_bytecode(folder: Path) -> None:
-    """What pip leaves out below, as it takes one processor for it and more time than for all else.
-    Packages' own tests are a fifth of it; files for other Pythons do not compile."""
+    """Compile the packages on all processors. pip would use one, and take more time for it than for
+    everything else. Packages' own tests are a fifth of the files and are skipped; so are files for
+    other Pythons, which do not compile."""
     run(
         folder,
         "-c",

@@ -1,4 +1,4 @@
-"""The set-up, by its locks and where pip's indices lack things, without installing any."""
+"""Set-up with locks, without them and after an interruption; nothing is installed."""
 
 import hashlib
 import platform
@@ -229,7 +229,7 @@ def test_an_index_that_was_named_is_the_only_one_asked(
 
 @pytest.fixture
 def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder that set-ups take for their checkout, with the files that they read."""
+    """Folder that set-ups take for their checkout, with the files that they read."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("requirements*", "pyproject.toml", "setup.py"):
