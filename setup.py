@@ -48,10 +48,24 @@ FLAGS = (
 )
 
 
-class Unit(NamedTuple):
-    """A source file and the object it is compiled to."""
+# Files that are compiled together, longest first so that processors end together; a file is in the
+# first unit that it matches. torch's headers, and the templates that each unit makes of them, take
+# some six seconds, more than most files. Names in the anonymous namespaces of a unit differ.
+UNITS = {
+    "gradients": ("cpu/step/gradients.cpp",),
+    "lookup": ("cpu/step/lookup.cpp", "cpu/step/update.cpp"),
+    "step": ("cpu/step/*.cpp",),
+    "scheduler": ("cpu/allreduce/*.cpp", "cpu/scheduler/*.cpp"),
+    "device": ("device/*.cpp",),
+    "plan": ("cpu/plan/*.cpp",),
+    "others": ("**/*.cpp",),
+}
 
-    source: Path
+
+class Unit(NamedTuple):
+    """Sources that are compiled together, and the object that they are compiled to."""
+
+    sources: list[Path]
     object: Path
 
 
@@ -81,12 +95,11 @@ class Toolchain:
         made_of = (*versions, self.flags, (torch / "version.py").read_text())
         self.digest = digest_of(repr(made_of).encode())
 
-    def unit(self, source: Path) -> Unit:
-        """Return a source with the place of its object, named by everything it is made from."""
-        contents = [path.read_bytes() for path in (source, *included_by(source))]
-        name = "-".join(source.relative_to(CSRC).with_suffix("").parts)
+    def unit(self, name: str, sources: list[Path]) -> Unit:
+        """Return a unit whose object is named by everything that it is made from."""
+        contents = [path.read_bytes() for path in (*sources, *included_by(sources))]
         made_of = digest_of(self.digest.encode(), *contents)
-        return Unit(source, OBJECTS / f"{name}-{made_of}.o")
+        return Unit(sources, OBJECTS / f"{name}-{made_of}.o")
 
     def precompile(self) -> list[str]:
         """Read torch's headers once instead of once per unit, and return the flags that use them.
@@ -108,8 +121,9 @@ class Toolchain:
         return ["-include", str(headers)]
 
     def compile(self, unit: Unit, flags: Sequence[str]) -> None:
-        options = [*self.flags, *flags, *self.includes]
-        self.run([*options, "-c", unit.source], unit.object, CompileError)
+        sources = [part for source in unit.sources for part in ("-include", source)]
+        options = [*self.flags, *flags, *self.includes, *sources]
+        self.run([*options, "-x", "c++", "-c", os.devnull], unit.object, CompileError)
 
     def link(self, objects: Iterable[Path]) -> Path:
         """Return the library of these objects. One command, without the flags that Python itself
@@ -161,7 +175,7 @@ class Progress:
         self.total, self.started = total, kept
         self.lock = threading.Lock()
         if not sys.stderr.isatty():
-            print(f"oper: compiling {total - kept} of {total} files", file=sys.stderr, flush=True)
+            print(f"oper: compiling {total - kept} of {total} units", file=sys.stderr, flush=True)
 
     def start_unit(self) -> None:
         with self.lock:
@@ -183,7 +197,7 @@ class BuildExtension(build_ext):
     def build_extension(self, extension: Extension) -> None:
         OBJECTS.mkdir(parents=True, exist_ok=True)
         toolchain = Toolchain(torch_folder())
-        units = [toolchain.unit(Path(source)) for source in extension.sources]
+        units = [toolchain.unit(name, sources) for name, sources in sources_by_unit().items()]
         compile_missing(toolchain, units)
         library = toolchain.link(unit.object for unit in units)
         target = Path(self.get_ext_fullpath(extension.name))
@@ -247,13 +261,25 @@ def remove_old(used: set[Path]) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def included_by(source: Path) -> list[Path]:
-    """Return the headers of oper/csrc that a file includes, and those that they include."""
+def sources_by_unit() -> dict[str, list[Path]]:
+    left = set(CSRC.glob("**/*.cpp"))
+    units = {}
+    for name, patterns in UNITS.items():
+        taken = left & {path for pattern in patterns for path in CSRC.glob(pattern)}
+        left -= taken
+        if taken:
+            units[name] = sorted(taken)
+    return units
+
+
+def included_by(sources: Iterable[Path]) -> list[Path]:
+    """Return the headers of oper/csrc that files include, and those that they include."""
     found: set[Path] = set()
-    waiting = {source}
+    waiting = list(sources)
     while waiting:
-        waiting |= directly_included(waiting.pop()) - found
-        found |= waiting
+        new = directly_included(waiting.pop()) - found
+        waiting += new
+        found |= new
     return sorted(found)
 
 
@@ -292,14 +318,9 @@ def extension_arguments() -> dict[str, Any]:
             file=sys.stderr,
         )
         return {}
-    found = [
-        path for files in ("*.cpp", "cpu/**/*.cpp", "device/*.cpp") for path in CSRC.glob(files)
-    ]
-    # The largest first, so that no processor is left alone with one at the end.
-    sources = sorted(found, key=lambda path: (-path.stat().st_size, path))
     extension = Extension(
         "oper._C",
-        sources=[str(path) for path in sources],
+        sources=[str(path) for paths in sources_by_unit().values() for path in paths],
         depends=sorted(map(str, CSRC.glob("**/*.h"))),
     )
     return {

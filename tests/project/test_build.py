@@ -1,4 +1,4 @@
-"""setup.py on a small project: which files it compiles, what it keeps and leaves, what it shows."""
+"""setup.py on a small project: compiled files, kept objects, progress, interruptions."""
 
 import os
 import pty
@@ -15,8 +15,10 @@ from scripts.install import REPOSITORY
 
 pytestmark = pytest.mark.check
 
-# The largest first, as setup.py compiles them.
-UNITS = ("cpu/a.cpp", "cpu/b.cpp", "cpu/c.cpp", "device/d.cpp")
+# In the order in which setup.py compiles them: four units, of which the second has two files.
+GRADIENTS, LOOKUP, UPDATE = "cpu/step/gradients.cpp", "cpu/step/lookup.cpp", "cpu/step/update.cpp"
+DEVICE, OTHER = "device/one.cpp", "other.cpp"
+SOURCES = [GRADIENTS, LOOKUP, UPDATE, DEVICE, OTHER]
 SECONDS = 60
 # Notes each source that it compiles. One that the file `stops_at` names never ends.
 COMPILER = """#!/bin/sh
@@ -43,13 +45,10 @@ class Project:
         self.write("oper/csrc/torch_headers.h", "#include <vector>\n")
         self.write("oper/csrc/include/oper/outer.h", '#include "oper/inner.h"\n')
         self.write("oper/csrc/include/oper/inner.h", "#pragma once\n")
-        for number, unit in enumerate(UNITS):
-            header = '#include "oper/outer.h"\n' if unit in ("cpu/b.cpp", "device/d.cpp") else ""
-            padding = "/" * (500 - 100 * number)
-            name = Path(unit).stem
-            self.write(
-                f"oper/csrc/{unit}", f'{header}extern "C" int {name}() {{ return 1; }}\n{padding}'
-            )
+        for source in SOURCES:
+            header = '#include "oper/outer.h"\n' if source in (UPDATE, OTHER) else ""
+            function = f'extern "C" int {Path(source).stem}() {{ return 1; }}\n'
+            self.write(f"oper/csrc/{source}", header + function)
         compiler = self.write("compiler", COMPILER)
         compiler.chmod(0o755)
         self.environment = {
@@ -106,29 +105,33 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_a_build_makes_the_library_and_leaves_no_temporary_files(project: Project) -> None:
-    assert project.rebuilt() == list(UNITS)
+    assert project.rebuilt() == SOURCES
     exported = subprocess.run(
         ["nm", "--dynamic", "--defined-only", project.library()], capture_output=True, text=True
     ).stdout
-    assert {line.split()[-1] for line in exported.splitlines()} >= {"a", "b", "c", "d"}
+    assert {line.split()[-1] for line in exported.splitlines()} >= {
+        "gradients",
+        "lookup",
+        "update",
+        "one",
+        "other",
+    }
     assert not list(project.temporary.iterdir())
     assert not list((project.folder / "build").rglob(".*"))
 
 
 def test_objects_are_used_until_what_they_are_made_from_changes(project: Project) -> None:
-    assert project.rebuilt() == list(UNITS)
+    assert project.rebuilt() == SOURCES
     assert project.rebuilt() == []
-    source = project.folder / "oper/csrc/cpu/c.cpp"
+    source = project.folder / "oper/csrc" / DEVICE
     before = source.read_text()
     source.write_text(before + "\n// changed")
-    assert project.rebuilt() == ["cpu/c.cpp"]
+    assert project.rebuilt() == [DEVICE]
     source.write_text(before)
     assert project.rebuilt() == [], "the object of the text before is still there"
     project.write("oper/csrc/include/oper/inner.h", "#pragma once\n// changed\n")
-    assert project.rebuilt() == ["cpu/b.cpp", "device/d.cpp"], (
-        "those that include it through another"
-    )
-    assert project.rebuilt("-DCHANGED") == list(UNITS)
+    assert project.rebuilt() == [LOOKUP, UPDATE, OTHER], "two units include it through another"
+    assert project.rebuilt("-DCHANGED") == SOURCES
     assert project.rebuilt() == []
     # Only times change: a clone, or a cache of a CI.
     for path in project.folder.rglob("*.cpp"):
@@ -141,7 +144,7 @@ def test_objects_are_used_until_what_they_are_made_from_changes(project: Project
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_build_goes_on_where_it_was(project: Project, how: signal.Signals) -> None:
-    stops_at = project.write("stops_at", "oper/csrc/cpu/c.cpp")
+    stops_at = project.write("stops_at", f"oper/csrc/{DEVICE}")
     process = project.start(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + SECONDS
     while not (project.folder / "reached").exists():
@@ -150,27 +153,27 @@ def test_an_interrupted_build_goes_on_where_it_was(project: Project, how: signal
         time.sleep(0.01)
     os.killpg(process.pid, how)
     assert process.wait(SECONDS) != 0
-    assert project.compiled() == ["cpu/a.cpp", "cpu/b.cpp", "cpu/c.cpp"], "and no further one"
+    assert project.compiled() == [GRADIENTS, LOOKUP, UPDATE, DEVICE], "and no further one"
     assert not list((project.folder / "oper").glob("_C*"))
     assert not list(project.temporary.iterdir())
     stops_at.unlink()
-    assert project.rebuilt() == ["cpu/c.cpp", "device/d.cpp"]
+    assert project.rebuilt() == [DEVICE, OTHER]
     assert project.library().exists()
 
 
 def test_an_error_of_the_compiler_ends_the_build_and_keeps_finished_objects(
     project: Project,
 ) -> None:
-    source = project.folder / "oper/csrc/cpu/b.cpp"
+    source = project.folder / "oper/csrc" / UPDATE
     before = source.read_text()
-    source.write_text(40 * "nonsense;\n" + before)
+    source.write_text("nonsense;\n" + before)
     status, output = project.build()
     assert status != 0
     assert "nonsense" in output
-    assert project.compiled() == ["cpu/b.cpp"], "now the largest; none is started after it"
-    assert not list((project.folder / "build/objects").glob("*.o"))
+    assert f"oper/csrc/{UPDATE}:1" in output
+    assert project.compiled() == [GRADIENTS, LOOKUP, UPDATE], "and no further one"
     source.write_text(before)
-    assert project.rebuilt() == list(UNITS)
+    assert project.rebuilt() == [LOOKUP, UPDATE, DEVICE, OTHER]
 
 
 def test_objects_that_no_build_uses_are_removed_after_days(project: Project) -> None:
@@ -178,7 +181,7 @@ def test_objects_that_no_build_uses_are_removed_after_days(project: Project) -> 
     others = set((project.folder / "build/objects").glob("*.o"))
     project.rebuilt()
     used = set((project.folder / "build/objects").glob("*.o")) - others
-    assert len(used) == len(others) == len(UNITS)
+    assert len(used) == len(others) == 4
     long_ago = time.time() - 8 * 24 * 3600
     for path in (project.folder / "build/objects").iterdir():
         os.utime(path, (long_ago, long_ago))
@@ -205,13 +208,13 @@ def test_progress_is_shown_on_a_terminal_alone(project: Project) -> None:
 
     status, output = project.build("-DCHANGED")
     assert status == 0
-    assert output == "oper: compiling 4 of 4 files\n"
+    assert output == "oper: compiling 4 of 4 units\n"
     assert project.build() == (0, "")
 
 
 def test_progress_counts_what_an_interrupted_build_has_finished(project: Project) -> None:
     project.rebuilt()
-    (made,) = (project.folder / "build/objects").glob("device-d-*.o")
+    (made,) = (project.folder / "build/objects").glob("device-*.o")
     made.unlink()
-    assert project.build()[1] == "oper: compiling 1 of 4 files\n"
-    assert project.compiled() == ["device/d.cpp"]
+    assert project.build()[1] == "oper: compiling 1 of 4 units\n"
+    assert project.compiled() == [DEVICE]

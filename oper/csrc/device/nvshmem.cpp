@@ -22,7 +22,7 @@
 namespace oper {
 namespace {
 
-NvshmemLibrary loaded;
+NvshmemLibrary loaded_nvshmem;
 
 // `host_library` is NVSHMEM's own, which the kernels' library needs; "" where it needs none. Both
 // stay loaded.
@@ -42,7 +42,7 @@ void load_nvshmem_library(const std::string& path, const std::string& host_libra
   library.find("oper_nvshmem_mapped", found.mapped);
   library.find("oper_nvshmem_register", found.register_buffer);
   library.find("oper_nvshmem_unregister", found.unregister_buffer);
-  loaded = found;
+  loaded_nvshmem = found;
 }
 
 void check_nvshmem(int error, const char* what) {
@@ -193,8 +193,8 @@ void get_pieces(const at::Tensor& pieces, const at::Tensor& source, const at::Te
 }  // namespace
 
 const NvshmemLibrary& nvshmem_library() {
-  OPER_CHECK(loaded.lookup, "the kernels for NVSHMEM are not loaded");
-  return loaded;
+  OPER_CHECK(loaded_nvshmem.lookup, "the kernels for NVSHMEM are not loaded");
+  return loaded_nvshmem;
 }
 
 }  // namespace oper

@@ -53,6 +53,8 @@ constexpr int64_t kMostBytes = int64_t{1} << 60;
 template <typename T>
 inline constexpr const char* kDtypeName = nullptr;
 template <>
+inline constexpr const char* kDtypeName<bool> = "bool";
+template <>
 inline constexpr const char* kDtypeName<uint8_t> = "uint8";
 template <>
 inline constexpr const char* kDtypeName<int32_t> = "int32";
@@ -66,6 +68,7 @@ inline constexpr const char* kDtypeName<double> = "float64";
 // The elements of a contiguous tensor of T, to be read.
 template <typename T>
 const T* elements(const at::Tensor& tensor, const char* name) {
+  static_assert(kDtypeName<T> != nullptr);
   OPER_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name,
                   ": expected dtype ", kDtypeName<T>, ", got ", tensor.scalar_type());
   OPER_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");

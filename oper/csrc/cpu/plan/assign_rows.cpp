@@ -17,7 +17,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kChunkRows = 1 << 18;
+constexpr int64_t kAssignedChunkRows = 1 << 18;
 
 at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_with_row,
                         const at::Tensor& offsets, const at::Tensor& entry_offset,
@@ -39,7 +39,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
                    accesses.numel(), " and ", samples_with_row.numel());
   at::Tensor classes = at::empty({accesses.numel()}, at::kInt);
   int32_t* out = classes.data_ptr<int32_t>();
-  const auto chunks = cut_chunks(first, tables, kChunkRows, 1);
+  const auto chunks = cut_chunks(first, tables, kAssignedChunkRows, 1);
   std::atomic<int64_t> unknown{-1};
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);

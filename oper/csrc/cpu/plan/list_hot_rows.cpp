@@ -18,7 +18,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kChunkRows = 512 * kRowsPerLine;
+constexpr int64_t kListedChunkRows = 512 * kRowsPerLine;
 
 // The first line of each table, and the number of lines.
 std::vector<int64_t> line_offsets(const int64_t* offsets, int64_t tables) {
@@ -83,7 +83,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> list_hot_rows(const at::Tensor& a
   const auto line_offset = line_offsets(first_row, tables);
   at::Tensor bitmap = at::zeros({line_offset.back(), kWordsPerLine + 1}, at::kLong);
   Line* lines = lines_in(bitmap, line_offset.back());
-  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  const auto chunks = cut_chunks(first_row, tables, kListedChunkRows, kRowsPerLine);
   const auto chunk_lines = [&](const Chunk& chunk) {
     return lines + line_offset[chunk.range] + chunk.begin / kRowsPerLine;
   };
@@ -182,7 +182,7 @@ Counts listed_and_striped_counts(
     listed = last.before() + last.listed();
   }
   // Chunk sums are kept apart and added in order, so that floats do not depend on the threads.
-  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  const auto chunks = cut_chunks(first_row, tables, kListedChunkRows, kRowsPerLine);
   std::vector<StripeSum> sums(chunks.size() * ranks);
   std::vector<int64_t> rows(chunks.size() * ranks);
   at::Tensor listed_accesses = at::empty({listed}, accesses.options());

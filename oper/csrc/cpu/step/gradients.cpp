@@ -145,8 +145,8 @@ bool any_mean(const Features& features, int64_t bucket) {
 
 // The bag of every access of a bucket's features, by position.
 template <typename Offset>
-at::Tensor bags_of(const Features& features, int64_t bucket, const Offset* at, int64_t bags,
-                   int64_t accesses) {
+at::Tensor bags_of_accesses(const Features& features, int64_t bucket, const Offset* at,
+                            int64_t bags, int64_t accesses) {
   at::Tensor bag_of = at::empty({accesses}, at::kInt);
   auto* const of = bag_of.mutable_data_ptr<int32_t>();
   for (int64_t f = 0; f < features.count; ++f) {
@@ -278,7 +278,7 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   at::Tensor bags;
   if (offsets) {
     with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
-      if (!by_bag) bags = bags_of(view, bucket, begins, offsets->numel() - 1, accesses);
+      if (!by_bag) bags = bags_of_accesses(view, bucket, begins, offsets->numel() - 1, accesses);
       if constexpr (std::is_same_v<decltype(begins), const int32_t*>)
         places.offsets32 = begins;
       else

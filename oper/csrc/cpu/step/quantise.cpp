@@ -10,7 +10,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kRowsPerTask = 1 << 12;
+constexpr int64_t kQuantisedRowsPerTask = 1 << 12;
 
 OPER_SIMD void quantise(const float* values, int64_t dim, uint8_t* row) {
   quantise_row(values, dim, row);
@@ -38,7 +38,7 @@ at::Tensor quantise_rows(const at::Tensor& values) {
   at::Tensor rows = quantise_rows_shape(contiguous);
   const int64_t dim = values.size(1), row_bytes = rows.size(1);
   uint8_t* const to = rows.data_ptr<uint8_t>();
-  at::parallel_for(0, values.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, values.size(0), kQuantisedRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) quantise(from + n * dim, dim, to + n * row_bytes);
   });
   return rows;
@@ -54,7 +54,7 @@ at::Tensor dequantise_rows(const at::Tensor& rows) {
   const int64_t dim = values.size(1), row_bytes = rows.size(1);
   const uint8_t* const from = contiguous.const_data_ptr<uint8_t>();
   float* const to = values.data_ptr<float>();
-  at::parallel_for(0, rows.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows.size(0), kQuantisedRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) dequantise(from + n * row_bytes, dim, to + n * dim);
   });
   return values;
