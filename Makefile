@@ -64,7 +64,7 @@ bench: install
 ASAN = -fsanitize=address -g1 -fno-omit-frame-pointer
 fuzz: install
 	CFLAGS="$(ASAN)" LDFLAGS="-fsanitize=address" $(BIN)/python setup.py --quiet build_ext \
-		--build-lib build/asan/lib --build-temp build/asan/tmp
+		--build-lib build/asan/lib
 	$(BIN)/python -m scripts.fuzz.operators --calls 100 --asan build/asan/lib
 	$(BIN)/python -m scripts.fuzz.files --count $(FILES)
 

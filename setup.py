@@ -1,131 +1,333 @@
 """Builds `oper/csrc` into the torch extension `oper._C`; everything else is in pyproject.toml.
 
+Objects stay in build/objects, each named by a hash of everything it is made from. A build that
+follows an interrupted one, or one in another environment with the same torch, uses them again.
+
 The kernels of devices, `oper/csrc/cuda`, are a library of their own, without torch, which
 scripts/build_cuda.py builds. No `-march`: wheels travel, so a kernel that wants more than the
 baseline dispatches by itself.
 """
 
+import functools
 import hashlib
-import importlib.util
+import importlib.machinery
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from setuptools import setup
+from setuptools import Distribution, Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
 CSRC = Path("oper/csrc")
 TORCH_HEADERS = CSRC / "torch_headers.h"
+OBJECTS = Path("build/objects")
+DAYS_KEPT = 7  # for objects that no build uses: other branches and flags have theirs until then
+
+FLAGS = (
+    *("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DNDEBUG", "-fwrapv", "-Wall"),
+    # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
+    # ranks on unlike machines agree to the last bit.
+    "-ffp-contract=off",
+    # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
+    # choose between sums are not vectorised.
+    *("-fno-math-errno", "-fno-trapping-math"),
+    # No files of the compiler's in the temporary folder, where a killed one would leave them.
+    "-pipe",
+)
 
 
-def extension_arguments() -> dict:
-    """Arguments of setup() that build the extension; none, with a word about it, without torch."""
-    if importlib.util.find_spec("torch") is None:
-        # An isolated build sees only build-system.requires. torch is not among them, as pip would
-        # fetch one of another ABI for the build: use the one the package is being installed beside.
-        sys.path.append(sysconfig.get_path("platlib"))
-    if importlib.util.find_spec("torch") is None:
+# Files that are compiled together, longest first so that processors end together; a file is in the
+# first unit that it matches. torch's headers, and the templates that each unit makes of them, take
+# some six seconds, more than most files. Names in the anonymous namespaces of a unit differ.
+UNITS = {
+    "gradients": ("cpu/step/gradients.cpp",),
+    "lookup": ("cpu/step/lookup.cpp", "cpu/step/update.cpp"),
+    "step": ("cpu/step/*.cpp",),
+    "scheduler": ("cpu/allreduce/*.cpp", "cpu/scheduler/*.cpp"),
+    "device": ("device/*.cpp",),
+    "plan": ("cpu/plan/*.cpp",),
+    "others": ("**/*.cpp",),
+}
+
+
+class Unit(NamedTuple):
+    """Sources that are compiled together, and the object that they are compiled to."""
+
+    sources: list[Path]
+    object: Path
+
+
+class Toolchain:
+    """The compiler, the torch to build for, and the flags that all units share."""
+
+    def __init__(self, torch: Path | None) -> None:
+        assert torch is not None, "without torch there is no extension to build"
+        self.cxx = shlex.split(os.environ.get("CXX") or "c++")
+        asked = (shlex.split(os.environ.get(name, "")) for name in ("CPPFLAGS", "CFLAGS"))
+        self.flags = [*FLAGS, *(flag for flags in asked for flag in flags)]
+        self.link_flags = ["-shared", "-shared-libgcc", "-fopenmp"]
+        self.link_flags += shlex.split(os.environ.get("LDFLAGS", ""))
+        headers = torch / "include"
+        found = (headers, headers / "torch/csrc/api/include", sysconfig.get_path("include"))
+        self.includes = [
+            f"-I{CSRC / 'include'}",
+            f"-I{CSRC}",
+            *(f"-isystem{path}" for path in found),
+        ]
+        self.libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+        self.version = subprocess.run(
+            [*self.cxx, "--version"], capture_output=True, text=True
+        ).stdout
+        # The places of torch and Python are left out: another environment has the same headers.
+        versions = (self.version, sysconfig.get_platform(), sys.version)
+        made_of = (*versions, self.flags, (torch / "version.py").read_text())
+        self.digest = digest_of(repr(made_of).encode())
+
+    def unit(self, name: str, sources: list[Path]) -> Unit:
+        """Return a unit whose object is named by everything that it is made from."""
+        contents = [path.read_bytes() for path in (*sources, *included_by(sources))]
+        made_of = digest_of(self.digest.encode(), *contents)
+        return Unit(sources, OBJECTS / f"{name}-{made_of}.o")
+
+    def precompile(self) -> list[str]:
+        """Read torch's headers once instead of once per unit, and return the flags that use them.
+        No flags with compilers other than GCC."""
+        if "Free Software Foundation" not in self.version or not TORCH_HEADERS.exists():
+            return []
+        # GCC does not notice that the headers have changed, or lie elsewhere.
+        made_of = digest_of(
+            self.digest.encode(), repr(self.includes).encode(), TORCH_HEADERS.read_bytes()
+        )
+        headers = OBJECTS / f"torch-{made_of}" / TORCH_HEADERS.name
+        made = headers.with_suffix(".h.gch")
+        if not made.exists():
+            for other in OBJECTS.glob("torch-*/*.gch"):
+                other.unlink(missing_ok=True)  # each takes a hundred megabytes
+            headers.parent.mkdir(exist_ok=True)
+            shutil.copyfile(TORCH_HEADERS, headers)
+            self.run([*self.flags, *self.includes, "-x", "c++-header", headers], made, CompileError)
+        return ["-include", str(headers)]
+
+    def compile(self, unit: Unit, flags: Sequence[str]) -> None:
+        sources = [part for source in unit.sources for part in ("-include", source)]
+        options = [*self.flags, *flags, *self.includes, *sources]
+        self.run([*options, "-x", "c++", "-c", os.devnull], unit.object, CompileError)
+
+    def link(self, objects: Iterable[Path]) -> Path:
+        """Return the library of these objects. One command, without the flags that Python itself
+        was linked with, which may name another compiler or C++ runtime."""
+        names = sorted(path.name for path in objects)
+        made_of = digest_of(self.digest.encode(), repr((names, self.link_flags)).encode())
+        library = OBJECTS / f"_C-{made_of}.so"
+        if not library.exists():
+            parts = [str(OBJECTS / name) for name in names]
+            self.run([*self.link_flags, *parts, *self.libraries], library, LinkError)
+        return library
+
+    def run(self, arguments: Sequence[str | Path], made: Path, error: type[Exception]) -> None:
+        """Run the compiler, and put the file that it makes in its place once it is whole."""
+        part = made.with_name(f".{made.name}.{os.getpid()}")
+        command = [*self.cxx, *map(str, arguments), "-o", str(part)]
+        try:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")
+            if done.stderr:
+                print(f"\n{done.stderr.rstrip()}", file=sys.stderr, flush=True)
+            if done.returncode:
+                raise error(f"exit status {done.returncode}: {shlex.join(command)}")
+            part.replace(made)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class DistributionForTorch(Distribution):
+    """Wheels require the release of torch that their extension is built for; source archives do
+    not."""
+
+    def run_command(self, command: str) -> None:
+        torch = torch_folder()
+        if torch is not None and command in ("dist_info", "editable_wheel", "bdist_wheel"):
+            version = (torch / "version.py").read_text(encoding="utf-8")
+            major, minor = re.findall(r"^__version__ = .(\d+)\.(\d+)", version, re.M)[0]
+            needed = f"torch=={major}.{minor}.*"
+            self.metadata.install_requires = self.install_requires = [
+                needed if re.match("torch *[<=>]", requirement) else requirement
+                for requirement in self.install_requires
+            ]
+        super().run_command(command)
+
+
+class Progress:
+    """A line on a terminal that counts the units; elsewhere one line for all of them."""
+
+    def __init__(self, total: int, kept: int) -> None:
+        self.total, self.started = total, kept
+        self.lock = threading.Lock()
+        if not sys.stderr.isatty():
+            print(f"oper: compiling {total - kept} of {total} units", file=sys.stderr, flush=True)
+
+    def start_unit(self) -> None:
+        with self.lock:
+            self.started += 1
+            self.show(f"compiling {self.started} of {self.total}")
+
+    def show(self, doing: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[Koper: {doing}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            print(file=sys.stderr, flush=True)
+
+
+class BuildExtension(build_ext):
+    """Compiles what build/objects lacks, on all processors, and links it."""
+
+    def build_extension(self, extension: Extension) -> None:
+        OBJECTS.mkdir(parents=True, exist_ok=True)
+        toolchain = Toolchain(torch_folder())
+        units = [toolchain.unit(name, sources) for name, sources in sources_by_unit().items()]
+        compile_missing(toolchain, units)
+        library = toolchain.link(unit.object for unit in units)
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.copy_file(library, target)
+        remove_old({library, *(unit.object for unit in units)})
+
+    def copy_file(self, infile: Any, outfile: Any, *_: Any, **__: Any) -> tuple[str, int]:
+        """Put a whole file in the place of another, which processes may have loaded."""
+        part = Path(outfile).with_name(f".{Path(outfile).name}.{os.getpid()}")
+        shutil.copy(infile, part)
+        part.replace(outfile)
+        return str(outfile), 1
+
+
+def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
+    """Compile the units that have no object. On an error or Ctrl-C no further one is started."""
+    missing = [unit for unit in units if not unit.object.exists()]
+    if not missing:
+        return
+    progress = Progress(len(units), len(units) - len(missing))
+
+    stopped = threading.Event()
+
+    def compile_one(unit: Unit) -> None:
+        if stopped.is_set():
+            return
+        progress.start_unit()
+        try:
+            toolchain.compile(unit, flags)
+        except BaseException:
+            stopped.set()
+            raise
+
+    pool = ThreadPoolExecutor(jobs())
+    try:
+        progress.show("reading the headers of torch")
+        flags = toolchain.precompile()
+        for compiled in as_completed([pool.submit(compile_one, unit) for unit in missing]):
+            compiled.result()
+    finally:
+        stopped.set()
+        pool.shutdown()
+        progress.end()
+
+
+def jobs() -> int:
+    """Return how many units to compile at once: MAX_JOBS, as for torch's extensions, or the number
+    of processors."""
+    return int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+
+
+def remove_old(used: set[Path]) -> None:
+    """Remove the objects, and the parts of them, that no build has used for days."""
+    for path in used:
+        os.utime(path)
+    oldest = time.time() - DAYS_KEPT * 24 * 3600
+    for path in OBJECTS.iterdir():
+        with suppress(FileNotFoundError):  # another build removes or renames it
+            if path not in used and path.stat().st_mtime < oldest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sources_by_unit() -> dict[str, list[Path]]:
+    left = set(CSRC.glob("**/*.cpp"))
+    units = {}
+    for name, patterns in UNITS.items():
+        taken = left & {path for pattern in patterns for path in CSRC.glob(pattern)}
+        left -= taken
+        if taken:
+            units[name] = sorted(taken)
+    return units
+
+
+def included_by(sources: Iterable[Path]) -> list[Path]:
+    """Return the headers of oper/csrc that files include, and those that they include."""
+    found: set[Path] = set()
+    waiting = list(sources)
+    while waiting:
+        new = directly_included(waiting.pop()) - found
+        waiting += new
+        found |= new
+    return sorted(found)
+
+
+@functools.cache
+def directly_included(path: Path) -> frozenset[Path]:
+    names = re.findall(r'^\s*#\s*include\s*"(.+)"', path.read_text(encoding="utf-8"), re.M)
+    folders = (path.parent, CSRC / "include", CSRC)
+    places = ((folder / name for folder in folders) for name in names)
+    headers = (next((place for place in of if place.is_file()), None) for of in places)
+    return frozenset(header for header in headers if header is not None)
+
+
+def digest_of(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
+
+
+def torch_folder() -> Path | None:
+    """Return the folder of torch, which is not imported, as that takes seconds."""
+    # An isolated build sees only build-system.requires. torch is not among them, as pip would
+    # fetch one of another ABI for the build: use the one the package is being installed beside.
+    places = [*sys.path, sysconfig.get_path("platlib")]
+    found = importlib.machinery.PathFinder.find_spec("torch", places)
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def extension_arguments() -> dict[str, Any]:
+    """Return the arguments of setup() that build the extension; none, with a word about it, without
+    torch."""
+    if torch_folder() is None:
         print(
             "oper: torch is not installed here, so the extension oper._C is left out. "
             "To get it, install torch, then `pip install --force-reinstall --no-deps .`",
             file=sys.stderr,
         )
         return {}
-
-    from torch.utils import cpp_extension
-
-    folders = ("*.cpp", "cpu/**/*.cpp", "device/*.cpp")
-    # The largest first, so that no processor is left alone with one at the end.
-    found = [path for files in folders for path in sorted(CSRC.glob(files))]
-    sources = [str(path) for path in sorted(found, key=lambda path: -path.stat().st_size)]
-    # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
-    # ranks on unlike machines agree to the last bit.
-    # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
-    # choose between sums are not vectorised.
-    # torch's headers need C++20 from 2.14 on.
-    host_flags = ["-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
-    host_flags += ["-fno-trapping-math"]
-    extension = cpp_extension.CppExtension(
-        name="oper._C",
-        sources=sources,
-        include_dirs=[str((CSRC / "include").resolve()), str(CSRC.resolve())],
+    extension = Extension(
+        "oper._C",
+        sources=[str(path) for paths in sources_by_unit().values() for path in paths],
         depends=sorted(map(str, CSRC.glob("**/*.h"))),
-        extra_compile_args={"cxx": host_flags},
-        extra_link_args=["-fopenmp"],
     )
-    print("oper: building oper._C", file=sys.stderr)
-
-    class BuildExtension(cpp_extension.BuildExtension):
-        def build_extensions(self) -> None:
-            if not self.use_ninja:
-                compile_at_once(self.compiler)
-            # Python was built with debug information, which here takes a quarter of the time:
-            # CFLAGS=-ggdb asks for it.
-            if "-g" in self.compiler.compiler_so:
-                self.compiler.compiler_so.remove("-g")
-            if sys.platform == "linux":
-                link = link_command()
-                self.compiler.set_executables(linker_so=link, linker_so_cxx=link)
-            for extension in self.extensions:
-                if headers := precompiled(self.compiler, extension, Path(self.build_temp)):
-                    extension.extra_compile_args["cxx"] += ["-include", str(headers)]
-            super().build_extensions()
-
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}}
-
-
-def link_command() -> list[str]:
-    """Return the linker's command without the flags that Python itself was linked with, which may
-    name another compiler or C++ runtime than the one that compiles the extension."""
-    asked = shlex.split(os.environ.get("LDFLAGS", ""))
-    return [os.environ.get("CXX", "c++"), "-shared", "-shared-libgcc", *asked]
-
-
-def precompiled(compiler: Any, extension: Any, folder: Path) -> Path | None:
-    """torch's headers, read once and not by every file: what GCC is to include in their place, or
-    None with another compiler."""
-    import torch
-
-    cxx = os.environ.get("CXX", "c++")
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True).stdout
-    if "Free Software Foundation" not in version:
-        return None
-    # GCC takes a precompiled header only where it was made with the same options.
-    include = [f"-I{path}" for path in (*extension.include_dirs, *compiler.include_dirs)]
-    options = [*compiler.compiler_so[1:], *include, *extension.extra_compile_args["cxx"]]
-    options += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
-    # It does not notice that the headers are others by now: then this one has another name.
-    content = TORCH_HEADERS.read_bytes()
-    made_of = f"{version}{torch.__version__}{cxx}{options}".encode() + content
-    headers = folder.resolve() / hashlib.sha256(made_of).hexdigest()[:16] / TORCH_HEADERS.name
-    made = headers.with_suffix(".h.gch")
-    if not made.exists():
-        headers.parent.mkdir(parents=True, exist_ok=True)
-        headers.write_bytes(content)
-        whole = made.with_suffix(".part")
-        subprocess.run(
-            [cxx, *options, "-x", "c++-header", str(headers), "-o", str(whole)], check=True
-        )
-        whole.rename(made)
-    return headers
-
-
-def compile_at_once(compiler: Any) -> None:
-    """Without ninja, setuptools compiles one file after another: let it use all processors."""
-    compile_some = compiler.compile
-
-    def compile_all(sources: list[str], *arguments: Any, **options: Any) -> list[str]:
-        def compile_one(source: str) -> list[str]:
-            return compile_some([source], *arguments, **options)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return [made for objects in pool.map(compile_one, sources) for made in objects]
-
-    compiler.compile = compile_all
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": BuildExtension},
+        "distclass": DistributionForTorch,
+    }
 
 
 setup(**extension_arguments())

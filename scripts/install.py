@@ -1,10 +1,11 @@
-"""The set-up behind `make install`: environment, pinned dependencies, the project, its extension.
+"""Set-up behind `make install`: environment, pinned dependencies, extension, project.
 
     python3 scripts/install.py VENV auto|cpu|gpu
     python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
     python3 scripts/install.py VENV browser         for the tests: Chromium, where apt has it
 
-Each step leaves a stamp, the hash of what it was made from, and is skipped while that is unchanged.
+Each step leaves a stamp, the hash of its inputs, and is skipped while they are unchanged; setup.py
+keeps the extension's objects. A set-up that was interrupted goes on where it was.
 Only the standard library is used, as nothing else is there yet.
 """
 
@@ -37,38 +38,30 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
     check_tools(variant)
     if variant == "auto":
         variant = "gpu" if has_cuda_device() else "cpu"
-    with one_at_a_time():
-        if not (folder / "bin" / "python").exists():
-            say(f"creating {folder} with Python {sys.version.split()[0]}")
-            venv.create(folder, with_pip=True)
+    if not (folder / "bin" / "pip").exists():  # the last file that venv writes
+        say(f"creating {folder} with Python {sys.version.split()[0]}")
+        venv.create(folder, with_pip=True)
 
-        requirements = REPOSITORY / f"requirements-{variant}.txt"
-        locks = [requirements.with_suffix(".lock")]
-        if variant == "cpu":
-            locks.append(REPOSITORY / "requirements-torch.lock")
-        pinned = [REPOSITORY / "requirements.txt", requirements, *locks]
-        pins = contents_hash(Path(__file__), *pinned)
-        if is_stale(folder / "dependencies.stamp", pins):
-            say(f"installing what {requirements.name} pins (some minutes, once)")
-            install_dependencies(folder, requirements, torch_index)
-            compile_bytecode(folder)
-            (folder / "dependencies.stamp").write_text(pins)
+    requirements = REPOSITORY / f"requirements-{variant}.txt"
+    locks = [requirements.with_suffix(".lock")]
+    if variant == "cpu":
+        locks.append(REPOSITORY / "requirements-torch.lock")
+    pinned = [REPOSITORY / "requirements.txt", requirements, *locks]
+    pins = contents_hash(Path(__file__), *pinned)
+    if is_stale(folder / "dependencies.stamp", pins):
+        say(f"installing what {requirements.name} pins (some minutes, once)")
+        install_dependencies(folder, requirements, torch_index)
+        compile_bytecode(folder)
+        (folder / "dependencies.stamp").write_text(pins)
 
-        # The extension lies in the checkout, whichever environment built it, and so does its stamp.
-        csrc = sorted(path for path in (REPOSITORY / "oper/csrc").rglob("*") if path.is_file())
-        extension = contents_hash(REPOSITORY / "setup.py", *csrc) + pins + sys.version
-        extension_stamp = REPOSITORY / "build/extension.stamp"
-        metadata = contents_hash(REPOSITORY / "pyproject.toml", REPOSITORY / "setup.py")
-        if is_stale(folder / "project.stamp", metadata):
-            say("installing oper from this checkout and building its extension")
-            pip(folder, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY))
-            (folder / "project.stamp").write_text(metadata)
-            extension_stamp.write_text(extension)
-        elif is_stale(extension_stamp, extension) or not list(REPOSITORY.glob("oper/_C*.so")):
-            say("building the extension: its sources or the pins have changed")
-            run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
-            extension_stamp.write_text(extension)
-        say(f"oper is ready in {folder} ({variant})")
+    # Here and not by pip, which would hide the progress.
+    run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
+    metadata = contents_hash(REPOSITORY / "pyproject.toml", REPOSITORY / "setup.py")
+    if is_stale(folder / "project.stamp", metadata):
+        say("installing oper from this checkout")
+        pip(folder, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY))
+        (folder / "project.stamp").write_text(metadata)
+    say(f"oper is ready in {folder} ({variant})")
 
 
 def check_tools(variant: str) -> None:
@@ -79,12 +72,13 @@ def check_tools(variant: str) -> None:
             f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, {sys.executable} is "
             f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
         )
-    if shutil.which("g++") is None:
-        fail("a C++20 compiler is needed to build the extension, and there is no g++: install it")
+    compiler = os.environ.get("CXX") or "c++"
+    if shutil.which(compiler.split()[0]) is None:
+        fail(f"expected a C++20 compiler; found no {compiler}: install one, or set CXX to its name")
 
 
 def has_cuda_device() -> bool:
-    """Whether the driver shows a device and nvcc is there to build for it."""
+    """Return whether the driver shows a device and nvcc is there to build for it."""
     if shutil.which("nvidia-smi") is None or shutil.which("nvcc") is None:
         return False
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
@@ -92,8 +86,8 @@ def has_cuda_device() -> bool:
 
 
 def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> None:
-    """What `requirements` pins: the very files of its lock or, after a word about it, whatever
-    files pip's indices have of these versions."""
+    """Install the files in the lock of `requirements`. If pip cannot, say so and install the files
+    that its indices have of the pinned versions."""
     default_torch = False
     if requirements.name == "requirements-cpu.txt":
         default_torch = install_torch(folder, requirements, torch_index)
@@ -114,8 +108,8 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
 
 
 def install_locked(folder: Path, lock: Path, *options: str) -> bool:
-    """Whether pip installed the files of `lock`, which lists all packages that are needed. Ends the
-    set-up where a file that should be in it has another SHA-256."""
+    """Install the files of `lock`, which lists all packages that are needed, and return whether pip
+    could. End the set-up if a file that the lock should list has another SHA-256."""
     try:
         locked = ("--no-deps", "--require-hashes", "--requirement", str(lock), *options)
         pip(folder, *locked, stderr=subprocess.PIPE)
@@ -137,13 +131,13 @@ def install_locked(folder: Path, lock: Path, *options: str) -> bool:
 
 
 def is_locked_platform() -> bool:
-    """Whether the locks have the files of this Python and machine."""
+    """Return whether the locks list files for this Python and machine."""
     locked = sys.version_info[0] == 3 and sys.version_info[1] in LOCKED_PYTHONS
     return locked and sys.platform == "linux" and platform.machine() in LOCKED_MACHINES
 
 
 def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> None:
-    """The pinned versions, and what pip finds that they need."""
+    """Install the pinned versions and the dependencies that pip finds for them."""
     if default_torch:
         pip(folder, "--requirement", str(requirements.with_name("requirements.txt")))
         pip(folder, *(pin for pin in pins_of(requirements) if not pin.startswith("torch==")))
@@ -155,8 +149,8 @@ def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> N
 
 
 def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
-    """torch's CPU build, locked or not. True where there is none by that name, and torch is as
-    pip's indices have it: for Linux mostly a CUDA build, which runs on CPUs too."""
+    """Install torch's CPU build, locked or not. Return True if the indices have no CPU build: then
+    torch is their default, for Linux mostly a CUDA build, which runs on CPUs too."""
     # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
     # be reached, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
@@ -185,7 +179,7 @@ def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
 
 
 def has_version(folder: Path, package: str, version: str) -> bool:
-    """Whether a package is there: pip leaves out a line of a lock that is for another Python."""
+    """Return whether a package is installed: pip skips a lock's lines for other Pythons."""
     has = f"import importlib.metadata as m; assert m.version({package!r}) == {version!r}"
     try:
         run(folder, "-c", has, stderr=subprocess.DEVNULL)
@@ -195,13 +189,13 @@ def has_version(folder: Path, package: str, version: str) -> bool:
 
 
 def pins_of(requirements: Path) -> list[str]:
-    """The lines of a file of requirements that are requirements."""
+    """Return the requirements in a file, without comments and included files."""
     lines = requirements.read_text().splitlines()
     return [line for line in lines if line and not line.startswith(("#", "-r "))]
 
 
 def install_compiler(folder: Path) -> None:
-    """What compiles the device kernels, without which they are tested in the emulator only."""
+    """Install a CUDA compiler. Without it device kernels are tested in the emulator only."""
     requirements = REPOSITORY / "requirements-cuda.txt"
     lock = requirements.with_suffix(".lock")
     pins = contents_hash(requirements, lock)
@@ -220,7 +214,7 @@ def install_compiler(folder: Path) -> None:
 
 
 def install_browser() -> None:
-    """Chromium with its driver, of the system's packages: the tests open reports in it."""
+    """Install Chromium and its driver from the system's packages: tests open reports in it."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if not missing:
         return
@@ -246,8 +240,9 @@ def install_browser() -> None:
 
 
 def compile_bytecode(folder: Path) -> None:
-    """What pip leaves out below, as it takes one processor for it and more time than for all else.
-    Packages' own tests are a fifth of it; files for other Pythons do not compile."""
+    """Compile the packages on all processors. pip would use one, and take more time for it than for
+    everything else. Packages' own tests are a fifth of the files and are skipped; so are files for
+    other Pythons, which do not compile."""
     run(
         folder,
         "-c",
@@ -263,16 +258,9 @@ def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:
 
 
 def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
-    """Runs the environment's Python, with the environment's ninja on the path."""
-    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    subprocess.run(
-        [str(folder / "bin" / "python"), *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "PATH": path},
-        stderr=stderr,
-        text=True,
-        check=True,
-    )
+    """Run the environment's Python."""
+    command = [str(folder / "bin" / "python"), *arguments]
+    subprocess.run(command, cwd=REPOSITORY, stderr=stderr, text=True, check=True)
 
 
 def contents_hash(*paths: Path) -> str:
@@ -289,15 +277,23 @@ def is_stale(stamp: Path, contents: str) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Two set-ups of one checkout would build the same files at once."""
-    (REPOSITORY / "build").mkdir(exist_ok=True)
+    """Hold the lock of the checkout, because two set-ups would build the same files, and a folder
+    for the temporary files of pip and of compilers: a killed set-up leaves them to the next one."""
+    temporary = REPOSITORY / "build/temporary"
+    temporary.parent.mkdir(exist_ok=True)
     with open(REPOSITORY / "build/install.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("waiting for another `make install` of this checkout")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
+        try:
+            yield
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def say(message: str) -> None:
@@ -309,13 +305,15 @@ def fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    environment = Path(sys.argv[1]).absolute()
     try:
-        if sys.argv[2] == "compiler":
-            install_compiler(Path(sys.argv[1]).absolute())
-        elif sys.argv[2] == "browser":
-            install_browser()
-        else:
-            main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
+        with one_at_a_time():
+            if sys.argv[2] == "compiler":
+                install_compiler(environment)
+            elif sys.argv[2] == "browser":
+                install_browser()
+            else:
+                main(environment, sys.argv[2], *sys.argv[3:] or [""])
     except subprocess.CalledProcessError as error:
         fail(f"failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
     except KeyboardInterrupt:

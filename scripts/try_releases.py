@@ -35,7 +35,7 @@ RELEASES = {
 }
 # TorchRec's dependencies but FBGEMM, whose CUDA build it declares (as in requirements-cpu.txt).
 NEEDS = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions==0.0.32", "iopath==0.1.10", "tqdm")
-TOOLS = ("setuptools", "ninja", "pytest", "hypothesis")
+TOOLS = ("setuptools", "pytest", "hypothesis")
 TESTS = ("-m", "not check and not slow", "tests/torchrec")
 
 

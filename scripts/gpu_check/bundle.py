@@ -114,8 +114,7 @@ def archive(folder: Path, made: Path) -> None:
 def build_extension(python: Path, folder: Path, out: Path) -> None:
     """Build OPER's extension for another Python and its torch."""
     build: list[str | Path] = [python.absolute(), "setup.py", "--quiet", "build_ext"]
-    places: list[str | Path] = ["--build-lib", folder / "lib", "--build-temp", folder / "objects"]
-    run(*build, *places)
+    run(*build, "--build-lib", folder / "lib")
     for extension in (folder / "lib/oper").glob("_C*.so"):
         shutil.copy(extension, out)
 

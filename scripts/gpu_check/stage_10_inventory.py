@@ -12,7 +12,7 @@ from scripts import build_cuda
 SECONDS = 5.0
 NEEDS: tuple[str, ...] = ()
 PACKAGES = (
-    "torch", "numpy", "pytest", "hypothesis", "safetensors", "ninja", "setuptools",
+    "torch", "numpy", "pytest", "hypothesis", "safetensors", "setuptools",
     "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "triton", "msgspec", "pulp",
 )  # fmt: skip
 

@@ -162,7 +162,7 @@ def try_one_file(name: str, flags: Sequence[str], folder: Path) -> dict[str, Any
 def try_built_here(folder: Path) -> dict[str, Any]:
     """Build the extension here beside the carried one, and make its mistake."""
     name, build = "ours, built here", [sys.executable, "setup.py", "--quiet", "build_ext"]
-    build += ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "objects")]
+    build += ["--build-lib", str(folder / "lib")]
     if (failure := failure_of_build(name, build)) is not None:
         return failure
     leave_out = shutil.ignore_patterns("_C*.so", "csrc")

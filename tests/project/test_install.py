@@ -1,11 +1,13 @@
-"""The set-up, by its locks and where pip's indices lack things, without installing any."""
+"""Set-up with locks, without them and after an interruption; nothing is installed."""
 
 import hashlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,94 @@ def test_an_index_that_was_named_is_the_only_one_asked(
     with pytest.raises(subprocess.CalledProcessError):
         install.install_dependencies(tmp_path, CPU, "https://torch.example")
     assert "https://torch.example" in pip.installed
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Folder that set-ups take for their checkout, with the files that they read."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in ("requirements*", "pyproject.toml", "setup.py"):
+        for path in install.REPOSITORY.glob(name):
+            shutil.copy(path, folder)
+    (folder / "scripts").mkdir()
+    script = shutil.copy(install.__file__, folder / "scripts")
+    monkeypatch.setattr(install, "REPOSITORY", folder)
+    monkeypatch.setattr(install, "__file__", str(script))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # which the set-up changes
+    return folder
+
+
+def test_the_extension_is_built_before_pip_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, checkout: Path, tmp_path: Path
+) -> None:
+    """pip shows nothing of what it builds; after a set-up, nothing is left for it to compile."""
+    environment = tmp_path / "venv"
+    made: list[Path] = []
+
+    def create(folder: Path, with_pip: bool) -> None:
+        made.append(folder)
+        assert with_pip
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin/python").touch()
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        (folder / "bin/pip").touch()
+
+    monkeypatch.setattr(install.venv, "create", create)
+    build, editable = ["setup.py", "--quiet", "build_ext", "--inplace"], "--editable"
+    with pytest.raises(KeyboardInterrupt):
+        install.main(environment, "cpu", "")
+    # An environment without pip is made again.
+    pip = Pip(monkeypatch)
+    install.main(environment, "cpu", "")
+    assert made == [environment, environment]
+    assert pip.calls.index(build) == len(pip.calls) - 2
+    assert editable in pip.calls[-1]
+    # The second set-up has nothing to do but to look at the sources.
+    pip = Pip(monkeypatch)
+    install.main(environment, "cpu", "")
+    assert pip.calls == [build]
+    (checkout / "pyproject.toml").write_text("")
+    pip = Pip(monkeypatch)
+    install.main(environment, "cpu", "")
+    assert pip.calls[0] == build
+    assert editable in pip.calls[1]
+
+
+def test_temporary_files_of_a_set_up_do_not_outlive_the_next(
+    checkout: Path, tmp_path: Path
+) -> None:
+    """A killed set-up cannot remove its own."""
+    before = sorted(tmp_path.iterdir())
+    leave = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
+    killed = checkout / "build/temporary/killed"
+    killed.mkdir(parents=True)
+    with install.one_at_a_time():
+        assert not killed.exists()
+        left = subprocess.run(leave, capture_output=True, text=True, check=True).stdout.strip()
+        assert Path(left).parent == checkout / "build/temporary"
+        assert Path(left).is_dir()
+    assert not Path(left).exists()
+    with suppress(KeyboardInterrupt), install.one_at_a_time():
+        left = subprocess.run(leave, capture_output=True, text=True, check=True).stdout.strip()
+        assert Path(left).is_dir()
+        raise KeyboardInterrupt
+    assert not Path(left).exists()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("cxx", "found"), [("", "c++"), ("clang++-99 -stdlib=x", "clang++-99")])
+def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
+    monkeypatch: pytest.MonkeyPatch, cxx: str, found: str
+) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    asked: list[str] = []
+    monkeypatch.setattr("shutil.which", lambda name: asked.append(name))
+    with pytest.raises(SystemExit) as refused:
+        install.check_tools("cpu")
+    assert f"expected a C++20 compiler; found no {cxx or 'c++'}:" in str(refused.value)
+    assert asked == [found]
 
 
 BROWSER = ("chromium", "chromedriver")

@@ -1,29 +1,95 @@
-"""`python -m build` makes a wheel, which works in an environment that has no checkout."""
+"""Wheels, made by pip and by `python -m build`, work where there is no checkout."""
 
+import email
 import os
+import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.install import REPOSITORY
 
-pytestmark = pytest.mark.slow
 
-
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, pythonpath: Path | None = None) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    if pythonpath is not None:
+        environment["PYTHONPATH"] = str(pythonpath)
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
+def clone(folder: Path) -> Path:
+    """Return a clone, because a wheel must not hold what lies about in a checkout. The clone gets
+    the objects that the checkout keeps, so that unchanged files are not compiled again."""
+    run("git", "clone", "--quiet", REPOSITORY, folder, cwd=folder.parent)
+    kept = REPOSITORY / "build/objects"
+    if kept.exists():
+        shutil.copytree(
+            kept, folder / "build/objects", ignore=shutil.ignore_patterns(".*", "*.gch")
+        )
+    return folder
+
+
+@pytest.mark.check
+def test_pip_makes_a_wheel_that_plans(tmp_path: Path) -> None:
+    source = clone(tmp_path / "source")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", ".", "--wheel-dir=made", cwd=source)
+    (wheel,) = (source / "made").iterdir()
+    assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
+    with zipfile.ZipFile(wheel) as files:
+        names = files.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        requires = email.message_from_bytes(files.read(metadata)).get_all("Requires-Dist", [])
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert f"torch=={release}.*" in requires, "the extension is built for this release alone"
+    assert [name for name in names if name.endswith((".cpp", ".h", ".o"))] == []
+    assert {name.split("/")[0] for name in names} == {"oper", metadata.split("/")[0]}
+
+    site, log = tmp_path / "site", tmp_path / "log"
+    run(*pip, "install", "--no-deps", "--target", site, wheel, cwd=tmp_path)
+    shutil.copytree(source / "examples", log)
+    for command in (
+        ["-c", "import torch, oper._C; print(oper._C.__file__)"],
+        ["-m", "oper", "--version"],
+        [
+            "-m",
+            "oper",
+            "profile",
+            "clicks.parquet",
+            "--tables",
+            "clicks.tables.yaml",
+            "-o",
+            "profile",
+        ],
+        [
+            "-m",
+            "oper",
+            "plan",
+            "profile",
+            "--topology",
+            "cpu:2",
+            "--batch-size",
+            "512",
+            "-o",
+            "plan",
+        ],
+    ):
+        printed = run(sys.executable, *command, cwd=log, pythonpath=site)
+        if command[0] == "-c":
+            assert printed.startswith(str(site))
+    assert (log / "plan/plan.json").exists()
+
+
+@pytest.mark.slow
 def test_the_wheel(tmp_path: Path) -> None:
-    # From a copy: what lies about in a checkout is not to be in it.
-    source = tmp_path / "source"
-    run("git", "clone", "--quiet", REPOSITORY, source, cwd=tmp_path)
+    source = clone(tmp_path / "source")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", cwd=source)
     (wheel,) = (source / "dist").glob("oper-*.whl")
     folder = tmp_path / "venv"

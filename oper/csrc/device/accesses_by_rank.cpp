@@ -41,8 +41,8 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
     const int64_t count = std::min<int64_t>(kMostFeatures, number - first);
     for (int64_t n = 0; n < count; ++n) {
       const int64_t bucket = described[first + n].bucket;
-      TORCH_CHECK_VALUE(bucket >= 0 && bucket < buckets, "features: number ", first + n,
-                        " is of bucket ", bucket, ", and there are ", buckets);
+      OPER_CHECK_VALUE(bucket >= 0 && bucket < buckets, "features: number ", first + n,
+                       " is of bucket ", bucket, ", and there are ", buckets);
       a.bucket[n] = bucket;
     }
     a.segment_offset = begins + first;

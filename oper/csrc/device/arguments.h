@@ -30,8 +30,8 @@ inline RowType float_type(const at::Tensor& tensor, const char* name) {
     case at::kHalf: return kFloat16;
     case at::kBFloat16: return kBFloat16;
     default:
-      TORCH_CHECK_TYPE(false, name, ": expected dtype float32, float16 or bfloat16, got ",
-                       tensor.scalar_type());
+      OPER_CHECK_TYPE(false, name, ": expected dtype float32, float16 or bfloat16, got ",
+                      tensor.scalar_type());
   }
 }
 
@@ -63,7 +63,7 @@ void append_words(std::vector<int64_t>& words, const Struct& given) {
 // The offsets of bags [bags + 1] among a kernel's arguments.
 template <typename Arguments>
 void set_offsets(const at::Tensor& offsets, Arguments& a) {
-  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: expected bags + 1 elements, got none");
+  OPER_CHECK_VALUE(offsets.numel() > 0, "offsets: expected bags + 1 elements, got none");
   with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
     const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
     if constexpr (sizeof(offset) == 4)

@@ -52,9 +52,9 @@ GivenBags given_bags(const at::Tensor& addresses, const std::optional<at::Tensor
 const Feature* features_of(const at::Tensor& features, int64_t bags) {
   const auto* const found = structs<Feature>(features, "features");
   for (int64_t f = 0; f < features.size(0); ++f)
-    TORCH_CHECK_VALUE(found[f].bags >= 0 && found[f].bags <= bags && found[f].first_bag >= 0 &&
-                          found[f].first_bag <= bags - found[f].bags,
-                      "features: number ", f, " has bags beyond the ", bags, " there are");
+    OPER_CHECK_VALUE(found[f].bags >= 0 && found[f].bags <= bags && found[f].first_bag >= 0 &&
+                         found[f].first_bag <= bags - found[f].bags,
+                     "features: number ", f, " has bags beyond the ", bags, " there are");
   return found;
 }
 
@@ -132,8 +132,8 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   check_size(count, 0, kMostThings / std::max<int64_t>(destinations, 1), "features");
   const std::vector<int64_t> node = nodes_of(destination_of, destinations);
   check_codes(slot_bits, code_words);
-  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
-                    destination_of.size(), ", one per rank, got ", places.size());
+  OPER_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
+                   destination_of.size(), ", one per rank, got ", places.size());
   std::vector<int64_t> code, bound, feature_from, base, stride;
   for (const int64_t place : places) {
     check_size(place, 0, (int64_t{1} << (62 - slot_bits)) - 1, "places");
@@ -242,21 +242,21 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   check_on(kept, addresses, "kept");
   a.kept = elements<int32_t>(kept, a.given.bags, "kept");
   a.features = features.size(0);
-  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == a.features, "forwards: expected ",
-                    a.features, ", one per feature, got ", forwards.size());
+  OPER_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == a.features, "forwards: expected ",
+                   a.features, ", one per feature, got ", forwards.size());
   check_size(forwarded_features, 0, kMostThings, "forwarded_features");
-  TORCH_CHECK_VALUE(!fields.empty() || received.empty(), "fields: expected at least one, got none");
+  OPER_CHECK_VALUE(!fields.empty() || received.empty(), "fields: expected at least one, got none");
   const auto clients = static_cast<int64_t>(received.size());
   const int64_t head = kHeads * forwarded_features;
-  TORCH_CHECK_VALUE(heads && heads->is_cpu(), "heads: expected them on the host, got ",
-                    heads ? heads->device().str() : "none");
+  OPER_CHECK_VALUE(heads && heads->is_cpu(), "heads: expected them on the host, got ",
+                   heads ? heads->device().str() : "none");
   const auto* of_client = elements<int64_t>(*heads, product(clients, head, "heads"), "heads");
   std::vector<int64_t> first_bag, stays;
   a.own = a.given.accesses;
   for (int64_t f = 0; f < a.features; ++f) {
     check_size(forwards[f], 0, a.own, "forwards");
-    TORCH_CHECK_VALUE(f == 0 || feature[f].first_bag >= first_bag.back(),
-                      "features: not in the order of their bags");
+    OPER_CHECK_VALUE(f == 0 || feature[f].first_bag >= first_bag.back(),
+                     "features: not in the order of their bags");
     first_bag.push_back(feature[f].first_bag);
     stays.push_back(forwards[f] == 0);
     a.own -= forwards[f];
@@ -275,8 +275,8 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
       accesses += of_accesses;
     }
     const int64_t size = head + bags + (code_words + (weights ? 1 : 0)) * accesses;
-    TORCH_CHECK_VALUE(received[c].numel() == size, "received: ", received[c].numel(),
-                      " words, and ", size, " follow from their first ones");
+    OPER_CHECK_VALUE(received[c].numel() == size, "received: ", received[c].numel(), " words, and ",
+                     size, " follow from their first ones");
     const int32_t* const codes = words + head + bags;
     append_words(parcels,
                  ClientParcel{words + head, codes,
@@ -329,9 +329,9 @@ void move_vectors(const at::Tensor& bags, const at::Tensor& places, at::IntArray
   const c10::DeviceGuard guard(bags.device());
   check_on(places, bags, "places");
   check_on(vectors, bags, "vectors");
-  TORCH_CHECK_VALUE(counts.size() == dims.size(),
-                    "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
-                    dims.size());
+  OPER_CHECK_VALUE(counts.size() == dims.size(),
+                   "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
+                   dims.size());
   VectorArguments a{};
   a.places = elements<int64_t>(places, "places");
   a.bags = const_cast<float*>(elements<float>(bags, "bags"));
@@ -351,8 +351,8 @@ void move_vectors(const at::Tensor& bags, const at::Tensor& places, at::IntArray
     bag += counts[f];
     value += product(counts[f], dims[f], "counts");
   }
-  TORCH_CHECK_VALUE(bag == places.numel() && value == vectors.numel(), "counts: ", bag, " bags of ",
-                    value, " values, and there are ", places.numel(), " of ", vectors.numel());
+  OPER_CHECK_VALUE(bag == places.numel() && value == vectors.numel(), "counts: ", bag, " bags of ",
+                   value, " values, and there are ", places.numel(), " of ", vectors.numel());
   if (value == 0) return;
   first_value.push_back(value);
   const at::Tensor listed = brought({first_value, first_bag, dim}, places.options(), stream);

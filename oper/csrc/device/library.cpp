@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "cpu/common/errors.h"
 #include "device/open_library.h"
 
 namespace oper {
@@ -71,32 +72,32 @@ std::tuple<int64_t, int64_t, std::string> describe_device_library() {
 }  // namespace
 
 const DeviceLibrary& device_library() {
-  TORCH_CHECK(loaded.lookup, "the device kernels are not loaded");
+  OPER_CHECK(loaded.lookup, "the device kernels are not loaded");
   return loaded;
 }
 
 BatchReport* report_of(const std::optional<at::Tensor>& report) {
   if (!report) return nullptr;
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       report->scalar_type() == at::kLong && report->numel() == 2 && report->is_contiguous(),
       "report: expected two contiguous int64, got ", report->scalar_type(), " ", report->sizes());
   return static_cast<BatchReport*>(report->mutable_data_ptr());
 }
 
 void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name) {
-  TORCH_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
-                    ", and the batch is on ", others.device());
+  OPER_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
+                   ", and the batch is on ", others.device());
 }
 
 void check_not_captured(int64_t stream, const char* what) {
   int captured = 0;
   check_device(device_library().is_captured(reinterpret_cast<void*>(stream), &captured),
                "the stream's state is unknown");
-  TORCH_CHECK(!captured, "a CUDA graph is captured, in which ", what);
+  OPER_CHECK(!captured, "a CUDA graph is captured, in which ", what);
 }
 
 void check_device(int error, const char* what) {
-  TORCH_CHECK(error == 0, what, ": CUDA says ", loaded.error_text(error), " (", error, ")");
+  OPER_CHECK(error == 0, what, ": CUDA says ", loaded.error_text(error), " (", error, ")");
 }
 
 }  // namespace oper

@@ -151,8 +151,8 @@ at::Tensor pooled_rows_by_gets(const at::Tensor& addresses,
   auto a = rows_of<GetArguments>(addresses, offsets, bases, rank, report);
   check_on(symmetric, addresses, "symmetric");
   check_on(stage, addresses, "stage");
-  TORCH_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: expected one per base, ",
-                    bases.sizes(), ", got ", symmetric.sizes());
+  OPER_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: expected one per base, ",
+                   bases.sizes(), ", got ", symmetric.sizes());
   const auto* const there = elements<int64_t>(symmetric, "symmetric");
   at::Tensor result =
       set_output(a, addresses, offsets, weights, features, bases, out_elements, out_dtype);
@@ -220,8 +220,8 @@ void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& rep
 void post_report(const at::Tensor& report, at::Tensor& slots, at::Tensor& posted, int64_t stream) {
   const c10::DeviceGuard guard(report.device());
   check_on(posted, report, "posted");
-  TORCH_CHECK_VALUE(slots.dim() == 2 && slots.size(0) > 0 && slots.size(1) == 2,
-                    "slots: expected [slots, 2], at least one, got ", slots.sizes());
+  OPER_CHECK_VALUE(slots.dim() == 2 && slots.size(0) > 0 && slots.size(1) == 2,
+                   "slots: expected [slots, 2], at least one, got ", slots.sizes());
   auto* const to = writable_elements<int64_t>(slots, 2, "slots");
   check_device(
       device_library().post_report(report_of(report), reinterpret_cast<BatchReport*>(to),

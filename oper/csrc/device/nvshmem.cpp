@@ -22,13 +22,13 @@
 namespace oper {
 namespace {
 
-NvshmemLibrary loaded;
+NvshmemLibrary loaded_nvshmem;
 
 // `host_library` is NVSHMEM's own, which the kernels' library needs; "" where it needs none. Both
 // stay loaded.
 void load_nvshmem_library(const std::string& path, const std::string& host_library) {
-  TORCH_CHECK(host_library.empty() || dlopen(host_library.c_str(), RTLD_NOW | RTLD_GLOBAL),
-              "cannot load NVSHMEM: ", dlerror());
+  OPER_CHECK(host_library.empty() || dlopen(host_library.c_str(), RTLD_NOW | RTLD_GLOBAL),
+             "cannot load NVSHMEM: ", dlerror());
   const OpenLibrary library(path, "NVSHMEM's kernels", "oper_nvshmem_interface", kNvshmemInterface);
   NvshmemLibrary found;
   library.find("oper_nvshmem_lookup", found.lookup);
@@ -42,12 +42,12 @@ void load_nvshmem_library(const std::string& path, const std::string& host_libra
   library.find("oper_nvshmem_mapped", found.mapped);
   library.find("oper_nvshmem_register", found.register_buffer);
   library.find("oper_nvshmem_unregister", found.unregister_buffer);
-  loaded = found;
+  loaded_nvshmem = found;
 }
 
 void check_nvshmem(int error, const char* what) {
-  TORCH_CHECK(error == 0, what, ": NVSHMEM says ", error,
-              " (its own output says why; NVSHMEM_DEBUG=INFO makes it say more)");
+  OPER_CHECK(error == 0, what, ": NVSHMEM says ", error,
+             " (its own output says why; NVSHMEM_DEBUG=INFO makes it say more)");
 }
 
 at::Tensor nvshmem_unique_id() {
@@ -87,7 +87,7 @@ at::Tensor bytes_at(uint64_t pointer, int64_t bytes, c10::Device device) {
 // Memory of so many bytes, the same on all ranks, which call this together. It is not zeroed, and
 // stays until free_symmetric.
 at::Tensor allocate_symmetric(int64_t bytes, c10::Device device) {
-  TORCH_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
+  OPER_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
   const c10::DeviceGuard guard(device);
   uint64_t pointer = 0;
   check_nvshmem(nvshmem_library().allocate(static_cast<uint64_t>(bytes), &pointer),
@@ -137,17 +137,17 @@ void fetch_rows(const at::Tensor& addresses, const at::Tensor& positions,
   const c10::DeviceGuard guard(addresses.device());
   check_bases(bases, rank);
   const int64_t ranks = bases.size(1) - 1, buckets = static_cast<int64_t>(widths.size());
-  TORCH_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: expected one per base, ",
-                    bases.sizes(), ", got ", symmetric.sizes());
-  TORCH_CHECK_VALUE(row_bytes.size() == widths.size(), "row_bytes: expected ", widths.size(),
-                    ", one per bucket, got ", row_bytes.size());
+  OPER_CHECK_VALUE(symmetric.sizes() == bases.sizes(), "symmetric: expected one per base, ",
+                   bases.sizes(), ", got ", symmetric.sizes());
+  OPER_CHECK_VALUE(row_bytes.size() == widths.size(), "row_bytes: expected ", widths.size(),
+                   ", one per bucket, got ", row_bytes.size());
   for (const at::Tensor* given :
        {&positions, &run_start, &slots, &run_count, &bases, &symmetric, &row_bytes_there, &buffer})
     check_on(*given, addresses, "what is fetched by");
   const int64_t most =
       row_bytes.empty() ? 0 : *std::max_element(row_bytes.begin(), row_bytes.end());
-  TORCH_CHECK_VALUE(buffer.numel() >= (addresses.numel() + buckets) * most, "buffer: of ",
-                    buffer.numel(), " bytes, and it needs room for all accesses");
+  OPER_CHECK_VALUE(buffer.numel() >= (addresses.numel() + buckets) * most, "buffer: of ",
+                   buffer.numel(), " bytes, and it needs room for all accesses");
   FetchArguments a{};
   a.positions = elements<int32_t>(positions, "positions");
   a.run_start = elements<int32_t>(run_start, "run_start");
@@ -164,7 +164,7 @@ void fetch_rows(const at::Tensor& addresses, const at::Tensor& positions,
   const auto* const arenas = elements<int64_t>(bases, "bases");
   const auto* const there = elements<int64_t>(symmetric, "symmetric");
   for (int64_t b = 0; b < buckets; ++b) {
-    TORCH_CHECK_VALUE(widths[b] >= 0 && widths[b] < bases.size(0), "widths: ", widths[b]);
+    OPER_CHECK_VALUE(widths[b] >= 0 && widths[b] < bases.size(0), "widths: ", widths[b]);
     a.bucket = b;
     a.arenas = arenas + widths[b] * (ranks + 1);
     a.symmetric = there + widths[b] * (ranks + 1);
@@ -179,7 +179,7 @@ void get_pieces(const at::Tensor& pieces, const at::Tensor& source, const at::Te
                 int64_t stream) {
   const c10::DeviceGuard guard(buffer.device());
   for (const at::Tensor* given : {&pieces, &source}) check_on(*given, buffer, "what is fetched by");
-  TORCH_CHECK_VALUE(pieces.dim() == 2, "pieces: expected [pieces, 4], got ", pieces.sizes());
+  OPER_CHECK_VALUE(pieces.dim() == 2, "pieces: expected [pieces, 4], got ", pieces.sizes());
   PiecesArguments a{};
   a.pieces = structs<RemotePiece>(pieces, "pieces");
   a.size = pieces.size(0);
@@ -193,8 +193,8 @@ void get_pieces(const at::Tensor& pieces, const at::Tensor& source, const at::Te
 }  // namespace
 
 const NvshmemLibrary& nvshmem_library() {
-  TORCH_CHECK(loaded.lookup, "the kernels for NVSHMEM are not loaded");
-  return loaded;
+  OPER_CHECK(loaded_nvshmem.lookup, "the kernels for NVSHMEM are not loaded");
+  return loaded_nvshmem;
 }
 
 }  // namespace oper

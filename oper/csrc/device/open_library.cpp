@@ -2,7 +2,6 @@
 
 #include "device/open_library.h"
 
-#include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <elf.h>
 
@@ -11,6 +10,7 @@
 #include <fstream>
 #include <system_error>
 
+#include "cpu/common/errors.h"
 #include "oper/cuda/launchers.h"
 
 namespace oper {
@@ -26,7 +26,7 @@ void check_whole(const std::string& path) {
   if (failed || !file) return;  // which the loader says better
   file.read(reinterpret_cast<char*>(&header), sizeof(header));
   const uintmax_t needed = header.e_shoff + uintmax_t{header.e_shnum} * header.e_shentsize;
-  TORCH_CHECK(file && needed <= size, path, " is cut off: it has ", size, " bytes; copy it again");
+  OPER_CHECK(file && needed <= size, path, " is cut off: it has ", size, " bytes; copy it again");
 }
 
 }  // namespace
@@ -36,16 +36,16 @@ OpenLibrary::OpenLibrary(const std::string& path, const char* what, const char* 
     : what(what) {
   check_whole(path);
   handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TORCH_CHECK(handle, "cannot load ", what, ": ", dlerror());
+  OPER_CHECK(handle, "cannot load ", what, ": ", dlerror());
   InterfaceNumber* number_of_library = nullptr;
   find(interface, number_of_library);
-  TORCH_CHECK(number_of_library() == number, path, " is of another version; build it again");
+  OPER_CHECK(number_of_library() == number, path, " is of another version; build it again");
 }
 
 void* OpenLibrary::symbol(const char* name) const {
   void* const found = dlsym(handle, name);
-  TORCH_CHECK(found, "the library of ", what, " has no ", name,
-              ": it is of another version; build it again");
+  OPER_CHECK(found, "the library of ", what, " has no ", name,
+             ": it is of another version; build it again");
   return found;
 }
 

@@ -48,8 +48,8 @@ const uint64_t* words_in(const at::Tensor& bitmap, int64_t size) {
 
 // The groups of rows, [2, groups + 1] on a device.
 const int64_t* lines_of(const at::Tensor& groups, const char* name) {
-  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
-                    ": expected [2, groups + 1], got ", groups.sizes());
+  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
+                   ": expected [2, groups + 1], got ", groups.sizes());
   return elements<int64_t>(groups, name);
 }
 
@@ -93,8 +93,8 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   const auto all = static_cast<int64_t>(buckets.size());
   check_size(all, 0, kMostBuckets, "counts: buckets");
   check_size(most_rows, 0, INT32_MAX, "most_rows");
-  TORCH_CHECK_VALUE(!bitmaps.empty() && bitmaps.size() <= kMostLists, "bitmaps: expected 1 to ",
-                    kMostLists, ", got ", bitmaps.size());
+  OPER_CHECK_VALUE(!bitmaps.empty() && bitmaps.size() <= kMostLists, "bitmaps: expected 1 to ",
+                   kMostLists, ", got ", bitmaps.size());
   const c10::DeviceGuard guard(bitmaps[0].device());
   UnionArguments a{};
   a.ranks = static_cast<int64_t>(bitmaps.size());
@@ -192,20 +192,20 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
 SliceArguments slices_of(at::TensorList parts, const at::Tensor& groups, at::Tensor& out) {
   const int64_t* const lines = lines_of(groups, "groups");
   check_on(groups, out, "groups");
-  TORCH_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
-                    kMostLists, ", got ", parts.size());
+  OPER_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
+                   kMostLists, ", got ", parts.size());
   SliceArguments a{};
   a.ranks = static_cast<int64_t>(parts.size());
   a.groups = lines;
   a.buckets = groups.size(1) - 1;
   a.out = writable_elements<float>(out, 0, "out");
-  TORCH_CHECK_VALUE(out.numel() % kLineValues == 0 && is_wide(a.out),
-                    "out: expected whole aligned lines of ", kLineValues, " values, got ",
-                    out.numel(), " values");
+  OPER_CHECK_VALUE(out.numel() % kLineValues == 0 && is_wide(a.out),
+                   "out: expected whole aligned lines of ", kLineValues, " values, got ",
+                   out.numel(), " values");
   for (int64_t r = 0; r < a.ranks; ++r) {
     check_on(parts[r], out, "parts");
     a.parts[r] = elements<float>(parts[r], out.numel(), "parts");
-    TORCH_CHECK_VALUE(is_wide(a.parts[r]), "parts: must begin at multiples of 16 bytes");
+    OPER_CHECK_VALUE(is_wide(a.parts[r]), "parts: must begin at multiples of 16 bytes");
   }
   return a;
 }
@@ -237,8 +237,8 @@ void gather_slices(at::TensorList parts, const at::Tensor& groups, at::Tensor& o
 
 void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
   const c10::DeviceGuard guard(out.device());
-  TORCH_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
-                    kMostLists, ", got ", parts.size());
+  OPER_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
+                   kMostLists, ", got ", parts.size());
   BufferArguments a{};
   a.count = static_cast<int64_t>(parts.size());
   a.values = out.numel();

@@ -24,10 +24,10 @@ namespace {
 BucketDims bucket_dims(int64_t groups, at::IntArrayRef dims) {
   BucketDims found{};
   found.buckets = static_cast<int64_t>(dims.size());
-  TORCH_CHECK_VALUE(found.buckets <= kMostBuckets, "dims: ", found.buckets,
-                    " buckets, and at most ", kMostBuckets, " can be laid out on a device");
-  TORCH_CHECK_VALUE(found.buckets == 0 ? groups == 0 : groups % found.buckets == 0,
-                    "dims: ", found.buckets, " buckets, and ", groups, " groups");
+  OPER_CHECK_VALUE(found.buckets <= kMostBuckets, "dims: ", found.buckets, " buckets, and at most ",
+                   kMostBuckets, " can be laid out on a device");
+  OPER_CHECK_VALUE(found.buckets == 0 ? groups == 0 : groups % found.buckets == 0,
+                   "dims: ", found.buckets, " buckets, and ", groups, " groups");
   found.of_bucket = found.buckets == 0 ? 1 : groups / found.buckets;
   for (const int64_t dim : dims) check_size(dim, 0, std::numeric_limits<int32_t>::max(), "dims");
   std::copy(dims.begin(), dims.end(), found.dim);
@@ -108,15 +108,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
                                                                at::TensorList groups,
                                                                at::IntArrayRef dims,
                                                                int64_t stream) {
-  TORCH_CHECK_VALUE(
-      !slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
-      "slots, values, groups: expected equal numbers of them, at least one, got ", slots.size(),
-      ", ", values.size(), " and ", groups.size());
+  OPER_CHECK_VALUE(!slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
+                   "slots, values, groups: expected equal numbers of them, at least one, got ",
+                   slots.size(), ", ", values.size(), " and ", groups.size());
   const c10::DeviceGuard guard(groups[0].device());
-  TORCH_CHECK_VALUE(groups[0].dim() == 2 && groups[0].size(0) == 2 && groups[0].size(1) > 0,
-                    "groups: expected [2, groups + 1], got ", groups[0].sizes());
+  OPER_CHECK_VALUE(groups[0].dim() == 2 && groups[0].size(0) == 2 && groups[0].size(1) > 0,
+                   "groups: expected [2, groups + 1], got ", groups[0].sizes());
   for (const at::Tensor& of : groups)
-    TORCH_CHECK_VALUE(of.sizes() == groups[0].sizes(), "groups: of unlike shapes");
+    OPER_CHECK_VALUE(of.sizes() == groups[0].sizes(), "groups: of unlike shapes");
   const auto words = groups[0].options();
   const Gradients none{at::empty({0}, words), at::zeros(groups[0].sizes(), words),
                        at::empty({0}, words.dtype(at::kFloat))};

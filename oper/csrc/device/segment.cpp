@@ -13,12 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/common/errors.h"
 #include "device/library.h"
 
 namespace oper {
 namespace {
 
-int number_of(c10::Device device) { return std::max<int>(device.index(), 0); }
+int device_number(c10::Device device) { return std::max<int>(device.index(), 0); }
 
 // Segments whose last tensor has died while all are held: unmapping waits for the device, and a
 // wait would end the capture of a CUDA graph.
@@ -51,7 +52,7 @@ void hold_segments(bool hold) {
   std::vector<std::function<void()>> unmaps;
   {
     const std::lock_guard<std::mutex> lock(held().mutex);
-    TORCH_CHECK(hold || held().holders > 0, "hold: nobody holds segments");
+    OPER_CHECK(hold || held().holders > 0, "hold: nobody holds segments");
     held().holders += hold ? 1 : -1;
     if (held().holders == 0) unmaps.swap(held().unmaps);
   }
@@ -62,7 +63,7 @@ at::Tensor bytes_at(uint64_t pointer, uint64_t size, c10::Device device) {
   ReleaseSegment* const release = device_library().release_segment;
   // The result is ignored: at the end of a process the driver may be gone.
   const auto unmap = [release, pointer, size, device](void*) {
-    unmap_unless_held([=] { release(number_of(device), pointer, size); });
+    unmap_unless_held([=] { release(device_number(device), pointer, size); });
   };
   return at::from_blob(reinterpret_cast<void*>(pointer), {static_cast<int64_t>(size)}, unmap,
                        at::TensorOptions().dtype(at::kByte).device(device), device);
@@ -70,11 +71,11 @@ at::Tensor bytes_at(uint64_t pointer, uint64_t size, c10::Device device) {
 
 // At least `bytes`, not zeroed, and a descriptor that the caller closes.
 std::tuple<at::Tensor, int64_t> create_device_segment(int64_t bytes, c10::Device device) {
-  TORCH_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
+  OPER_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
   const c10::DeviceGuard guard(device);
   uint64_t size = 0, pointer = 0;
   int descriptor = -1;
-  check_device(device_library().create_segment(number_of(device), static_cast<uint64_t>(bytes),
+  check_device(device_library().create_segment(device_number(device), static_cast<uint64_t>(bytes),
                                                &size, &pointer, &descriptor),
                "no memory of the device could be shared");
   return {bytes_at(pointer, size, device), descriptor};
@@ -82,10 +83,10 @@ std::tuple<at::Tensor, int64_t> create_device_segment(int64_t bytes, c10::Device
 
 // What another process created with this descriptor, of so many bytes; it stays open.
 at::Tensor attach_device_segment(int64_t descriptor, int64_t bytes, c10::Device device) {
-  TORCH_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
+  OPER_CHECK_VALUE(bytes > 0, "bytes: ", bytes, " is not positive");
   const c10::DeviceGuard guard(device);
   uint64_t pointer = 0;
-  check_device(device_library().attach_segment(number_of(device), static_cast<int>(descriptor),
+  check_device(device_library().attach_segment(device_number(device), static_cast<int>(descriptor),
                                                static_cast<uint64_t>(bytes), &pointer),
                "memory that another rank shares could not be mapped on this device");
   return bytes_at(pointer, static_cast<uint64_t>(bytes), device);

@@ -37,8 +37,8 @@ WordLayout layout_of(at::IntArrayRef bucket_slots, int64_t ranks, int64_t number
   WordLayout layout{};
   layout.groups = static_cast<int64_t>(bucket_slots.size()) * (1 + ranks);
   layout.slot_bits = bits_for(most);
-  TORCH_CHECK_VALUE(layout.key_bits() <= 64, "bucket_slots: up to ", most, " in ", layout.groups,
-                    " groups are more rows than 64 bits tell apart");
+  OPER_CHECK_VALUE(layout.key_bits() <= 64, "bucket_slots: up to ", most, " in ", layout.groups,
+                   " groups are more rows than 64 bits tell apart");
   const int number_bits = bits_for(numbers);
   if (layout.key_bits() + number_bits <= 64) layout.number_bits = number_bits;
   return layout;

@@ -23,8 +23,8 @@ inline void set_step(const at::Tensor& rows, const at::Tensor& state, int64_t di
   if (packed) {
     check_on(*packed, rows, "packed");
     const auto* const words = elements<int64_t>(*packed, "packed");
-    TORCH_CHECK_VALUE(packed->nbytes() == sizeof(Settings), "packed: expected the ",
-                      sizeof(Settings), " bytes of pack_settings, got ", packed->nbytes());
+    OPER_CHECK_VALUE(packed->nbytes() == sizeof(Settings), "packed: expected the ",
+                     sizeof(Settings), " bytes of pack_settings, got ", packed->nbytes());
     a.there = reinterpret_cast<const Settings*>(words);
   }
   a.arena = arena_of(rows, state, dim, dtype, optimizer, marks);

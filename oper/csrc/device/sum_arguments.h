@@ -56,8 +56,8 @@ inline Sums sums_of(const at::Tensor& grad, const at::Tensor& positions,
     check_on(*weights, grad, "weights");
     a.weights = elements<float>(*weights, a.accesses, "weights");
   }
-  TORCH_CHECK_VALUE(!by_bag || (offsets && !weights),
-                    "by_bag: with offsets and without weights alone");
+  OPER_CHECK_VALUE(!by_bag || (offsets && !weights),
+                   "by_bag: with offsets and without weights alone");
   a.by_bag = by_bag;
   check_size(dim, 1, kMostThings, "dim");
   a.dim = dim;

@@ -27,10 +27,10 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   const c10::DeviceGuard guard(ids.device());
   const auto* const table_maps = structs<TableMap>(tables, "tables");
   if (!report) segments_of(ids, segment_offset, segment_table, tables.size(0));
-  TORCH_CHECK_VALUE(segment_table.numel() > 0 || ids.numel() == 0, "segment_table: is empty");
-  TORCH_CHECK_VALUE(segment_offset.numel() == segment_table.numel() + 1,
-                    "segment_offset: ", segment_offset.numel(), " elements for ",
-                    segment_table.numel(), " segments");
+  OPER_CHECK_VALUE(segment_table.numel() > 0 || ids.numel() == 0, "segment_table: is empty");
+  OPER_CHECK_VALUE(segment_offset.numel() == segment_table.numel() + 1,
+                   "segment_offset: ", segment_offset.numel(), " elements for ",
+                   segment_table.numel(), " segments");
   const at::Tensor offset = segment_offset.to(ids.device());
   const at::Tensor table = segment_table.to(ids.device());
   check_contiguous(codes, "codes");
@@ -57,7 +57,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   });
   if (report) return out;
   const int64_t bad = found[0].item<int64_t>();
-  TORCH_CHECK_INDEX(bad < 0, "id number ", bad, " is out of its table's range");
+  OPER_CHECK_INDEX(bad < 0, "id number ", bad, " is out of its table's range");
   return out;
 }
 

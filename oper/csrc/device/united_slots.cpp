@@ -27,9 +27,9 @@ int64_t address_of(const int64_t* place) { return reinterpret_cast<int64_t>(plac
 // with room for as many as all lists have, and on the device how many there are before each group.
 std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
                                                at::IntArrayRef groups, int64_t stream) {
-  TORCH_CHECK_VALUE(!slots.empty() && slots.size() == before.size(),
-                    "slots, before: expected equal numbers of them, at least one, got ",
-                    slots.size(), " and ", before.size());
+  OPER_CHECK_VALUE(!slots.empty() && slots.size() == before.size(),
+                   "slots, before: expected equal numbers of them, at least one, got ",
+                   slots.size(), " and ", before.size());
   const c10::DeviceGuard guard(slots[0].device());
   const auto number = static_cast<int64_t>(groups.size());
   check_size(number, 0, kMostThings - 1, "groups");
@@ -79,8 +79,8 @@ void find_united(at::Tensor& targets, const at::Tensor& slots, const at::Tensor&
   for_united_groups(groups, united, united_before, fields, firsts, [&](const UnitedGroup& of) {
     const auto [begin, end] = own.range(of.group, "before");
     if (begin == end) return;
-    TORCH_CHECK_VALUE(end <= targets.numel(), "targets: ", targets.numel(), " for rows to ", end);
-    TORCH_CHECK_VALUE(of.size > 0, "united: group ", of.group, " has no slots");
+    OPER_CHECK_VALUE(end <= targets.numel(), "targets: ", targets.numel(), " for rows to ", end);
+    OPER_CHECK_VALUE(of.size > 0, "united: group ", of.group, " has no slots");
     begins.push_back(a.rows);
     first_row.push_back(begin);
     places.push_back(address_of(of.slots));

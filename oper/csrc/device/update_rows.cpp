@@ -22,8 +22,8 @@ UpdateList list_of(const at::Tensor& slots, const at::Tensor& values, const at::
   check_on(slots, rows, "slots");
   check_on(values, rows, "values");
   check_on(groups, rows, "groups");
-  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                    "groups: expected [2, groups + 1], got ", groups.sizes());
+  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
+                   "groups: expected [2, groups + 1], got ", groups.sizes());
   const auto* const before = elements<int64_t>(groups, "groups");
   const int64_t count = groups.size(1) - 1;
   check_index(group, count, "group", "groups");
@@ -42,11 +42,11 @@ void update_rows(at::TensorList slots, at::TensorList values, at::TensorList gro
   UpdateArguments a{};
   set_step(rows, state, dim, dtype, number, settings, updated, marks, packed, a);
   const size_t lists = slots.size();
-  TORCH_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
-                    "slots, values, groups, group: expected equal numbers of them, got ", lists,
-                    ", ", values.size(), ", ", groups.size(), " and ", group.size());
-  TORCH_CHECK_VALUE(lists <= kMostLists, "slots: ", lists, " lists, and at most ", kMostLists,
-                    " can be merged on a device");
+  OPER_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
+                   "slots, values, groups, group: expected equal numbers of them, got ", lists,
+                   ", ", values.size(), ", ", groups.size(), " and ", group.size());
+  OPER_CHECK_VALUE(lists <= kMostLists, "slots: ", lists, " lists, and at most ", kMostLists,
+                   " can be merged on a device");
   if (lists == 0) return;
   a.lists = static_cast<int64_t>(lists);
   int64_t most_rows = 0;

@@ -48,8 +48,8 @@ uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
 
 // The dims of buckets, one each.
 void check_dims(at::IntArrayRef dims, size_t buckets) {
-  TORCH_CHECK_VALUE(dims.size() == buckets, "dims: expected ", buckets, ", one per bucket, got ",
-                    dims.size());
+  OPER_CHECK_VALUE(dims.size() == buckets, "dims: expected ", buckets, ", one per bucket, got ",
+                   dims.size());
   for (int64_t dim : dims) check_size(dim, 1, kMostThings, "dims");
 }
 
@@ -119,8 +119,8 @@ template <typename F>
 void number_group(const int64_t* slots, int64_t size, const Replicas& replicas, size_t bucket,
                   const F& f) {
   const int64_t bad = number_slots(slots, size, replicas, f);
-  TORCH_CHECK_INDEX(bad < 0, "slot ", slots[bad], " of bucket ", bucket, ": none of its ",
-                    replicas.count, " replicas, or not after the slot before");
+  OPER_CHECK_INDEX(bad < 0, "slot ", slots[bad], " of bucket ", bucket, ": none of its ",
+                   replicas.count, " replicas, or not after the slot before");
 }
 
 // One bucket's lists into its part of a buffer, one row for each of `count` slots.
@@ -134,8 +134,8 @@ void aggregate_bucket(const std::vector<SlotRows<Slot>>& lists, const SlotOf& sl
                    });
   int64_t given = 0;
   for (const auto& list : lists) given += list.size;
-  TORCH_CHECK_VALUE(found == given, "slots: ", given - found,
-                    " of them do not ascend or are not in the union");
+  OPER_CHECK_VALUE(found == given, "slots: ", given - found,
+                   " of them do not ascend or are not in the union");
 }
 
 void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArrayRef group,
@@ -152,8 +152,8 @@ void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArr
     if (buckets[b].count == 0) continue;
     check_index(group[b], last, "group", "groups");
     const int64_t begin = rows[group[b]], end = rows[group[b] + 1];
-    TORCH_CHECK_VALUE(0 <= begin && begin <= end && end <= slots.numel(), "before: rows ", begin,
-                      " to ", end, " of ", slots.numel());
+    OPER_CHECK_VALUE(0 <= begin && begin <= end && end <= slots.numel(), "before: rows ", begin,
+                     " to ", end, " of ", slots.numel());
     number_group(slot + begin, end - begin, buckets[b], b,
                  [bits](int64_t, int64_t number) { set_bit(number, bits); });
     bits += words_of(buckets[b].count);
@@ -175,8 +175,8 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   const uint64_t* last = bits;
   for (int64_t count : counts) {
     last += words_of(count);
-    TORCH_CHECK_INDEX(count % 64 == 0 || last[-1] >> (count % 64) == 0, "bitmaps: a bucket of ",
-                      count, " replicas has bits beyond them");
+    OPER_CHECK_INDEX(count % 64 == 0 || last[-1] >> (count % 64) == 0, "bitmaps: a bucket of ",
+                     count, " replicas has bits beyond them");
   }
   auto [slots, groups] = numbers_of(bits, buckets, dims);
   check_size(slots.numel(), 0, most_rows, "bitmaps: replicas");
@@ -209,7 +209,7 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
 }
 
 void sum_parts(at::TensorList parts, at::Tensor& out, int64_t) {
-  TORCH_CHECK_VALUE(!parts.empty(), "parts: expected at least one, got none");
+  OPER_CHECK_VALUE(!parts.empty(), "parts: expected at least one, got none");
   const int64_t size = out.numel();
   float* const to = writable_elements<float>(out, size, "out");
   std::vector<const float*> from;
@@ -260,12 +260,12 @@ Rows take_rows(const at::Tensor& slots, const at::Tensor& groups, const at::Tens
   std::vector<RowGroup> of;
   for (int64_t b = 0; b < buckets; ++b) {
     of.push_back(row_group(groups, b, b + 1, dims[b], slots.numel(), values.numel()));
-    TORCH_CHECK_VALUE(of[b].begin == (b == 0 ? 0 : of[b - 1].end), "groups: not one after another");
+    OPER_CHECK_VALUE(of[b].begin == (b == 0 ? 0 : of[b - 1].end), "groups: not one after another");
   }
   const int64_t all = buckets == 0 ? 0 : of.back().end;
   bool ascending = taken == 0 || (row[0] >= 0 && row[taken - 1] < all);
   for (int64_t n = 1; n < taken; ++n) ascending &= row[n - 1] < row[n];
-  TORCH_CHECK_VALUE(ascending, "rows: must ascend from 0 or more to less than ", all);
+  OPER_CHECK_VALUE(ascending, "rows: must ascend from 0 or more to less than ", all);
   at::Tensor taken_slots = at::empty({taken}, at::kLong);
   at::Tensor taken_groups = at::empty({2, buckets + 1}, at::kLong);
   int64_t* const before = taken_groups.mutable_data_ptr<int64_t>();
@@ -374,10 +374,10 @@ Rows merge_messages(at::TensorList messages, const at::Tensor& counts, at::Tenso
 }
 
 at::Tensor digest_rows(const at::Tensor& rows, int64_t block) {
-  TORCH_CHECK_VALUE(rows.scalar_type() == at::kByte && rows.dim() == 2 && rows.is_contiguous(),
-                    "rows: expected contiguous uint8 [rows, bytes], got ", rows.scalar_type(), " ",
-                    rows.sizes());
-  TORCH_CHECK_VALUE(block > 0, "block: expected at least one row, got ", block);
+  OPER_CHECK_VALUE(rows.scalar_type() == at::kByte && rows.dim() == 2 && rows.is_contiguous(),
+                   "rows: expected contiguous uint8 [rows, bytes], got ", rows.scalar_type(), " ",
+                   rows.sizes());
+  OPER_CHECK_VALUE(block > 0, "block: expected at least one row, got ", block);
   const int64_t count = rows.size(0), bytes = rows.size(1);
   block = std::min(block, std::max<int64_t>(count, 1));
   const uint8_t* const from = rows.const_data_ptr<uint8_t>();

@@ -18,8 +18,8 @@ constexpr int64_t kMostReplicas = int64_t{1} << 34;
 
 // `counts` replicas of each bucket, by their slots; a bucket without slots is numbered by them.
 inline std::vector<Replicas> replicas_of(at::TensorList slots, at::IntArrayRef counts) {
-  TORCH_CHECK_VALUE(slots.size() == counts.size(), "replicas: expected ", counts.size(),
-                    " lists, one per bucket, got ", slots.size());
+  OPER_CHECK_VALUE(slots.size() == counts.size(), "replicas: expected ", counts.size(),
+                   " lists, one per bucket, got ", slots.size());
   std::vector<Replicas> buckets;
   for (size_t b = 0; b < counts.size(); ++b) {
     check_size(counts[b], 0, kMostReplicas, "counts");
@@ -43,8 +43,8 @@ inline int64_t words_of_all(at::IntArrayRef counts) {
 
 // Checks that each bucket has the number of a group; which numbers there are, only some use.
 inline void check_one_each(at::IntArrayRef group, size_t buckets) {
-  TORCH_CHECK_VALUE(group.size() == buckets, "group: expected ", buckets,
-                    " numbers, one per bucket, got ", group.size());
+  OPER_CHECK_VALUE(group.size() == buckets, "group: expected ", buckets,
+                   " numbers, one per bucket, got ", group.size());
 }
 
 }  // namespace oper

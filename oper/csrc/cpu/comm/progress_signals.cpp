@@ -16,15 +16,15 @@ namespace {
 Signal* signals_of(const at::Tensor& signals) {
   constexpr int64_t kWords = sizeof(Signal) / sizeof(int32_t);
   auto* const first = writable_elements<int32_t>(signals, 0, "signals");
-  TORCH_CHECK_VALUE(signals.dim() == 2 && signals.size(1) == kWords, "signals: expected [signals, ",
-                    kWords, "], got ", signals.sizes());
-  TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(first) % sizeof(Signal) == 0,
-                    "signals: must begin on a cache line");
+  OPER_CHECK_VALUE(signals.dim() == 2 && signals.size(1) == kWords, "signals: expected [signals, ",
+                   kWords, "], got ", signals.sizes());
+  OPER_CHECK_VALUE(reinterpret_cast<uintptr_t>(first) % sizeof(Signal) == 0,
+                   "signals: must begin on a cache line");
   return reinterpret_cast<Signal*>(first);
 }
 
 int32_t as_value(int64_t value) {
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max(),
       "value: ", value, " is no int32");
   return static_cast<int32_t>(value);

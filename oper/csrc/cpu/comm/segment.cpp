@@ -21,27 +21,28 @@
 namespace oper {
 namespace {
 
-constexpr size_t kHugePage = size_t{1} << 21;
+constexpr size_t kHugePageBytes = size_t{1} << 21;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; older headers do not have it
 
 at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
   check_size(reserve_bytes, 1, int64_t{1} << 47, "reserve_bytes");
   // A huge page of the file can be mapped as one only where its address is aligned: take more
   // addresses than needed, and unmap what lies before and behind the aligned ones.
-  const size_t size = (static_cast<size_t>(reserve_bytes) + kHugePage - 1) / kHugePage * kHugePage;
-  void* taken = mmap(nullptr, size + kHugePage, PROT_NONE,
+  const size_t size =
+      (static_cast<size_t>(reserve_bytes) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  void* taken = mmap(nullptr, size + kHugePageBytes, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(taken != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
+  OPER_CHECK(taken != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
   char* const first = static_cast<char*>(taken);
-  const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
+  const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePageBytes;
   if (before > 0) munmap(first, before);
-  munmap(first + before + size, kHugePage - before);
+  munmap(first + before + size, kHugePageBytes - before);
   void* base = mmap(first + before, size, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_NORESERVE | MAP_FIXED, static_cast<int>(descriptor), 0);
   if (base == MAP_FAILED) {
     const int error = errno;
     munmap(first + before, size);
-    TORCH_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
+    OPER_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
   }
   return at::from_blob(
       base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
@@ -53,12 +54,12 @@ at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
 bool huge_pages(const at::Tensor& memory) {
   check_contiguous(memory, "memory");
   char* const base = static_cast<char*>(memory.data_ptr());
-  const size_t before = -reinterpret_cast<uintptr_t>(base) % kHugePage;
-  if (memory.nbytes() < before + kHugePage) return true;
+  const size_t before = -reinterpret_cast<uintptr_t>(base) % kHugePageBytes;
+  if (memory.nbytes() < before + kHugePageBytes) return true;
   char* const first = base + before;
-  const size_t size = (memory.nbytes() - before) / kHugePage * kHugePage;
+  const size_t size = (memory.nbytes() - before) / kHugePageBytes * kHugePageBytes;
   // The kernel collapses only where there is a page to begin with.
-  for (size_t at = 0; at < size; at += kHugePage) {
+  for (size_t at = 0; at < size; at += kHugePageBytes) {
     volatile char* const byte = first + at;
     *byte = *byte;
   }
@@ -70,17 +71,17 @@ bool huge_pages(const at::Tensor& memory) {
 // allocated is refused, as others' memory lies on the same pages.
 void protect(const at::Tensor& memory, bool writable) {
   check_contiguous(memory, "memory");
-  TORCH_CHECK_VALUE(memory.storage().data_ptr().get_deleter() !=
-                        c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter(),
-                    "memory: must be a segment's, and torch allocated it");
+  OPER_CHECK_VALUE(memory.storage().data_ptr().get_deleter() !=
+                       c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter(),
+                   "memory: must be a segment's, and torch allocated it");
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       memory.nbytes() > 0 && reinterpret_cast<uintptr_t>(memory.data_ptr()) % page == 0,
       "memory: must begin at a page, as a segment does");
   const size_t size = (memory.nbytes() + page - 1) / page * page;
   const int mode = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  TORCH_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,
-              " bytes: ", std::strerror(errno));
+  OPER_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,
+             " bytes: ", std::strerror(errno));
 }
 
 }  // namespace

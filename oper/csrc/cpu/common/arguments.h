@@ -38,6 +38,8 @@
 
 #include <cstdint>
 
+#include "cpu/common/errors.h"
+
 namespace oper {
 
 // More ranks, tables, buckets or groups than any plan has; arrays of so many are still small.
@@ -50,6 +52,8 @@ constexpr int64_t kMostBytes = int64_t{1} << 60;
 // A dtype as NumPy names it.
 template <typename T>
 inline constexpr const char* kDtypeName = nullptr;
+template <>
+inline constexpr const char* kDtypeName<bool> = "bool";
 template <>
 inline constexpr const char* kDtypeName<uint8_t> = "uint8";
 template <>
@@ -64,9 +68,10 @@ inline constexpr const char* kDtypeName<double> = "float64";
 // The elements of a contiguous tensor of T, to be read.
 template <typename T>
 const T* elements(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name,
-                   ": expected dtype ", kDtypeName<T>, ", got ", tensor.scalar_type());
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
+  static_assert(kDtypeName<T> != nullptr);
+  OPER_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name,
+                  ": expected dtype ", kDtypeName<T>, ", got ", tensor.scalar_type());
+  OPER_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
   return tensor.const_data_ptr<T>();
 }
 
@@ -74,8 +79,8 @@ const T* elements(const at::Tensor& tensor, const char* name) {
 template <typename T>
 const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
   const T* const values = elements<T>(tensor, name);
-  TORCH_CHECK_VALUE(tensor.numel() == size, name, ": expected ", size, " contiguous elements, got ",
-                    tensor.numel());
+  OPER_CHECK_VALUE(tensor.numel() == size, name, ": expected ", size, " contiguous elements, got ",
+                   tensor.numel());
   return values;
 }
 
@@ -83,8 +88,8 @@ const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
 template <typename T>
 const T* elements_at_least(const at::Tensor& tensor, int64_t least, const char* name) {
   const T* const values = elements<T>(tensor, name);
-  TORCH_CHECK_VALUE(tensor.numel() >= least, name, ": expected at least ", least,
-                    " contiguous elements, got ", tensor.numel());
+  OPER_CHECK_VALUE(tensor.numel() >= least, name, ": expected at least ", least,
+                   " contiguous elements, got ", tensor.numel());
   return values;
 }
 
@@ -100,49 +105,49 @@ template <typename Struct>
 const Struct* structs(const at::Tensor& tensor, const char* name) {
   constexpr int64_t kWords = sizeof(Struct) / sizeof(int64_t);
   static_assert(sizeof(Struct) == kWords * sizeof(int64_t));
-  TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(1) == kWords, name, ": expected [structs, ",
-                    kWords, "], got ", tensor.sizes());
+  OPER_CHECK_VALUE(tensor.dim() == 2 && tensor.size(1) == kWords, name, ": expected [structs, ",
+                   kWords, "], got ", tensor.sizes());
   return reinterpret_cast<const Struct*>(elements<int64_t>(tensor, name));
 }
 
 // Checks that a number of things is from `least` to `most`.
 inline void check_size(int64_t size, int64_t least, int64_t most, const char* name) {
-  TORCH_CHECK_VALUE(size >= least && size <= most, name, ": expected ", least, " to ", most,
-                    ", got ", size);
+  OPER_CHECK_VALUE(size >= least && size <= most, name, ": expected ", least, " to ", most,
+                   ", got ", size);
 }
 
 // a · b, which must not overflow; neither is negative.
 inline int64_t product(int64_t a, int64_t b, const char* name) {
   int64_t result = 0;
-  TORCH_CHECK_VALUE(!__builtin_mul_overflow(a, b, &result), name, ": ", a, " times ", b,
-                    " is too large");
+  OPER_CHECK_VALUE(!__builtin_mul_overflow(a, b, &result), name, ": ", a, " times ", b,
+                   " is too large");
   return result;
 }
 
 inline void check_contiguous(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
+  OPER_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
 }
 
 inline void check_same_type(const at::Tensor& tensor, const char* name, const at::Tensor& other,
                             const char* other_name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": expected dtype ",
-                   other.scalar_type(), " as of ", other_name, ", got ", tensor.scalar_type());
+  OPER_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": expected dtype ",
+                  other.scalar_type(), " as of ", other_name, ", got ", tensor.scalar_type());
 }
 
 // Checks that `index` is one of `size` things, called `what`.
 inline void check_index(int64_t index, int64_t size, const char* name, const char* what) {
-  TORCH_CHECK_INDEX(index >= 0 && index < size, name, ": ", index, " is none of ", size, " ", what);
+  OPER_CHECK_INDEX(index >= 0 && index < size, name, ": ", index, " is none of ", size, " ", what);
 }
 
 // Checks that offsets [count + 1] begin at 0 and ascend, as the starts of `count` things called
 // `what`.
 inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const char* name,
                                     const char* what) {
-  TORCH_CHECK_VALUE(count >= 0, name, ": expected at least one element, got none");
-  TORCH_CHECK_VALUE(offsets[0] == 0, name, ": must begin with 0");
+  OPER_CHECK_VALUE(count >= 0, name, ": expected at least one element, got none");
+  OPER_CHECK_VALUE(offsets[0] == 0, name, ": must begin with 0");
   for (int64_t n = 0; n < count; ++n)
-    TORCH_CHECK_VALUE(offsets[n] <= offsets[n + 1], name, ": must ascend, and does not at ", what,
-                      " ", n);
+    OPER_CHECK_VALUE(offsets[n] <= offsets[n + 1], name, ": must ascend, and does not at ", what,
+                     " ", n);
 }
 
 // Checks that offsets ascend within [0, last]: what they index is read without further checks.
@@ -151,25 +156,25 @@ void check_offsets_within(const T* offsets, int64_t count, int64_t last, const c
                           const char* what) {
   bool ascending = offsets[0] >= 0 && offsets[count] <= last;
   for (int64_t n = 0; n < count; ++n) ascending &= offsets[n] <= offsets[n + 1];
-  TORCH_CHECK_VALUE(ascending, name, ": must ascend from 0 or more to at most the ", last, " ",
-                    what);
+  OPER_CHECK_VALUE(ascending, name, ": must ascend from 0 or more to at most the ", last, " ",
+                   what);
 }
 
 // f(T{}) with the type of ids or offsets: int32_t or int64_t.
 template <typename F>
 auto with_index_type(at::ScalarType type, const char* name, const F& f) {
-  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, name,
-                   ": expected dtype int64 or int32, got ", type);
+  OPER_CHECK_TYPE(type == at::kInt || type == at::kLong, name,
+                  ": expected dtype int64 or int32, got ", type);
   return type == at::kInt ? f(int32_t{}) : f(int64_t{});
 }
 
 // f(T{}) with the type of rows' counters: uint32_t, or uint64_t where one needs more.
 template <typename F>
 auto with_counter_type(const at::Tensor& counters, const char* name, const F& f) {
-  TORCH_CHECK_TYPE(counters.scalar_type() == at::kUInt32 || counters.scalar_type() == at::kUInt64,
-                   name, ": expected dtype uint32 or uint64, got ", counters.scalar_type());
-  TORCH_CHECK_VALUE(counters.dim() == 1 && counters.is_contiguous(), name,
-                    ": expected one contiguous dimension, got shape ", counters.sizes());
+  OPER_CHECK_TYPE(counters.scalar_type() == at::kUInt32 || counters.scalar_type() == at::kUInt64,
+                  name, ": expected dtype uint32 or uint64, got ", counters.scalar_type());
+  OPER_CHECK_VALUE(counters.dim() == 1 && counters.is_contiguous(), name,
+                   ": expected one contiguous dimension, got shape ", counters.sizes());
   return counters.scalar_type() == at::kUInt32 ? f(uint32_t{}) : f(uint64_t{});
 }
 

@@ -84,12 +84,12 @@ OPER_SIMD void row_product(const double* a, const double* b, int64_t terms, int6
 
 // a [n, k] times b [k, m]. Zeros of `a` add nothing, also where `b` is infinite.
 at::Tensor ordered_product(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "a, b: expected matrices, got ", a.dim(), " and ",
-                    b.dim(), " dimensions");
+  OPER_CHECK_VALUE(a.dim() == 2 && b.dim() == 2, "a, b: expected matrices, got ", a.dim(), " and ",
+                   b.dim(), " dimensions");
   const int64_t rows = a.size(0), terms = a.size(1), columns = b.size(1);
   const double* const of_a = elements<double>(a, "a");
   const double* const of_b = elements<double>(b, terms * columns, "b");
-  TORCH_CHECK_VALUE(b.size(0) == terms, "b: expected ", terms, " rows, got ", b.size(0));
+  OPER_CHECK_VALUE(b.size(0) == terms, "b: expected ", terms, " rows, got ", b.size(0));
   at::Tensor out = at::zeros({rows, columns}, a.options());
   double* const to = out.data_ptr<double>();
   const int64_t a_task =

@@ -32,7 +32,7 @@ RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& 
                                   const at::Tensor& offsets,
                                   const at::Tensor& samples_with_row_offsets) {
   const int64_t ranges = offsets.numel() - 1;
-  TORCH_CHECK_VALUE(ranges >= 0, "offsets: expected at least one element, got none");
+  OPER_CHECK_VALUE(ranges >= 0, "offsets: expected at least one element, got none");
   check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
   check_contiguous(samples_with_row, "samples_with_row");
   RowCounters<Counter> counters{
@@ -42,17 +42,17 @@ RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& 
       elements<int64_t>(samples_with_row_offsets, ranges, "samples_with_row_offsets"),
   };
   for (int64_t n = 0; n < ranges; ++n) {
-    TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && counters.offsets[n + 1] >= counters.offsets[n],
-                      "offsets: must ascend from 0 or more");
+    OPER_CHECK_VALUE(counters.offsets[n] >= 0 && counters.offsets[n + 1] >= counters.offsets[n],
+                     "offsets: must ascend from 0 or more");
     const int64_t rows = counters.offsets[n + 1] - counters.offsets[n];
-    TORCH_CHECK_VALUE(counters.samples_with_row_offsets[n] <= samples_with_row.numel() - rows ||
-                          counters.samples_with_row_offsets[n] < 0,
-                      "samples_with_row: range ", n, " ends beyond its ", samples_with_row.numel(),
-                      " counters");
+    OPER_CHECK_VALUE(counters.samples_with_row_offsets[n] <= samples_with_row.numel() - rows ||
+                         counters.samples_with_row_offsets[n] < 0,
+                     "samples_with_row: range ", n, " ends beyond its ", samples_with_row.numel(),
+                     " counters");
   }
-  TORCH_CHECK_VALUE(counters.offsets[ranges] >= 0 && counters.offsets[ranges] <= accesses.numel(),
-                    "accesses: ", accesses.numel(), " counters, and the offsets end at ",
-                    counters.offsets[ranges]);
+  OPER_CHECK_VALUE(counters.offsets[ranges] >= 0 && counters.offsets[ranges] <= accesses.numel(),
+                   "accesses: ", accesses.numel(), " counters, and the offsets end at ",
+                   counters.offsets[ranges]);
   return counters;
 }
 

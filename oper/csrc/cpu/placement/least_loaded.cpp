@@ -45,7 +45,7 @@ at::Tensor least_loaded(const at::Tensor& work, const at::Tensor& inverse_share)
   std::vector<std::pair<double, int64_t>> none;
   for (int64_t rank = 0; rank < inverse_share.numel(); ++rank)
     if (inverse[rank] > 0) none.emplace_back(0.0, rank);
-  TORCH_CHECK_VALUE(!none.empty() || work.numel() == 0, "inverse_share: no rank has a share");
+  OPER_CHECK_VALUE(!none.empty() || work.numel() == 0, "inverse_share: no rank has a share");
   Loads<double> loads(std::move(none));
   at::Tensor ranks = at::empty({work.numel()}, at::kLong);
   int64_t* const rank_of = ranks.data_ptr<int64_t>();

@@ -20,15 +20,14 @@ namespace {
 constexpr double kRounding = 1e-9;
 
 const double* shares_of(const at::Tensor& shares, int64_t classes) {
-  TORCH_CHECK_VALUE(shares.dim() == 2 && shares.size(0) == classes, "shares: expected [", classes,
-                    ", holder sets], got ", shares.sizes());
+  OPER_CHECK_VALUE(shares.dim() == 2 && shares.size(0) == classes, "shares: expected [", classes,
+                   ", holder sets], got ", shares.sizes());
   return elements<double>(shares, "shares");
 }
 
 void check_finite(const double* values, int64_t size, const char* name) {
   for (int64_t n = 0; n < size; ++n)
-    TORCH_CHECK_VALUE(values[n] >= 0 && std::isfinite(values[n]), name, ": ", values[n],
-                      " is none");
+    OPER_CHECK_VALUE(values[n] >= 0 && std::isfinite(values[n]), name, ": ", values[n], " is none");
 }
 
 // Adds the `left[c]` rows of each class to `counts` [C, G], and their traffic to `load` [G]: to the
@@ -88,7 +87,7 @@ class WholeRows {
       scaled_[g] = held > 0 ? exact[g] * factor : exact[g] + more;
       sum += scaled_[g];
     }
-    TORCH_CHECK_VALUE(sum <= static_cast<double>(4 * kMostRows), "shares: no rows come of them");
+    OPER_CHECK_VALUE(sum <= static_cast<double>(4 * kMostRows), "shares: no rows come of them");
     int64_t given = 0;
     for (int64_t g = 0; g < sets; ++g) {
       whole[g] = static_cast<int64_t>(std::floor(scaled_[g] + kRounding));

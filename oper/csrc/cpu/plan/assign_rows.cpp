@@ -17,7 +17,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kChunkRows = 1 << 18;
+constexpr int64_t kAssignedChunkRows = 1 << 18;
 
 at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_with_row,
                         const at::Tensor& offsets, const at::Tensor& entry_offset,
@@ -34,12 +34,12 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
   const int64_t* key_samples_with_row =
       elements<int64_t>(entry_samples_with_row, entries, "entry_samples_with_row");
   const int64_t* key_class = elements<int64_t>(entry_class, entries, "entry_class");
-  TORCH_CHECK_VALUE(accesses.numel() == first[tables] && samples_with_row.numel() == first[tables],
-                    "accesses, samples_with_row: expected ", first[tables], " rows, got ",
-                    accesses.numel(), " and ", samples_with_row.numel());
+  OPER_CHECK_VALUE(accesses.numel() == first[tables] && samples_with_row.numel() == first[tables],
+                   "accesses, samples_with_row: expected ", first[tables], " rows, got ",
+                   accesses.numel(), " and ", samples_with_row.numel());
   at::Tensor classes = at::empty({accesses.numel()}, at::kInt);
   int32_t* out = classes.data_ptr<int32_t>();
-  const auto chunks = cut_chunks(first, tables, kChunkRows, 1);
+  const auto chunks = cut_chunks(first, tables, kAssignedChunkRows, 1);
   std::atomic<int64_t> unknown{-1};
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
@@ -66,14 +66,14 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
       }
     });
   });
-  TORCH_CHECK_VALUE(unknown < 0, "table number ", unknown.load(),
-                    ": a row's counters are not among the entries given");
+  OPER_CHECK_VALUE(unknown < 0, "table number ", unknown.load(),
+                   ": a row's counters are not among the entries given");
   return classes;
 }
 
 at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& counts,
                          const at::Tensor& label) {
-  TORCH_CHECK_VALUE(counts.dim() == 2, "counts: expected [classes, groups], got ", counts.sizes());
+  OPER_CHECK_VALUE(counts.dim() == 2, "counts: expected [classes, groups], got ", counts.sizes());
   const int64_t classes = counts.size(0), groups = counts.size(1), rows = class_of_row.numel();
   check_size(groups, 0, kMostThings, "counts: groups");
   RoundRobin turns(elements<int64_t>(counts, classes * groups, "counts"), classes, groups);
@@ -85,7 +85,7 @@ at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& count
     const int32_t c = class_in[row];
     check_index(c, classes, "class_of_row", "classes");
     const int32_t g = turns.next_group(c);
-    TORCH_CHECK_VALUE(g >= 0, "counts: class ", c, " has more rows than its groups take");
+    OPER_CHECK_VALUE(g >= 0, "counts: class ", c, " has more rows than its groups take");
     out[row] = labels[c * groups + g];
   }
   return group;

@@ -35,7 +35,7 @@ struct Cells {
 
 Cells cells_of(const at::Tensor& address, const at::Tensor& column, const at::Tensor& row_class,
                const at::Tensor& counts) {
-  TORCH_CHECK_VALUE(counts.dim() == 2, "counts: expected [classes, columns], got ", counts.sizes());
+  OPER_CHECK_VALUE(counts.dim() == 2, "counts: expected [classes, columns], got ", counts.sizes());
   const Cells cells{elements<int64_t>(address, "address"),
                     elements<int64_t>(column, "column"),
                     elements<int32_t>(row_class, address.numel(), "row_class"),

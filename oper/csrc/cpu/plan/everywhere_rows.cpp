@@ -26,14 +26,14 @@ Listed listed_rows(const at::Tensor& codes, const at::Tensor& listed_offset) {
   const Listed listed{elements<int64_t>(listed_offset, tables + 1, "listed_offset"), tables};
   check_contiguous(codes, "codes");
   check_offsets_from_zero(listed.first, tables, "listed_offset", "table");
-  TORCH_CHECK_VALUE(listed.first[tables] == codes.numel(), "listed_offset: must go from 0 to the ",
-                    codes.numel(), " codes");
+  OPER_CHECK_VALUE(listed.first[tables] == codes.numel(), "listed_offset: must go from 0 to the ",
+                   codes.numel(), " codes");
   return listed;
 }
 
 RowCodes codes_of_groups(const at::Tensor& codes, int64_t groups) {
   check_size(groups, 0, kMostThings, "groups");
-  TORCH_CHECK_VALUE(groups > 0 || codes.numel() == 0, "groups: there are codes and no groups");
+  OPER_CHECK_VALUE(groups > 0 || codes.numel() == 0, "groups: there are codes and no groups");
   return RowCodes::of(groups);
 }
 
@@ -88,8 +88,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& codes, int
     for (int64_t n = first_line[t]; n < first_line[t + 1]; ++n) listed[t] += line[n].listed();
     all += listed[t];
   }
-  TORCH_CHECK_VALUE(all == codes.numel(), "codes: ", codes.numel(), ", and the bitmap lists ", all,
-                    " rows");
+  OPER_CHECK_VALUE(all == codes.numel(), "codes: ", codes.numel(), ", and the bitmap lists ", all,
+                   " rows");
   at::Tensor marks = at::zeros_like(bitmap);
   Line* const mark = static_cast<Line*>(marks.data_ptr());
   at::Tensor first = at::empty({tables}, at::kLong);

@@ -18,7 +18,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kChunkRows = 512 * kRowsPerLine;
+constexpr int64_t kListedChunkRows = 512 * kRowsPerLine;
 
 // The first line of each table, and the number of lines.
 std::vector<int64_t> line_offsets(const int64_t* offsets, int64_t tables) {
@@ -35,10 +35,10 @@ at::Tensor to_tensor(const std::vector<int64_t>& values) {
 }
 
 Line* lines_in(const at::Tensor& bitmap, int64_t lines) {
-  TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
-                        bitmap.numel() == lines * (kWordsPerLine + 1),
-                    "bitmap: expected ", lines, " contiguous lines of 8 int64, got ",
-                    bitmap.numel(), " elements of ", bitmap.scalar_type());
+  OPER_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
+                       bitmap.numel() == lines * (kWordsPerLine + 1),
+                   "bitmap: expected ", lines, " contiguous lines of 8 int64, got ", bitmap.numel(),
+                   " elements of ", bitmap.scalar_type());
   return static_cast<Line*>(const_cast<void*>(bitmap.const_data_ptr()));
 }
 
@@ -55,8 +55,8 @@ std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_
     }
     listed_offset.push_back(before);
   }
-  TORCH_CHECK_VALUE(before < int64_t{1} << Line::kBeforeBits, before,
-                    " rows are listed, and a bitmap numbers fewer than 2^", Line::kBeforeBits);
+  OPER_CHECK_VALUE(before < int64_t{1} << Line::kBeforeBits, before,
+                   " rows are listed, and a bitmap numbers fewer than 2^", Line::kBeforeBits);
   return listed_offset;
 }
 
@@ -64,8 +64,8 @@ std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_
 void check_headers(const Line* lines, int64_t count, const char* name) {
   int64_t before = 0;
   for (int64_t line = 0; line < count; ++line) {
-    TORCH_CHECK_VALUE(lines[line].before() == before, name, ": the header of line ", line,
-                      " does not count the bits before it; number it by number_bitmap");
+    OPER_CHECK_VALUE(lines[line].before() == before, name, ": the header of line ", line,
+                     " does not count the bits before it; number it by number_bitmap");
     before += lines[line].listed();
   }
 }
@@ -83,7 +83,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> list_hot_rows(const at::Tensor& a
   const auto line_offset = line_offsets(first_row, tables);
   at::Tensor bitmap = at::zeros({line_offset.back(), kWordsPerLine + 1}, at::kLong);
   Line* lines = lines_in(bitmap, line_offset.back());
-  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  const auto chunks = cut_chunks(first_row, tables, kListedChunkRows, kRowsPerLine);
   const auto chunk_lines = [&](const Chunk& chunk) {
     return lines + line_offset[chunk.range] + chunk.begin / kRowsPerLine;
   };
@@ -129,7 +129,7 @@ at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset
 // Checks that patterns have steps, all of them ranks.
 void check_patterns(const int64_t* begin, int64_t patterns, const int32_t* order, int64_t ranks) {
   for (int64_t p = 0; p < patterns; ++p)
-    TORCH_CHECK_VALUE(begin[p] < begin[p + 1], "order_offset: pattern ", p, " has no steps");
+    OPER_CHECK_VALUE(begin[p] < begin[p + 1], "order_offset: pattern ", p, " has no steps");
   for (int64_t n = 0; n < begin[patterns]; ++n) check_index(order[n], ranks, "order", "ranks");
 }
 
@@ -171,7 +171,7 @@ Counts listed_and_striped_counts(
     bool ascending = entry_begin[t] == entry_begin[t + 1] || entries[entry_begin[t]] >= 0;
     for (int64_t n = entry_begin[t] + 1; n < entry_begin[t + 1]; ++n)
       ascending &= entries[n - 1] <= entries[n];
-    TORCH_CHECK_VALUE(ascending, "entry_samples_with_row: must ascend from 0 or more in table ", t);
+    OPER_CHECK_VALUE(ascending, "entry_samples_with_row: must ascend from 0 or more in table ", t);
   }
   check_headers(lines, line_offset.back(), "bitmap");
   if (stripe_bitmap) check_headers(stripe_lines, line_offset.back(), "stripe_bitmap");
@@ -182,7 +182,7 @@ Counts listed_and_striped_counts(
     listed = last.before() + last.listed();
   }
   // Chunk sums are kept apart and added in order, so that floats do not depend on the threads.
-  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  const auto chunks = cut_chunks(first_row, tables, kListedChunkRows, kRowsPerLine);
   std::vector<StripeSum> sums(chunks.size() * ranks);
   std::vector<int64_t> rows(chunks.size() * ranks);
   at::Tensor listed_accesses = at::empty({listed}, accesses.options());
@@ -234,8 +234,8 @@ Counts listed_and_striped_counts(
       striped_accesses.data_ptr<int64_t>()[to + r] += sum.accesses;
       striped_expected.data_ptr<double>()[to + r] += sum.expected;
       striped_touched.data_ptr<double>()[to + r] += sum.touched;
-      TORCH_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
-                        ": a row's samples with it are not among the entries given");
+      OPER_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
+                       ": a row's samples with it are not among the entries given");
     }
   }
   return {listed_accesses,  listed_samples_with_row, striped_rows,

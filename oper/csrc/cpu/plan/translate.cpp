@@ -32,8 +32,8 @@ void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
     while (begin < end) {
       const int64_t stop = std::min(end, segments.offsets[s + 1]);
       const int64_t bad = f(segments.table[s], begin, stop - begin);
-      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ", segments.table[s],
-                        ", is out of the table's range");
+      OPER_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ", segments.table[s],
+                       ", is out of the table's range");
       begin = stop;
       ++s;
     }
@@ -55,7 +55,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   const Segments segments = segments_of(ids, segment_offset, segment_table, tables.size(0));
   check_contiguous(codes, "codes");
   check_size(group_bits, 0, 31, "group_bits");
-  TORCH_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
+  OPER_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
   check_tables(segments, table_maps, bitmap, stripe_bitmap, everywhere_bitmap, steps.size(0),
                stripe_base, flat.numel());
   at::Tensor out = pooled_tensor(ids.numel(), at::kLong).view(ids.sizes());

@@ -26,18 +26,18 @@ inline Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets,
                           elements<int64_t>(table, count, "segment_table"), count};
   check_contiguous(ids, "ids");
   check_offsets_from_zero(segments.offsets, count, "segment_offset", "segment");
-  TORCH_CHECK_VALUE(segments.offsets[count] == ids.numel(),
-                    "segment_offset: must go from 0 to the ", ids.numel(), " ids");
+  OPER_CHECK_VALUE(segments.offsets[count] == ids.numel(), "segment_offset: must go from 0 to the ",
+                   ids.numel(), " ids");
   for (int64_t s = 0; s < count; ++s)
     check_index(segments.table[s], tables, "segment_table", "tables");
   return segments;
 }
 
 inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
-  TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
-                        bitmap.numel() % kLineWords == 0,
-                    "bitmap: expected contiguous lines of 8 int64, got ", bitmap.numel(),
-                    " elements of ", bitmap.scalar_type());
+  OPER_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
+                       bitmap.numel() % kLineWords == 0,
+                   "bitmap: expected contiguous lines of 8 int64, got ", bitmap.numel(),
+                   " elements of ", bitmap.scalar_type());
   return static_cast<const Line*>(bitmap.const_data_ptr());
 }
 
@@ -52,12 +52,12 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
   };
   const Line* const numbering = lines_of_bitmap(stripe_bitmap ? *stripe_bitmap : bitmap);
   const int64_t lines = bitmap.numel() / kLineWords;
-  TORCH_CHECK_VALUE(!stripe_bitmap || stripe_bitmap->numel() == bitmap.numel(),
-                    "stripe_bitmap: must have as many lines as the bitmap, ", lines);
-  TORCH_CHECK_VALUE(!everywhere_bitmap || everywhere_bitmap->numel() == bitmap.numel(),
-                    "everywhere_bitmap: must have as many lines as the bitmap, ", lines);
-  TORCH_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: expected [tables, ranks], got ",
-                    stripe_base.sizes());
+  OPER_CHECK_VALUE(!stripe_bitmap || stripe_bitmap->numel() == bitmap.numel(),
+                   "stripe_bitmap: must have as many lines as the bitmap, ", lines);
+  OPER_CHECK_VALUE(!everywhere_bitmap || everywhere_bitmap->numel() == bitmap.numel(),
+                   "everywhere_bitmap: must have as many lines as the bitmap, ", lines);
+  OPER_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: expected [tables, ranks], got ",
+                   stripe_base.sizes());
   for (int64_t s = 0; s < segments.count; ++s) {
     if (segments.offsets[s] == segments.offsets[s + 1]) continue;
     const TableMap& table = tables[segments.table[s]];
@@ -69,9 +69,8 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
                       table.reciprocal == ~uint64_t{0} / static_cast<uint64_t>(table.period) + 1 &&
                       within(table.stripe_base, stripe_base.size(1), stripe_base.numel()) &&
                       within(table.origin - numbering[table.first_line].before(), 1, kMostRows);
-    TORCH_CHECK_VALUE(
-        fits, "tables: number ", segments.table[s],
-        " goes beyond the bitmap, the steps, the stripe bases or the plain addresses");
+    OPER_CHECK_VALUE(fits, "tables: number ", segments.table[s],
+                     " goes beyond the bitmap, the steps, the stripe bases or the plain addresses");
   }
 }
 

@@ -34,18 +34,18 @@ struct TableColumns {
 template <typename Id>
 IdColumn<Id> column_of(const at::Tensor& values, const at::Tensor& lengths, int64_t samples,
                        int64_t number) {
-  TORCH_CHECK_VALUE(values.dim() == 1 && values.is_contiguous(), "column ", number,
-                    ": expected contiguous ids in one dimension, got shape ", values.sizes());
+  OPER_CHECK_VALUE(values.dim() == 1 && values.is_contiguous(), "column ", number,
+                   ": expected contiguous ids in one dimension, got shape ", values.sizes());
   IdColumn<Id> column{values.const_data_ptr<Id>(), values.numel(), nullptr};
   if (lengths.numel() == 0) {
-    TORCH_CHECK_VALUE(values.numel() == samples, "column ", number, ": expected ", samples,
-                      " ids without lengths, one per sample, got ", values.numel());
+    OPER_CHECK_VALUE(values.numel() == samples, "column ", number, ": expected ", samples,
+                     " ids without lengths, one per sample, got ", values.numel());
     return column;
   }
-  TORCH_CHECK_TYPE(lengths.scalar_type() == at::kInt && lengths.is_contiguous(), "column ", number,
-                   ": expected contiguous int32 lengths, got ", lengths.scalar_type());
-  TORCH_CHECK_VALUE(lengths.numel() == samples, "column ", number, ": expected ", samples,
-                    " lengths, got ", lengths.numel());
+  OPER_CHECK_TYPE(lengths.scalar_type() == at::kInt && lengths.is_contiguous(), "column ", number,
+                  ": expected contiguous int32 lengths, got ", lengths.scalar_type());
+  OPER_CHECK_VALUE(lengths.numel() == samples, "column ", number, ": expected ", samples,
+                   " lengths, got ", lengths.numel());
   column.lengths = lengths.const_data_ptr<int32_t>();
   int64_t sum = 0;
   int32_t shortest = samples > 0 ? column.lengths[0] : 0;
@@ -55,9 +55,9 @@ IdColumn<Id> column_of(const at::Tensor& values, const at::Tensor& lengths, int6
     shortest = std::min(shortest, column.lengths[s]);
     longest = std::max(longest, column.lengths[s]);
   }
-  TORCH_CHECK_VALUE(shortest >= 0, "column ", number, ": a bag of ", shortest, " ids");
-  TORCH_CHECK_VALUE(sum == values.numel(), "column ", number, ": lengths sum to ", sum, ", and ",
-                    values.numel(), " ids were given");
+  OPER_CHECK_VALUE(shortest >= 0, "column ", number, ": a bag of ", shortest, " ids");
+  OPER_CHECK_VALUE(sum == values.numel(), "column ", number, ": lengths sum to ", sum, ", and ",
+                   values.numel(), " ids were given");
   column.shortest = shortest;
   column.longest = longest;
   return column;
@@ -68,8 +68,8 @@ std::vector<TableColumns<Id>> columns_of(const at::TensorList values, const at::
                                          const at::Tensor& table_of, int64_t tables,
                                          int64_t samples) {
   const auto size = static_cast<int64_t>(values.size());
-  TORCH_CHECK_VALUE(static_cast<int64_t>(lengths.size()) == size, size, " columns of ids and ",
-                    lengths.size(), " of lengths");
+  OPER_CHECK_VALUE(static_cast<int64_t>(lengths.size()) == size, size, " columns of ids and ",
+                   lengths.size(), " of lengths");
   const int64_t* table = elements<int64_t>(table_of, size, "table_of");
   std::vector<TableColumns<Id>> result(tables);
   for (int64_t n = 0; n < size; ++n) {
@@ -87,8 +87,8 @@ template <typename F>
 auto with_id_type(const at::TensorList values, const F& f) {
   const auto type = values.empty() ? at::kLong : values[0].scalar_type();
   for (const auto& ids : values)
-    TORCH_CHECK_TYPE(ids.scalar_type() == type, "ids: columns of ", type, " and of ",
-                     ids.scalar_type());
+    OPER_CHECK_TYPE(ids.scalar_type() == type, "ids: columns of ", type, " and of ",
+                    ids.scalar_type());
   return with_index_type(type, "ids", f);
 }
 
@@ -169,12 +169,12 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
   auto* c = static_cast<Counter*>(samples_with_row.mutable_data_ptr());
   std::vector<TableCounters<Counter>> result;
   for (int64_t t = 0; t < tables; ++t) {
-    TORCH_CHECK_VALUE(first[t] >= 0 && first[t] <= first[t + 1] && first[t + 1] <= accesses.numel(),
-                      "offsets: table ", t, " is not within ", accesses.numel(), " counters");
+    OPER_CHECK_VALUE(first[t] >= 0 && first[t] <= first[t + 1] && first[t + 1] <= accesses.numel(),
+                     "offsets: table ", t, " is not within ", accesses.numel(), " counters");
     const int64_t rows = first[t + 1] - first[t];
-    TORCH_CHECK_VALUE(start[t] < 0 || start[t] <= samples_with_row.numel() - rows,
-                      "samples_with_row_start: table ", t, " ends beyond ",
-                      samples_with_row.numel(), " counters");
+    OPER_CHECK_VALUE(start[t] < 0 || start[t] <= samples_with_row.numel() - rows,
+                     "samples_with_row_start: table ", t, " ends beyond ", samples_with_row.numel(),
+                     " counters");
     result.push_back(
         {a + first[t], start[t] < 0 ? nullptr : c + start[t], static_cast<uint64_t>(rows)});
   }

@@ -25,14 +25,14 @@ struct Given {
 };
 
 Given checked(const at::Tensor& costs, const at::Tensor& room) {
-  TORCH_CHECK_VALUE(costs.dim() == 2, "costs: expected [samples, workers], got ", costs.sizes());
+  OPER_CHECK_VALUE(costs.dim() == 2, "costs: expected [samples, workers], got ", costs.sizes());
   check_size(costs.size(0), 0, kMostAssigned, "samples");
   check_size(costs.size(1), 1, kMostAssigned, "workers");
   const double* const values = elements<double>(costs, "costs");
   int64_t finite = 0;
   for (int64_t n = 0; n < costs.numel(); ++n)
     finite += std::abs(values[n]) <= std::numeric_limits<double>::max();
-  TORCH_CHECK_VALUE(finite == costs.numel(), "costs: all must be finite");
+  OPER_CHECK_VALUE(finite == costs.numel(), "costs: all must be finite");
   return {values, costs.size(0), costs.size(1), checked_room(room, costs.size(1), costs.size(0))};
 }
 

@@ -45,15 +45,15 @@ Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
 std::vector<uint64_t> sorted(std::vector<uint64_t> addresses, const char* name) {
   std::sort(addresses.begin(), addresses.end());
   const auto twice = std::adjacent_find(addresses.begin(), addresses.end());
-  TORCH_CHECK_VALUE(twice == addresses.end(), name, ": ", twice == addresses.end() ? 0 : *twice,
-                    " is there twice");
+  OPER_CHECK_VALUE(twice == addresses.end(), name, ": ", twice == addresses.end() ? 0 : *twice,
+                   " is there twice");
   return addresses;
 }
 
 std::vector<RowBytes> bytes_of(const at::Tensor& bytes, int64_t widths) {
   const auto* const given = structs<RowBytes>(bytes, "bytes");
-  TORCH_CHECK_VALUE(bytes.size(0) == widths, "bytes: expected those of ", widths, " widths, got ",
-                    bytes.size(0));
+  OPER_CHECK_VALUE(bytes.size(0) == widths, "bytes: expected those of ", widths, " widths, got ",
+                   bytes.size(0));
   return {given, given + widths};
 }
 
@@ -75,8 +75,8 @@ class CacheStates : public torch::CustomClassHolder {
     check_offsets_from_zero(starts, samples, "offsets", "sample");
     const int64_t* const given = elements<int64_t>(addresses, starts[samples], "addresses");
     for (int64_t n = 0; n < starts[samples]; ++n)
-      TORCH_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
-                        "addresses: ", given[n], " is of a width that the caches do not have");
+      OPER_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
+                       "addresses: ", given[n], " is of a width that the caches do not have");
     at::Tensor numbers = at::empty({starts[samples]}, at::kInt);
     at::Tensor distinct = at::empty({samples + 1}, at::kLong);
     at::Tensor places = at::empty({starts[samples]}, at::kLong);
@@ -137,8 +137,8 @@ class CacheStates : public torch::CustomClassHolder {
     // In units of the fastest link's, so that they are neither too large nor too small for floats.
     const double* const given = elements<double>(seconds_per_byte, workers, "seconds_per_byte");
     for (int w = 0; w < workers; ++w)
-      TORCH_CHECK_VALUE(given[w] > 0 && std::isfinite(given[w]),
-                        "seconds_per_byte: all must be finite, and above 0");
+      OPER_CHECK_VALUE(given[w] > 0 && std::isfinite(given[w]),
+                       "seconds_per_byte: all must be finite, and above 0");
     const double fastest = *std::min_element(given, given + workers);
     std::vector<double> seconds(workers);
     for (int w = 0; w < workers; ++w) seconds[w] = std::min(given[w] / fastest, kSlowest);
@@ -165,8 +165,8 @@ class CacheStates : public torch::CustomClassHolder {
   // The first half of it: what is transmitted before the batch is trained.
   at::Tensor read(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& assignment) {
     const int64_t samples = check_batch(rows, offsets);
-    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().rows.is_same(rows),
-                      "rows: not those of the next batch that was looked up");
+    OPER_CHECK_VALUE(!waiting_.empty() && waiting_.front().rows.is_same(rows),
+                     "rows: not those of the next batch that was looked up");
     const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
     for (int64_t s = 0; s < samples; ++s)
       check_index(workers[s], states_.caches().workers(), "assignment", "workers");
@@ -184,7 +184,7 @@ class CacheStates : public torch::CustomClassHolder {
 
   // The second half: the batch that was read is trained.
   at::Tensor update() {
-    TORCH_CHECK_VALUE(reading_, "update: no batch was read since the last one");
+    OPER_CHECK_VALUE(reading_, "update: no batch was read since the last one");
     reading_ = false;
     at::Tensor moved = none_moved();
     states_.update(transmissions(moved));
@@ -220,8 +220,8 @@ class CacheStates : public torch::CustomClassHolder {
     for (int64_t n = 0; n < size; ++n) {
       const auto address = static_cast<uint64_t>(given[n]);
       const auto place = static_cast<uint64_t>(places[n]);
-      TORCH_CHECK_INDEX(width_of(place) == width_of(address), "to: ", places[n],
-                        " is of another width than the row at ", given[n]);
+      OPER_CHECK_INDEX(width_of(place) == width_of(address), "to: ", places[n],
+                       " is of another width than the row at ", given[n]);
       const RowNumber row = caches.find(address);
       if (row == RowIndex::kNone) continue;
       rows.push_back(row);
@@ -230,9 +230,9 @@ class CacheStates : public torch::CustomClassHolder {
     }
     const std::vector<uint64_t> leaving = sorted(before, "from");
     for (const uint64_t place : sorted(after, "to"))
-      TORCH_CHECK_VALUE(caches.find(place) == RowIndex::kNone ||
-                            std::binary_search(leaving.begin(), leaving.end(), place),
-                        "to: ", place, " is the address of a row that stays");
+      OPER_CHECK_VALUE(caches.find(place) == RowIndex::kNone ||
+                           std::binary_search(leaving.begin(), leaving.end(), place),
+                       "to: ", place, " is the address of a row that stays");
     at::Tensor moved = none_moved();
     for (const RowNumber row : rows) states_.flush(row, transmissions(moved));
     caches.rename(before.data(), after.data(), rows.size());
@@ -296,9 +296,8 @@ class CacheStates : public torch::CustomClassHolder {
     const auto& caches = states_.caches();
     for (int64_t n = 0; n < rows.numel(); ++n) {
       check_index(numbers[n], caches.rows(), "rows", "rows");
-      TORCH_CHECK_VALUE(caches.known(numbers[n]),
-                        "rows: of a batch that was trained, and of which ", numbers[n],
-                        " is forgotten");
+      OPER_CHECK_VALUE(caches.known(numbers[n]), "rows: of a batch that was trained, and of which ",
+                       numbers[n], " is forgotten");
     }
   }
 
@@ -307,8 +306,8 @@ class CacheStates : public torch::CustomClassHolder {
     const int64_t samples = offsets.numel() - 1;
     const int64_t* const starts = elements<int64_t>(offsets, "offsets");
     check_offsets_from_zero(starts, samples, "offsets", "sample");
-    TORCH_CHECK_VALUE(starts[samples] == rows.numel(), "offsets: end at ", starts[samples],
-                      ", and there are ", rows.numel(), " rows");
+    OPER_CHECK_VALUE(starts[samples] == rows.numel(), "offsets: end at ", starts[samples],
+                     ", and there are ", rows.numel(), " rows");
     return samples;
   }
 
@@ -320,7 +319,7 @@ class CacheStates : public torch::CustomClassHolder {
     for (int64_t n = 0; n < static_cast<int64_t>(needed.size()); ++n) {
       if (needed[n] <= caches.capacity(static_cast<int>(n % widths))) continue;
       caches.abandon();
-      TORCH_CHECK_VALUE(false, "rows: more than a worker's cache holds");
+      OPER_CHECK_VALUE(false, "rows: more than a worker's cache holds");
     }
   }
 

@@ -18,7 +18,7 @@ inline std::vector<int64_t> checked_room(const at::Tensor& room, int64_t workers
     check_size(most[w], 0, kMostAssigned, "room");
     sum += most[w];
   }
-  TORCH_CHECK_VALUE(sum >= samples, "room: for ", sum, " samples, and there are ", samples);
+  OPER_CHECK_VALUE(sum >= samples, "room: for ", sum, " samples, and there are ", samples);
   return {most, most + workers};
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 // A pass for each rank compares without a branch, and beats a histogram while ranks are few.
 constexpr int64_t kFewRanks = 16;
-constexpr int64_t kBlock = 1024;  // addresses that stay in the first cache between two passes
+constexpr int64_t kCountedBlock =
+    1024;  // addresses that stay in the first cache between two passes
 
 OPER_SIMD int64_t count_field(const int64_t* addresses, int64_t size, uint64_t field) {
   int64_t count = 0;
@@ -43,9 +44,9 @@ int64_t count_by_rank(const int64_t* addresses, int64_t size, int64_t rank, int6
     }
     return counted;
   }
-  for (int64_t begin = 0; begin < size; begin += kBlock) {
+  for (int64_t begin = 0; begin < size; begin += kCountedBlock) {
     const int64_t* const block = addresses + begin;
-    const int64_t length = std::min(kBlock, size - begin);
+    const int64_t length = std::min(kCountedBlock, size - begin);
     add(0, count_field(block, length, kReplica));
     for (int64_t j = 0; j < ranks; ++j)
       add(1 + j, count_field(block, length, j == rank ? kLocal : j));
@@ -66,12 +67,12 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
   const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());
   for (int64_t f = 0; f < of.count; ++f) {
-    TORCH_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
-                      " is of bucket ", of[f].bucket, ", and there are ", buckets);
+    OPER_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
+                     " is of bucket ", of[f].bucket, ", and there are ", buckets);
     const int64_t size = of.end(f) - of.begin(f);
     int64_t* const of_bucket = counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1);
-    TORCH_CHECK_INDEX(count_by_rank(address + of.begin(f), size, rank, ranks, of_bucket) == size,
-                      "addresses: one of feature ", f, " names none of ", ranks, " ranks");
+    OPER_CHECK_INDEX(count_by_rank(address + of.begin(f), size, rank, ranks, of_bucket) == size,
+                     "addresses: one of feature ", f, " names none of ", ranks, " ranks");
   }
   return counts;
 }

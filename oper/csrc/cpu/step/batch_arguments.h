@@ -40,7 +40,7 @@ inline Features features_of(const at::Tensor& features, const at::Tensor& segmen
 // f(begins) with the offsets of bags [bags + 1], of int32 or int64, which ascend within `accesses`.
 template <typename F>
 void with_bag_offsets(const at::Tensor& offsets, int64_t accesses, const F& f) {
-  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: expected bags + 1 elements, got none");
+  OPER_CHECK_VALUE(offsets.numel() > 0, "offsets: expected bags + 1 elements, got none");
   with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
     const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
     check_offsets_within(begins, offsets.numel() - 1, accesses, "offsets", "accesses");
@@ -74,24 +74,24 @@ inline int64_t check_features(const Feature* features, int64_t count, int64_t ba
                         feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim);
     const bool has_bags = feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
                           feature.first_bag <= bags - feature.bags;
-    TORCH_CHECK_VALUE(is_row && has_bags && is_within(feature, feature.bags, out_elements),
-                      "features: number ", f, " is of no arena, has more bags than the ", bags,
-                      " there are, or ends beyond an output of ", out_elements, " elements");
+    OPER_CHECK_VALUE(is_row && has_bags && is_within(feature, feature.bags, out_elements),
+                     "features: number ", f, " is of no arena, has more bags than the ", bags,
+                     " there are, or ends beyond an output of ", out_elements, " elements");
     sum += feature.bags * feature.dim;
   }
   return sum;
 }
 
 inline void check_bases(const at::Tensor& bases, int64_t rank) {
-  TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && bases.size(1) > 1 && rank < bases.size(1) - 1,
-                    "bases: expected [widths, ranks + 1] with a column for rank ", rank, ", got ",
-                    bases.sizes());
+  OPER_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && bases.size(1) > 1 && rank < bases.size(1) - 1,
+                   "bases: expected [widths, ranks + 1] with a column for rank ", rank, ", got ",
+                   bases.sizes());
 }
 
 // The type of a lookup's output.
 inline RowType output_type(at::ScalarType type) {
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                   "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
+  OPER_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                  "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
   return type == at::kFloat ? kFloat32 : type == at::kHalf ? kFloat16 : kBFloat16;
 }
 

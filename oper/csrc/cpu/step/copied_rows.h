@@ -24,13 +24,13 @@ void for_copied_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArr
                      at::IntArrayRef places, const std::optional<at::Tensor>& targets,
                      at::IntArrayRef called, const F& f) {
   const size_t pieces = counts.size();
-  TORCH_CHECK_VALUE(firsts.size() == pieces && arenas.size() == pieces &&
-                        row_bytes.size() == pieces && places.size() == pieces &&
-                        called.size() == (targets ? pieces : 0),
-                    "firsts, counts, arenas, row_bytes, places, called: expected equal numbers of "
-                    "them, got ",
-                    firsts.size(), ", ", pieces, ", ", arenas.size(), ", ", row_bytes.size(), ", ",
-                    places.size(), " and ", called.size());
+  OPER_CHECK_VALUE(firsts.size() == pieces && arenas.size() == pieces &&
+                       row_bytes.size() == pieces && places.size() == pieces &&
+                       called.size() == (targets ? pieces : 0),
+                   "firsts, counts, arenas, row_bytes, places, called: expected equal numbers of "
+                   "them, got ",
+                   firsts.size(), ", ", pieces, ", ", arenas.size(), ", ", row_bytes.size(), ", ",
+                   places.size(), " and ", called.size());
   auto* const to = writable_elements<uint8_t>(out, 0, "out");
   const int64_t most = slots.numel();
   if (targets) elements_at_least<int64_t>(*targets, 0, "targets");
@@ -43,7 +43,7 @@ void for_copied_rows(const at::Tensor& slots, at::IntArrayRef firsts, at::IntArr
     check_size(product(counts[n], row_bytes[n], "counts"), 0, out.numel() - places[n],
                "out: bytes");
     const auto* const arena = reinterpret_cast<const uint8_t*>(arenas[n]);
-    TORCH_CHECK_VALUE(arena || counts[n] == 0, "arenas: one is not mapped here");
+    OPER_CHECK_VALUE(arena || counts[n] == 0, "arenas: one is not mapped here");
     f(CopiedRows{firsts[n], counts[n], arena, row_bytes[n], to + places[n],
                  targets ? called[n] : 0});
   }

@@ -38,8 +38,8 @@ struct DestinationTable {
     check_size(ranks, 0, kMostThings, "destination_of: ranks");
     check_size(destinations, 1, std::max<int64_t>(ranks, 1), "destinations");
     for (const int64_t to : destination_of) {
-      TORCH_CHECK_INDEX(to >= 0 && to <= destinations, "destination_of: ", to, " is none of ",
-                        destinations, ", and not this rank's own node");
+      OPER_CHECK_INDEX(to >= 0 && to <= destinations, "destination_of: ", to, " is none of ",
+                       destinations, ", and not this rank's own node");
       of_rank.push_back(static_cast<int32_t>(to));
     }
     of_rank.push_back(own);
@@ -113,9 +113,9 @@ Batch bags_of_features(const at::Tensor& addresses, const std::optional<at::Tens
   const int64_t bags = bags_of(addresses, offsets);
   for (int64_t f = 0; f < batch.feature_count; ++f) {
     const Feature& feature = batch.features[f];
-    TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
-                          feature.first_bag <= bags - feature.bags,
-                      "features: number ", f, " has bags beyond the ", bags, " there are");
+    OPER_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                         feature.first_bag <= bags - feature.bags,
+                     "features: number ", f, " has bags beyond the ", bags, " there are");
   }
   return batch;
 }
@@ -146,8 +146,8 @@ Parcels forward_bags(const at::Tensor& addresses, const std::optional<at::Tensor
   std::vector<int64_t> place_of = places.vec();
   place_of.push_back(0);  // of addresses that name no rank
   const Codes codes{place_of.data(), static_cast<int>(slot_bits), static_cast<int>(code_words)};
-  TORCH_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
-                    destination_of.size(), ", one per rank, got ", places.size());
+  OPER_CHECK_VALUE(places.size() == destination_of.size(), "places: expected ",
+                   destination_of.size(), ", one per rank, got ", places.size());
   const int64_t count = batch.feature_count;
   at::Tensor kept = at::empty({bags_of(addresses, offsets)}, at::kInt);
   auto* const kept_of = kept.mutable_data_ptr<int32_t>();
@@ -211,24 +211,24 @@ Received received_of(const at::Tensor& words, int64_t features, int64_t code_wor
       elements_at_least<int32_t>(words, kHeaderWords * features, "received");
   int64_t bags = 0, accesses = 0;
   for (int64_t f = 0; f < features; ++f) {
-    TORCH_CHECK_VALUE(word[f] >= 0 && word[features + f] >= word[f],
-                      "received: fewer accesses than bags of feature ", f);
+    OPER_CHECK_VALUE(word[f] >= 0 && word[features + f] >= word[f],
+                     "received: fewer accesses than bags of feature ", f);
     bags += word[f];
     accesses += word[features + f];
   }
   const int64_t size = kHeaderWords * features + bags + (code_words + weighted) * accesses;
-  TORCH_CHECK_VALUE(words.numel() == size, "received: ", words.numel(), " words, and ", size,
-                    " follow from their first ones");
+  OPER_CHECK_VALUE(words.numel() == size, "received: ", words.numel(), " words, and ", size,
+                   " follow from their first ones");
   const int32_t* const lengths = word + kHeaderWords * features;
   const int32_t* length = lengths;
   for (int64_t f = 0; f < features; ++f) {
     int64_t sum = 0;
     for (int64_t bag = 0; bag < word[f]; ++bag, ++length) {
-      TORCH_CHECK_VALUE(*length > 0, "received: a bag of ", *length, " accesses");
+      OPER_CHECK_VALUE(*length > 0, "received: a bag of ", *length, " accesses");
       sum += *length;
     }
-    TORCH_CHECK_VALUE(sum == word[features + f], "received: the bags of feature ", f, " have ", sum,
-                      " accesses, and ", word[features + f], " came");
+    OPER_CHECK_VALUE(sum == word[features + f], "received: the bags of feature ", f, " have ", sum,
+                     " accesses, and ", word[features + f], " came");
   }
   const int32_t* const codes = lengths + bags;
   return {lengths, codes, reinterpret_cast<const float*>(codes + code_words * accesses), bags,
@@ -251,10 +251,10 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
   check_codes({}, slot_bits, code_words);
   const Codes codes{nullptr, static_cast<int>(slot_bits), static_cast<int>(code_words)};
   const int64_t count = batch.feature_count;
-  TORCH_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: expected ", count,
-                    ", one per feature, got ", forwards.size());
+  OPER_CHECK_VALUE(static_cast<int64_t>(forwards.size()) == count, "forwards: expected ", count,
+                   ", one per feature, got ", forwards.size());
   for (const int64_t number : forwards)
-    TORCH_CHECK_VALUE(number >= 0, "forwards: ", number, " accesses of a feature");
+    OPER_CHECK_VALUE(number >= 0, "forwards: ", number, " accesses of a feature");
   const int32_t* const kept_of = elements<int32_t>(kept, bags_of(addresses, offsets), "kept");
   check_size(forwarded_features, 0, kMostThings, "forwarded_features");
   std::vector<Received> parts;
@@ -299,7 +299,7 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
         keep_feature(batch, batch.features[f], to, forwards[f] ? kept_of : nullptr, places[f]);
   });
   for (int64_t f = 0; f < count; ++f)
-    TORCH_CHECK_VALUE(fits[f], "kept: feature ", f, " does not forward ", forwards[f], " accesses");
+    OPER_CHECK_VALUE(fits[f], "kept: feature ", f, " does not forward ", forwards[f], " accesses");
 
   const int64_t slots = (int64_t{1} << slot_bits) - 1;
   for (const Received& part : parts) {
@@ -319,7 +319,7 @@ JoinedBatch join_bags(const at::Tensor& addresses, const std::optional<at::Tenso
       if (weight) std::copy(part.weights + begin, part.weights + last, weight + access + begin);
       if (!all_known) known = false;
     });
-    TORCH_CHECK_INDEX(known, "received: a code of none of the ", fields.size(), " ranks here");
+    OPER_CHECK_INDEX(known, "received: a code of none of the ", fields.size(), " ranks here");
     access = end;
   }
   return {joined, ends, joined_weights, positions};
@@ -334,22 +334,22 @@ struct BagVectors {
              int64_t elements_there, int64_t values)
       : place(elements<int64_t>(places, "places")),
         dim(dims.vec()) {
-    TORCH_CHECK_VALUE(counts.size() == dims.size(),
-                      "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
-                      dims.size());
+    OPER_CHECK_VALUE(counts.size() == dims.size(),
+                     "counts, dims: expected equal numbers of them, got ", counts.size(), " and ",
+                     dims.size());
     for (size_t f = 0; f < counts.size(); ++f) {
       check_size(counts[f], 0, places.numel() - first_bag.back(), "counts");
       check_size(dims[f], 0, kMostThings, "dims");
       first_bag.push_back(first_bag.back() + counts[f]);
       first_value.push_back(first_value.back() + product(counts[f], dims[f], "counts"));
       for (int64_t b = first_bag[f]; b < first_bag[f + 1]; ++b)
-        TORCH_CHECK_INDEX(place[b] >= 0 && place[b] <= elements_there - dims[f],
-                          "places: ", place[b], " is no place of ", dims[f], " values in ",
-                          elements_there);
+        OPER_CHECK_INDEX(place[b] >= 0 && place[b] <= elements_there - dims[f],
+                         "places: ", place[b], " is no place of ", dims[f], " values in ",
+                         elements_there);
     }
-    TORCH_CHECK_VALUE(first_bag.back() == places.numel() && first_value.back() == values,
-                      "counts: ", first_bag.back(), " bags of ", first_value.back(),
-                      " values, and there are ", places.numel(), " of ", values);
+    OPER_CHECK_VALUE(first_bag.back() == places.numel() && first_value.back() == values,
+                     "counts: ", first_bag.back(), " bags of ", first_value.back(),
+                     " values, and there are ", places.numel(), " of ", values);
   }
 
   // f(place, value, dim) for each bag, on all threads.

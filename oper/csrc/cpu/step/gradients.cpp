@@ -66,21 +66,21 @@ struct Tasks {
 
 // Checks that the gradients of a feature's bags are in the gradient.
 void check_gradients(const Feature& feature, int64_t f, int64_t bags, int64_t grad_elements) {
-  TORCH_CHECK_VALUE(bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
-                    "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
-                    " go beyond them");
+  OPER_CHECK_VALUE(bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
+                   "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
+                   " go beyond them");
 }
 
 // Checks that the bags of a feature hold its accesses.
 template <typename Offset>
 void check_bags(const Feature& feature, int64_t f, const Offset* at, int64_t bags, int64_t first,
                 int64_t last) {
-  TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
-                        feature.first_bag <= bags - feature.bags,
-                    "features: feature ", f, " has no bags ", feature.first_bag, " on of ", bags);
-  TORCH_CHECK_VALUE(at[feature.first_bag] == first && at[feature.first_bag + feature.bags] == last,
-                    "offsets: the bags of feature ", f, " do not hold the accesses ", first, " to ",
-                    last);
+  OPER_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                       feature.first_bag <= bags - feature.bags,
+                   "features: feature ", f, " has no bags ", feature.first_bag, " on of ", bags);
+  OPER_CHECK_VALUE(at[feature.first_bag] == first && at[feature.first_bag + feature.bags] == last,
+                   "offsets: the bags of feature ", f, " do not hold the accesses ", first, " to ",
+                   last);
 }
 
 // The gradient of an output, and of the last features, where others' bags have joined the batch,
@@ -121,16 +121,16 @@ GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
     const Feature& feature = features[f];
     const int64_t begin = features.begin(f);
     const int64_t first_bag = bags_hold_one ? begin : feature.first_bag;
-    TORCH_CHECK_VALUE(!by_bag || feature.first_bag == bags_before, "features: the bags of feature ",
-                      f, " do not follow those before it");
+    OPER_CHECK_VALUE(!by_bag || feature.first_bag == bags_before, "features: the bags of feature ",
+                     f, " do not follow those before it");
     bags_before += feature.bags;
     const int64_t end = by_bag ? bags_before : features.end(f);
     const int64_t base = grad.begin(f) + feature.out_base;
     places.segments.push_back(
         {end, base - first_bag * feature.out_stride, feature.out_stride, feature.mean != 0});
     if (feature.bucket != bucket || features.end(f) == begin) continue;
-    TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
-                      " has dim ", feature.dim, ", and dim is ", dim);
+    OPER_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
+                     " has dim ", feature.dim, ", and dim is ", dim);
     const int64_t bags = bags_hold_one ? features.end(f) - begin : feature.bags;
     check_gradients(feature, f, bags, grad.of(f).numel());
   }
@@ -145,8 +145,8 @@ bool any_mean(const Features& features, int64_t bucket) {
 
 // The bag of every access of a bucket's features, by position.
 template <typename Offset>
-at::Tensor bags_of(const Features& features, int64_t bucket, const Offset* at, int64_t bags,
-                   int64_t accesses) {
+at::Tensor bags_of_accesses(const Features& features, int64_t bucket, const Offset* at,
+                            int64_t bags, int64_t accesses) {
   at::Tensor bag_of = at::empty({accesses}, at::kInt);
   auto* const of = bag_of.mutable_data_ptr<int32_t>();
   for (int64_t f = 0; f < features.count; ++f) {
@@ -243,8 +243,8 @@ void with_gradient_type(const at::Tensor& grad, const F& f) {
     case at::kHalf: return f(Half{});
     case at::kBFloat16: return f(BFloat{});
     default:
-      TORCH_CHECK_TYPE(false, "grad: expected dtype float32, float16 or bfloat16, got ",
-                       grad.scalar_type());
+      OPER_CHECK_TYPE(false, "grad: expected dtype float32, float16 or bfloat16, got ",
+                      grad.scalar_type());
   }
 }
 
@@ -263,22 +263,22 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const RowGroup runs =
       row_group(groups, first_group, last_group, dim, run_start.numel() - 1, values.numel());
   check_size(accesses, 0, std::numeric_limits<int32_t>::max(), "segment_offset: accesses");
-  TORCH_CHECK_VALUE(start[runs.begin] >= 0 && start[runs.end] <= positions.numel(),
-                    "run_start: goes from ", start[runs.begin], " to ", start[runs.end],
-                    ", and there are ", positions.numel(), " positions");
+  OPER_CHECK_VALUE(start[runs.begin] >= 0 && start[runs.end] <= positions.numel(),
+                   "run_start: goes from ", start[runs.begin], " to ", start[runs.end],
+                   ", and there are ", positions.numel(), " positions");
   float* const out = writable_elements<float>(values, 0, "values") + runs.value;
   const OutputGradient grads(grad, client_grad, own_features);
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   if (runs.rows() == 0) return;
 
-  TORCH_CHECK_VALUE(start[runs.begin] < start[runs.end], "run_start: runs without accesses");
-  TORCH_CHECK_VALUE(!by_bag || (offsets && !weight),
-                    "by_bag: with offsets and without weights alone");
+  OPER_CHECK_VALUE(start[runs.begin] < start[runs.end], "run_start: runs without accesses");
+  OPER_CHECK_VALUE(!by_bag || (offsets && !weight),
+                   "by_bag: with offsets and without weights alone");
   GradientPlaces places = places_of(view, bucket, dim, grads, !offsets, by_bag);
   at::Tensor bags;
   if (offsets) {
     with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
-      if (!by_bag) bags = bags_of(view, bucket, begins, offsets->numel() - 1, accesses);
+      if (!by_bag) bags = bags_of_accesses(view, bucket, begins, offsets->numel() - 1, accesses);
       if constexpr (std::is_same_v<decltype(begins), const int32_t*>)
         places.offsets32 = begins;
       else
@@ -346,8 +346,8 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
   const OutputGradient grads(grad, client_grad, own_features);
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   for (int64_t f = 0; f < view.count; ++f)
-    TORCH_CHECK_VALUE(view[f].bucket != bucket || view[f].dim == dim, "features: feature ", f,
-                      " of bucket ", bucket, " has dim ", view[f].dim, ", and dim is ", dim);
+    OPER_CHECK_VALUE(view[f].bucket != bucket || view[f].dim == dim, "features: feature ", f,
+                     " of bucket ", bucket, " has dim ", view[f].dim, ", and dim is ", dim);
   RowSums sums(to, of.rows(), dim);
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);

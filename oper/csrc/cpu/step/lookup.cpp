@@ -204,7 +204,7 @@ at::Tensor redirect_numbered(const at::Tensor& addresses, const at::Tensor& row_
   at::Tensor found = pooled_tensor(accesses, at::kLong);
   int64_t* const to = found.mutable_data_ptr<int64_t>();
   at::parallel_for(0, accesses, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    TORCH_CHECK_INDEX(
+    OPER_CHECK_INDEX(
         redirect_each(from + begin, row + begin, end - begin, rows > 0 ? target : &none,
                       static_cast<uint32_t>(rows), to + begin),
         "row_of: one is none of ", rows, " rows");

@@ -23,7 +23,8 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kBlock = 4096;  // accesses that stay in the first cache between two passes
+constexpr int64_t kNumberedBlock =
+    4096;  // accesses that stay in the first cache between two passes
 
 // The keys of a bucket's rows: those of each field code begin at base [codes].
 struct BucketKeys {
@@ -88,8 +89,8 @@ OPER_SIMD int64_t count_from(const int32_t* key, int64_t size, int32_t first) {
 }
 
 // Adds to counts [codes] the keys that are of each owner code, which begin at first [codes].
-void count_keys(const int32_t* key, int64_t size, const uint64_t* first, int64_t codes,
-                int64_t* counts) {
+void count_numbered_keys(const int32_t* key, int64_t size, const uint64_t* first, int64_t codes,
+                         int64_t* counts) {
   int64_t from = size;
   for (int64_t code = 0; code < codes; ++code) {
     const int64_t next =
@@ -153,14 +154,15 @@ Numbered number_rows(const at::Tensor& addresses, const at::Tensor& segment_offs
     const BucketKeys of{keys.base_of(segment), static_cast<uint64_t>(keys.field_codes()),
                         static_cast<uint64_t>(bucket_slots[segment.bucket])};
     const int64_t group = segment.bucket * codes;
-    for (int64_t begin = segment.begin; begin < segment.end; begin += kBlock) {
+    for (int64_t begin = segment.begin; begin < segment.end; begin += kNumberedBlock) {
       int32_t* const key = row_of + begin;
-      const int64_t length = std::min(kBlock, segment.end - begin);
-      TORCH_CHECK_INDEX(find_any_keys(of, keys.addresses + begin, length, key),
-                        "addresses: one of bucket ", segment.bucket, " names none of ", ranks,
-                        " ranks, or none of ", of.slots, " slots");
+      const int64_t length = std::min(kNumberedBlock, segment.end - begin);
+      OPER_CHECK_INDEX(find_any_keys(of, keys.addresses + begin, length, key),
+                       "addresses: one of bucket ", segment.bucket, " names none of ", ranks,
+                       " ranks, or none of ", of.slots, " slots");
       for (int64_t n = 0; n < length; ++n) mark_of[key[n]] = 1;
-      count_keys(key, length, keys.first_key.data() + group, codes, accesses_before + group + 1);
+      count_numbered_keys(key, length, keys.first_key.data() + group, codes,
+                          accesses_before + group + 1);
     }
   }
   for (int64_t c = 0; c < buckets * codes; ++c) accesses_before[c + 1] += accesses_before[c];

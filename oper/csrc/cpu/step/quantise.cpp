@@ -10,7 +10,7 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kRowsPerTask = 1 << 12;
+constexpr int64_t kQuantisedRowsPerTask = 1 << 12;
 
 OPER_SIMD void quantise(const float* values, int64_t dim, uint8_t* row) {
   quantise_row(values, dim, row);
@@ -32,20 +32,20 @@ at::Tensor dequantise_rows_shape(const at::Tensor& rows) {
 }
 
 at::Tensor quantise_rows(const at::Tensor& values) {
-  TORCH_CHECK_VALUE(values.dim() == 2, "values: expected [rows, dim], got ", values.sizes());
+  OPER_CHECK_VALUE(values.dim() == 2, "values: expected [rows, dim], got ", values.sizes());
   const at::Tensor contiguous = values.contiguous();
   const float* const from = elements<float>(contiguous, "values");
   at::Tensor rows = quantise_rows_shape(contiguous);
   const int64_t dim = values.size(1), row_bytes = rows.size(1);
   uint8_t* const to = rows.data_ptr<uint8_t>();
-  at::parallel_for(0, values.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, values.size(0), kQuantisedRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) quantise(from + n * dim, dim, to + n * row_bytes);
   });
   return rows;
 }
 
 at::Tensor dequantise_rows(const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(
+  OPER_CHECK_VALUE(
       rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.size(1) >= kInt8ExtraBytes,
       "rows: expected uint8 [rows, dim + ", kInt8ExtraBytes, "], got ", rows.scalar_type(), " ",
       rows.sizes());
@@ -54,7 +54,7 @@ at::Tensor dequantise_rows(const at::Tensor& rows) {
   const int64_t dim = values.size(1), row_bytes = rows.size(1);
   const uint8_t* const from = contiguous.const_data_ptr<uint8_t>();
   float* const to = values.data_ptr<float>();
-  at::parallel_for(0, rows.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows.size(0), kQuantisedRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) dequantise(from + n * row_bytes, dim, to + n * dim);
   });
   return values;

@@ -26,9 +26,9 @@ constexpr int64_t kWordBytes = sizeof(int64_t);
 // The distinct slots of each of `groups` in any of the lists, ascending, one group after the other.
 std::tuple<at::Tensor, at::Tensor> unite_slots(at::TensorList slots, at::TensorList before,
                                                at::IntArrayRef groups, int64_t) {
-  TORCH_CHECK_VALUE(slots.size() == before.size(),
-                    "slots, before: expected equal numbers of them, got ", slots.size(), " and ",
-                    before.size());
+  OPER_CHECK_VALUE(slots.size() == before.size(),
+                   "slots, before: expected equal numbers of them, got ", slots.size(), " and ",
+                   before.size());
   const auto number = static_cast<int64_t>(groups.size());
   std::vector<std::vector<Gradients>> lists(number);
   int64_t most = 0;
@@ -65,8 +65,8 @@ void find_united(at::Tensor& targets, const at::Tensor& slots, const at::Tensor&
     int64_t at = 0;
     for (int64_t row = first; row < last; ++row, ++at) {
       while (at < of.size && of.slots[at] < own.slots[row]) ++at;
-      TORCH_CHECK_VALUE(at < of.size && of.slots[at] == own.slots[row], "united: slot ",
-                        own.slots[row], " of group ", of.group, " is not there");
+      OPER_CHECK_VALUE(at < of.size && of.slots[at] == own.slots[row], "united: slot ",
+                       own.slots[row], " of group ", of.group, " is not there");
       to[row] = make_address(of.field, of.first + at);
     }
   });
@@ -91,13 +91,13 @@ OPER_SIMD void merge_to(const std::vector<Gradients>& lists, int64_t dim, float*
 std::tuple<at::Tensor, at::Tensor> relay_gradients(at::TensorList slots, at::TensorList values,
                                                    at::TensorList groups, at::IntArrayRef chosen,
                                                    at::IntArrayRef dims) {
-  TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size(),
-                    "slots, values, groups: expected equal numbers of them, got ", slots.size(),
-                    ", ", values.size(), " and ", groups.size());
+  OPER_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size(),
+                   "slots, values, groups: expected equal numbers of them, got ", slots.size(),
+                   ", ", values.size(), " and ", groups.size());
   const auto number = static_cast<int64_t>(chosen.size());
   const auto buckets = static_cast<int64_t>(dims.size());
-  TORCH_CHECK_VALUE(buckets == 0 ? number == 0 : number % buckets == 0, "dims: ", buckets,
-                    " buckets, and ", number, " groups");
+  OPER_CHECK_VALUE(buckets == 0 ? number == 0 : number % buckets == 0, "dims: ", buckets,
+                   " buckets, and ", number, " groups");
   for (const int64_t dim : dims) check_size(dim, 1, kMostRows, "dims");
   std::vector<std::vector<Gradients>> lists(number);
   for (size_t n = 0; n < slots.size(); ++n)

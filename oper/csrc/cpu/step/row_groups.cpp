@@ -21,8 +21,8 @@ namespace {
 // The groups of a bucket, where all have as many.
 int64_t groups_of_bucket(int64_t groups, at::IntArrayRef dims) {
   const auto buckets = static_cast<int64_t>(dims.size());
-  TORCH_CHECK_VALUE(buckets == 0 ? groups == 0 : groups % buckets == 0, "dims: ", buckets,
-                    " buckets, and ", groups, " groups");
+  OPER_CHECK_VALUE(buckets == 0 ? groups == 0 : groups % buckets == 0, "dims: ", buckets,
+                   " buckets, and ", groups, " groups");
   for (const int64_t dim : dims) check_size(dim, 0, kMostRows, "dims");
   return buckets == 0 ? 1 : groups / buckets;
 }
@@ -53,14 +53,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
                                                                at::TensorList groups,
                                                                at::IntArrayRef dims,
                                                                int64_t /*stream*/) {
-  TORCH_CHECK_VALUE(
-      !slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
-      "slots, values, groups: expected equal numbers of them, at least one, got ", slots.size(),
-      ", ", values.size(), " and ", groups.size());
+  OPER_CHECK_VALUE(!slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
+                   "slots, values, groups: expected equal numbers of them, at least one, got ",
+                   slots.size(), ", ", values.size(), " and ", groups.size());
   const int64_t number = groups[0].size(-1) - 1, of_bucket = groups_of_bucket(number, dims);
   int64_t most = 0;
   for (size_t n = 0; n < slots.size(); ++n) {
-    TORCH_CHECK_VALUE(groups[n].sizes() == groups[0].sizes(), "groups: of unlike shapes");
+    OPER_CHECK_VALUE(groups[n].sizes() == groups[0].sizes(), "groups: of unlike shapes");
     most += row_group(groups[n], 0, number, 0, slots[n].numel(), 0).rows();
   }
   at::Tensor merged = at::empty({most}, at::kLong),

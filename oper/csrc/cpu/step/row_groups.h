@@ -20,11 +20,11 @@ struct RowGroup {
 
 // How many groups a tensor describes; [first, last) must be some of them.
 inline int64_t check_groups(const at::Tensor& groups, int64_t first, int64_t last) {
-  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                    "groups: expected [2, groups + 1], got ", groups.sizes());
+  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
+                   "groups: expected [2, groups + 1], got ", groups.sizes());
   const int64_t count = groups.size(1) - 1;
-  TORCH_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
-                    " of ", count);
+  OPER_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
+                   " of ", count);
   return count;
 }
 
@@ -35,11 +35,11 @@ inline RowGroup row_group(const at::Tensor& groups, int64_t first, int64_t last,
   const int64_t count = check_groups(groups, first, last);
   const auto* const before = elements<int64_t>(groups, "groups");
   const RowGroup found{before[first], before[last], before[count + 1 + first]};
-  TORCH_CHECK_VALUE(0 <= found.begin && found.begin <= found.end && found.end <= most_rows,
-                    "groups: rows ", found.begin, " to ", found.end, " of ", most_rows);
+  OPER_CHECK_VALUE(0 <= found.begin && found.begin <= found.end && found.end <= most_rows,
+                   "groups: rows ", found.begin, " to ", found.end, " of ", most_rows);
   const int64_t values = product(found.rows(), dim, "groups");
-  TORCH_CHECK_VALUE(values == 0 || (found.value >= 0 && values <= most_values - found.value),
-                    "groups: ", values, " values from ", found.value, " on, of ", most_values);
+  OPER_CHECK_VALUE(values == 0 || (found.value >= 0 && values <= most_values - found.value),
+                   "groups: ", values, " values from ", found.value, " on, of ", most_values);
   return found;
 }
 

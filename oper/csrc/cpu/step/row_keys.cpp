@@ -22,9 +22,9 @@ void lay_out(RowKeys& keys) {
     int64_t slots = 0;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const Extent& extent = found[chunk * keys.buckets + bucket];
-      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(keys.field_codes()),
-                        "addresses: one of bucket ", bucket, " names none of ", keys.ranks,
-                        " ranks");
+      OPER_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(keys.field_codes()),
+                       "addresses: one of bucket ", bucket, " names none of ", keys.ranks,
+                       " ranks");
       slots = std::max(slots, extent.slot + 1);
     }
     keys.add_bucket(slots);
@@ -38,8 +38,8 @@ void RowKeys::add_bucket(int64_t slots) {
   first_key.pop_back();
   for (int64_t code = 0; code < owner_codes(); ++code) {
     first_key.push_back(key);
-    TORCH_CHECK_VALUE(!__builtin_add_overflow(key, static_cast<uint64_t>(slots), &key),
-                      "addresses: of more rows than 64 bits tell apart");
+    OPER_CHECK_VALUE(!__builtin_add_overflow(key, static_cast<uint64_t>(slots), &key),
+                     "addresses: of more rows than 64 bits tell apart");
   }
   const auto first = first_key.end() - owner_codes();
   base.push_back(first[0]);
@@ -53,9 +53,9 @@ RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_
   check_size(ranks, 1, kMostThings, "ranks");
   check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
-  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
-                    "addresses: ", addresses.numel(),
-                    " accesses in a batch, and positions are of 32 bits");
+  OPER_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
+                   "addresses: ", addresses.numel(),
+                   " accesses in a batch, and positions are of 32 bits");
   RowKeys keys;
   keys.addresses = elements<int64_t>(addresses, "addresses");
   keys.rank = rank;
@@ -63,13 +63,13 @@ RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_
   keys.buckets = buckets;
   keys.number_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
   const Features view = features_of(features, segment_offset);
-  TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
-                    view.accesses(), ", and there are ", addresses.numel(), " addresses");
+  OPER_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
+                   view.accesses(), ", and there are ", addresses.numel(), " addresses");
   for (int64_t f = 0; f < view.count; ++f) {
     const int64_t begin = view.begin(f), end = view.end(f);
     if (!view[f].has_gradient || begin == end) continue;
-    TORCH_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
-                      view[f].bucket, " of feature ", f, " is none of ", buckets);
+    OPER_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
+                     view[f].bucket, " of feature ", f, " is none of ", buckets);
     keys.segments.push_back({begin, end, keys.elements, view[f].bucket});
     keys.elements += end - begin;
   }

@@ -21,15 +21,15 @@ struct SlotGroups {
         before(elements_at_least<int64_t>(before, 1, name)),
         count(before.numel() - 1),
         most(slots.numel()) {
-    TORCH_CHECK_VALUE(before.is_cpu(), "before: must be on the host");
+    OPER_CHECK_VALUE(before.is_cpu(), "before: must be on the host");
   }
 
   // Where a group begins and ends.
   std::tuple<int64_t, int64_t> range(int64_t group, const char* name) const {
     check_index(group, count, name, "groups");
     const int64_t begin = before[group], end = before[group + 1];
-    TORCH_CHECK_VALUE(0 <= begin && begin <= end && end <= most, name, ": group ", group,
-                      " is slots ", begin, " to ", end, " of ", most);
+    OPER_CHECK_VALUE(0 <= begin && begin <= end && end <= most, name, ": group ", group,
+                     " is slots ", begin, " to ", end, " of ", most);
     return {begin, end};
   }
 };
@@ -46,17 +46,17 @@ struct UnitedGroup {
 template <typename F>
 void for_united_groups(at::IntArrayRef groups, at::TensorList united, at::TensorList united_before,
                        at::IntArrayRef fields, at::IntArrayRef firsts, const F& f) {
-  TORCH_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
-                    "groups, fields, firsts: expected equal numbers of them, got ", groups.size(),
-                    ", ", fields.size(), " and ", firsts.size());
-  TORCH_CHECK_VALUE(united.size() == united_before.size(),
-                    "united, united_before: expected equal numbers of them, got ", united.size(),
-                    " and ", united_before.size());
+  OPER_CHECK_VALUE(groups.size() == fields.size() && groups.size() == firsts.size(),
+                   "groups, fields, firsts: expected equal numbers of them, got ", groups.size(),
+                   ", ", fields.size(), " and ", firsts.size());
+  OPER_CHECK_VALUE(united.size() == united_before.size(),
+                   "united, united_before: expected equal numbers of them, got ", united.size(),
+                   " and ", united_before.size());
   size_t i = 0;
   for (size_t n = 0; n < united.size(); ++n) {
     const SlotGroups all(united[n], united_before[n], "united");
-    TORCH_CHECK_VALUE(static_cast<int64_t>(groups.size() - i) >= all.count,
-                      "groups: ", groups.size(), ", and more are united");
+    OPER_CHECK_VALUE(static_cast<int64_t>(groups.size() - i) >= all.count,
+                     "groups: ", groups.size(), ", and more are united");
     for (int64_t g = 0; g < all.count; ++g, ++i) {
       const auto [begin, end] = all.range(g, "united_before");
       check_size(fields[i], 0, kReplica - 1, "fields");
@@ -64,7 +64,7 @@ void for_united_groups(at::IntArrayRef groups, at::TensorList united, at::Tensor
       f({groups[i], all.slots + begin, end - begin, fields[i], firsts[i]});
     }
   }
-  TORCH_CHECK_VALUE(i == groups.size(), "groups: ", groups.size(), ", and ", i, " are united");
+  OPER_CHECK_VALUE(i == groups.size(), "groups: ", groups.size(), ", and ", i, " are united");
 }
 
 }  // namespace oper

@@ -194,17 +194,17 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
   Runs found;
   with_bag_offsets(*offsets, addresses.numel(), [&](const auto* begins) {
     using Offset = std::remove_const_t<std::remove_pointer_t<decltype(begins)>>;
-    TORCH_CHECK_VALUE(begins[0] == 0 && begins[bags] == addresses.numel(),
-                      "offsets: the bags hold accesses ", begins[0], " to ", begins[bags],
-                      ", and there are ", addresses.numel());
+    OPER_CHECK_VALUE(begins[0] == 0 && begins[bags] == addresses.numel(),
+                     "offsets: the bags hold accesses ", begins[0], " to ", begins[bags],
+                     ", and there are ", addresses.numel());
     found = sort_by_row(keys, Bags<Offset>{begins, bags});
   });
   return found;
 }
 
 bool one_per_bag(const at::Tensor& offsets) {
-  TORCH_CHECK_VALUE(offsets.dim() == 1, "offsets: expected one dimension, got shape ",
-                    offsets.sizes());
+  OPER_CHECK_VALUE(offsets.dim() == 1, "offsets: expected one dimension, got shape ",
+                   offsets.sizes());
   return with_index_type(offsets.scalar_type(), "offsets", [&](auto zero) {
     using Offset = decltype(zero);
     const auto* const at = elements<Offset>(offsets, "offsets");

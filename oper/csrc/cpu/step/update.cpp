@@ -2,6 +2,7 @@
 // merged and applied once to each row.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -62,10 +63,10 @@ OPER_SIMD int64_t update(PartialRowwiseAdam, const Lists& lists, const Arena& ar
 // The lists that are not empty, checked: ascending slots of the arena, with a gradient for each.
 std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at::TensorList groups,
                                 at::IntArrayRef group, int64_t arena_slots, int64_t dim) {
-  TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size() &&
-                        slots.size() == group.size(),
-                    "slots, values, groups, group: expected equal numbers of them, got ",
-                    slots.size(), ", ", values.size(), ", ", groups.size(), " and ", group.size());
+  OPER_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size() &&
+                       slots.size() == group.size(),
+                   "slots, values, groups, group: expected equal numbers of them, got ",
+                   slots.size(), ", ", values.size(), ", ", groups.size(), " and ", group.size());
   std::vector<Gradients> lists;
   for (size_t n = 0; n < slots.size(); ++n) {
     const RowGroup of =
@@ -76,10 +77,10 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
     if (size == 0) continue;
     bool ascending = true;
     for (int64_t i = 1; i < size; ++i) ascending &= slot[i - 1] < slot[i];
-    TORCH_CHECK_VALUE(ascending, "slots: list ", n, " does not ascend");
-    TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n,
-                      " goes from ", slot[0], " to ", slot[size - 1], ", and the arena has ",
-                      arena_slots, " slots");
+    OPER_CHECK_VALUE(ascending, "slots: list ", n, " does not ascend");
+    OPER_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n, " goes from ",
+                     slot[0], " to ", slot[size - 1], ", and the arena has ", arena_slots,
+                     " slots");
     lists.push_back({slot, gradients, 0, size});
   }
   return lists;

@@ -33,23 +33,23 @@ template <typename Body>
 void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
   check_size(rows, 1, kMostDrawn, "rows");
   if (ends.numel() == 0) {
-    TORCH_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: expected 0 to 1000, got ",
-                      exponent);
+    OPER_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: expected 0 to 1000, got ",
+                     exponent);
     body(Zipf(rows, exponent));
   } else {
-    TORCH_CHECK_VALUE(ends.numel() == weights.numel(), "step_weights: expected ", ends.numel(),
-                      ", one per step, got ", weights.numel());
+    OPER_CHECK_VALUE(ends.numel() == weights.numel(), "step_weights: expected ", ends.numel(),
+                     ", one per step, got ", weights.numel());
     const int64_t* const end = elements<int64_t>(ends, "step_ends");
     const double* const weight = elements<double>(weights, "step_weights");
     double heaviest = 0;
     for (int64_t j = 0; j < ends.numel(); ++j) {
-      TORCH_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must ascend from 0 or more");
-      TORCH_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
+      OPER_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must ascend from 0 or more");
+      OPER_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
       heaviest = std::max(heaviest, weight[j]);
     }
-    TORCH_CHECK_VALUE(heaviest > 0, "step_weights: all are 0");
+    OPER_CHECK_VALUE(heaviest > 0, "step_weights: all are 0");
     const Steps law(end, weight, ends.numel());
-    TORCH_CHECK_VALUE(law.rows() == rows, "steps of ", law.rows(), " rows for ", rows);
+    OPER_CHECK_VALUE(law.rows() == rows, "steps of ", law.rows(), " rows for ", rows);
     body(law);
   }
 }
@@ -202,8 +202,8 @@ Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int6
   check_contiguous(samples_with_row, "samples_with_row");
   check_size(samples, 1, kMostDrawn, "samples");
   check_size(slots, 0, kMostRows, "slots");
-  TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(), "samples_with_row: expected ",
-                    counts.numel(), " counters, got ", samples_with_row.numel());
+  OPER_CHECK_VALUE(samples_with_row.numel() == counts.numel(), "samples_with_row: expected ",
+                   counts.numel(), " counters, got ", samples_with_row.numel());
   with_counter_type(counts, "counts", [&](auto zero) {
     const auto* const in = counts.const_data_ptr<decltype(zero)>();
     auto* const out = samples_with_row.mutable_data_ptr<decltype(zero)>();
