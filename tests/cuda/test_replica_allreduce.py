@@ -24,17 +24,21 @@ from tests.support.runtime.replica_cases import Case, reduce_case
 from tests.support.runtime.worlds import Worlds
 
 
+METHODS = ("bitmap", "dense", "allgather")
+
+
 def reduce_on_both(
     rank: int,
     group: Any,
     case: Case,
     library: str | None,
+    method: str,
     nodes: tuple[int, ...] = (),
     node_sum: NodeSum = "at_once",
 ) -> list[Any]:
     of_ranks = list(nodes) or [0] * case.ranks
     return [
-        reduce_case(rank, group, case, "bitmap", of_ranks, device, node_sum)
+        reduce_case(rank, group, case, method, of_ranks, device, node_sum)
         for device in (device_of(library), None)
     ]
 
@@ -54,10 +58,10 @@ cases = st.builds(
 
 
 def assert_bits_and_bytes_of_cpu_ranks(
-    ranks: Worlds, library: str | None, case: Case, *on_nodes: Any
+    ranks: Worlds, library: str | None, case: Case, method: str, *on_nodes: Any
 ) -> None:
     for (found, counted), (expected, counted_there) in ranks.run(
-        case.ranks, reduce_on_both, case, library, *on_nodes
+        case.ranks, reduce_on_both, case, library, method, *on_nodes
     ):
         assert counted == counted_there
         for step, step_there in zip(found, expected, strict=True):
@@ -66,10 +70,13 @@ def assert_bits_and_bytes_of_cpu_ranks(
                     assert part.tobytes() == part_there.tobytes()
 
 
+@pytest.mark.parametrize("method", METHODS)
 @examples(25)
 @given(cases)
-def test_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: Case) -> None:
-    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case)
+def test_bits_and_bytes_of_cpu_ranks(
+    ranks: Worlds, library: str | None, method: str, case: Case
+) -> None:
+    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case, method)
 
 
 def grown(rank: int, group: Any, case: Case, library: str | None) -> list[int]:
@@ -117,6 +124,7 @@ def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int,
         assert found.gradients_of(range(b, b + 1), dim).tolist() == [[2.0] * dim]
 
 
+@pytest.mark.parametrize("method", METHODS)
 @examples(25)
 @given(
     cases,
@@ -124,7 +132,12 @@ def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int,
     st.sampled_from(["at_once", "in_rounds"]),
 )
 def test_bits_and_bytes_of_cpu_ranks_on_several_nodes(
-    ranks: Worlds, library: str | None, case: Case, nodes: tuple[int, ...], node_sum: NodeSum
+    ranks: Worlds,
+    library: str | None,
+    method: str,
+    case: Case,
+    nodes: tuple[int, ...],
+    node_sum: NodeSum,
 ) -> None:
     case = replace(case, ranks=len(nodes))
-    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case, nodes, node_sum)
+    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case, method, nodes, node_sum)
