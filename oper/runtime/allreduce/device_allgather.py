@@ -137,13 +137,14 @@ class DeviceAllGather:
         segments = [self._segment(peer) for peer in self._node.peers]
         given = (segments, self._start // _WORD_BYTES, self._holders)
         accesses = self._accesses.of_node()
+        most_numbers = min(accesses, self._node.ranks * self._rows)
         bitmap = self._device.new(self._bitmap_words, torch.int64)
         headers, begins, numbers = ops.take_numbers(
             *given,
             self._held_as,
             self._node.peers.index(self._node.rank),
             self._first_words,
-            accesses,
+            most_numbers,
             bitmap,
             self.read_bytes,
             stream,
@@ -182,5 +183,6 @@ class DeviceAllGather:
         needed = self._start + _WORD_BYTES * words
         if needed <= self._segments.mine.reserve_bytes:
             return False
-        self._segments.grow(self._start + _WORD_BYTES * with_slack(words))
+        most = self._headers[0] * self._most_words
+        self._segments.grow(self._start + _WORD_BYTES * min(with_slack(words), most))
         return True

@@ -90,8 +90,10 @@ __global__ void __launch_bounds__(256) read_headers(const __grid_constant__ Numb
   __syncthreads();
   for (int64_t rank = threadIdx.x; rank < a.ranks; rank += blockDim.x) {
     int64_t begin = a.message_word, numbers = 0;
+#pragma unroll 1
     for (int64_t before = 0; before < a.held_as[rank]; ++before)
       begin += MessageHeader(a.segments[a.holder[rank]] + before * size, a.buckets).words();
+#pragma unroll 1
     for (int64_t before = 0; before < rank; ++before)
       numbers += MessageHeader(a.headers + before * size, a.buckets).rows[a.buckets];
     a.begins[rank] = begin;
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(256) read_headers(const __grid_constant__ Numb
   }
   if (threadIdx.x != 0) return;
   int64_t words = 0;
+#pragma unroll 1
   for (int64_t rank = 0; rank < a.ranks; ++rank)
     if (a.holder[rank] != a.own) words += MessageHeader(a.headers + rank * size, a.buckets).words();
   *a.read += static_cast<int64_t>(sizeof(float)) * words;
@@ -179,7 +182,7 @@ __device__ __forceinline__ void add_row(const AddMessagesArguments& a, int64_t b
 }
 
 // Rows of a union, of the bucket blockIdx.y.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     add_messages(const __grid_constant__ AddMessagesArguments a) {
   const int64_t bucket = blockIdx.y;
   if (a.count[bucket] == 0) return;
