@@ -31,9 +31,18 @@ fetches there, for itself or for others of its node, there are up to
 
 A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
 
-For replicas each rank has, for as many rows as all ranks have accesses or for all replicas if those
-are fewer, a buffer that grows by a quarter more than is needed, the sum of all ranks' buffers, and
-8 bytes of the row's slot; and for each replica 8 bytes of its slot and three bits and a half.
+For replicas it depends on the method of their AllReduce. Of touched replicas there is room for as
+many as all ranks have accesses, or for all replicas if those are fewer.
+
+    bitmap      a buffer of the gradients of touched replicas, a quarter more than is needed, their
+                sums, and 8 bytes of each slot
+    dense       a buffer of the gradients of all replicas, in which they are summed, the sums of
+                touched ones, and twice 8 bytes of each slot
+    allgather   a message of a gradient and a number of 4 bytes for each of the rank's accesses, of
+                each node one, a quarter more; the numbers of all ranks' messages; sums and slots as
+                with bitmap
+    all         for each replica 8 bytes of its slot and three bits and a half
+
 Batches and outputs themselves are the rest of the model's.
 
 The runtime has its sizes from here as well. tests/cuda/test_step_memory.py measures them.
@@ -50,6 +59,7 @@ from oper.cost.holder_sets import Sums
 # Of a line of the caches: each bucket's gradients begin at a multiple of it.
 LINE_VALUES = native.shared("values of a line", 16)
 SLOT_BYTES = 8
+NUMBER_BYTES = 4  # of a replica, in messages
 _SLACK = 4  # memory that devices share grows by a quarter of what is needed beyond that
 
 PREPARED_BATCHES = 3  # of which one is trained, and pipelines have prepared the others
@@ -115,7 +125,7 @@ class DeviceStep:
     values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
     `fetched_row_bytes`: of the widest row where kernels fetch distinct rows; else 0.
     `sent_bytes`: of slots and gradients of the rows of other nodes that a rank's batch reads, where
-    ranks send them; else 0."""
+    ranks send them; else 0. `nodes`: of the topology, whose ranks hold a message of each."""
 
     accesses: float
     dim: int
@@ -124,6 +134,7 @@ class DeviceStep:
     gradient_ratio: float = 1.0
     fetched_row_bytes: float = 0.0
     sent_bytes: float = 0.0
+    nodes: int = 1
 
     @property
     def batch_bytes(self) -> float:
@@ -147,12 +158,23 @@ class DeviceStep:
         return self.accesses * (prepared + fetched + summing + mailbox)
 
     def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
-        """Bytes for replicas, by whatever method: devices have one (docs/gpu.md)."""
-        count = float(replicas.rows)
+        """Bytes for the buffers, lists and sums of a method."""
+        count, name = float(replicas.rows), method.method
         if self.ranks == 1 or not count:
             return 0.0
-        rows = min(count, self.ranks * self.accesses)
-        all_of_them = self.gradient_ratio * float(replicas.row_bytes)
-        sums = min(4 * self.dim * rows, all_of_them)
-        buffer = min(sums * (1 + 1 / _SLACK), all_of_them)
-        return buffer + sums + SLOT_BYTES * rows + _REPLICA_BYTES * count
+        all_gradients = self.gradient_ratio * float(replicas.row_bytes)
+        all_lists = _REPLICA_BYTES * count
+        if name == "dense":
+            return 2 * all_gradients + 2 * SLOT_BYTES * count + all_lists
+
+        def gradients(rows: float) -> float:
+            return min(4 * self.dim * rows, all_gradients)
+
+        touched = min(count, self.ranks * self.accesses)
+        sums = gradients(touched) + SLOT_BYTES * touched + all_lists
+        if name == "bitmap":
+            return sums + min(gradients(touched) * (1 + 1 / _SLACK), all_gradients)
+        own = min(count, self.accesses)
+        message = gradients(own) + NUMBER_BYTES * own
+        held = min(message * (1 + 1 / _SLACK), all_gradients + NUMBER_BYTES * count)
+        return sums + self.nodes * held + NUMBER_BYTES * self.ranks * own

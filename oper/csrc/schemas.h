@@ -126,6 +126,25 @@ constexpr const char* kSumSlice =
     "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
     " Tensor(b!) read, int stream=0) -> ()";
 
+constexpr const char* kMarkTouched =
+    "mark_touched(Tensor values, Tensor groups, int[] counts, int[] dims, Tensor(a!) bitmap,"
+    " int stream=0) -> ()";
+
+constexpr const char* kWriteMessage =
+    "write_message(Tensor slots, Tensor groups, Tensor values, Tensor group_there, int[] group,"
+    " Tensor[] replicas, int[] counts, Tensor dims_there, int[] dims, Tensor(a!) header,"
+    " Tensor(b!) message, int stream=0) -> ()";
+
+constexpr const char* kTakeNumbers =
+    "take_numbers(Tensor[] segments, int message_word, Tensor holders, Tensor held_as, int own,"
+    " Tensor first_words, int most_rows, Tensor(a!) bitmap, Tensor(b!) read, int stream=0)"
+    " -> (Tensor headers, Tensor begins, Tensor numbers)";
+
+constexpr const char* kAddMessages =
+    "add_messages(Tensor[] segments, int message_word, Tensor holders, Tensor headers,"
+    " Tensor begins, Tensor numbers, Tensor[] replicas, int[] counts, int[] dims, Tensor united,"
+    " Tensor united_groups, Tensor(a!) out, int stream=0) -> ()";
+
 constexpr const char* kSumBuffers =
     "sum_buffers(Tensor[] parts, Tensor(a!) out, int stream=0) -> ()";
 

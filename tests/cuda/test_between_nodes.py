@@ -200,10 +200,17 @@ PHASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("at", PHASES)
-def test_a_rank_that_dies_is_named(library, at):
+@pytest.mark.parametrize(
+    ("at", "method"),
+    [
+        *((at, "bitmap") for at in PHASES),
+        ("sum replicas", "dense"),
+        ("gather replicas' gradients", "allgather"),
+    ],
+)
+def test_a_rank_that_dies_is_named(library, at, method):
     case = Case(22, 4, optimizer="adagrad")
-    plan, nodes = plan_of(case, NODES[0], 0.5), NODES[0]
+    plan, nodes = plan_of(case, NODES[0], 0.5, method=method), NODES[0]
     given = (case, plan, library, at, nodes)
     outcomes = mortal_ranks.run(4, train_until_a_death, *given, silent=[1])
     for rank in (0, 2, 3):

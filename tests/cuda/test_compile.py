@@ -57,6 +57,12 @@ MOST_REGISTERS = {
     "sum_slice": 64,
     "add_buffers": 32,
     "gather_slices": 40,
+    "mark_touched": 32,
+    "write_header": 64,
+    "write_message": 64,
+    "read_headers": 40,
+    "take_numbers": 32,
+    "add_messages": 64,
 }
 # Those of steps that are captured, which read their settings from memory.
 READS_SETTINGS, MOST_WITH_SETTINGS = re.compile("step_r(ows|uns)I.*Li[14]ELb1E"), 80

@@ -39,10 +39,12 @@ def ranks() -> Iterator[Ranks]:
         rows=st.lists(st.integers(1, 200), min_size=1, max_size=3).map(tuple),
     ),
     st.sampled_from([0.0, 0.4]),
+    st.sampled_from(["bitmap", "dense", "allgather"]),
 )
-def test_rows_migrate_on_one_node(ranks, library, case, replicated):
+def test_rows_migrate_on_one_node(ranks, library, case, replicated, method):
+    options = {"replicated": replicated, "method": method}
     plans = [
-        random_plan(case.seed + n, tables_of(case), case.ranks, replicated=replicated)
+        random_plan(case.seed + n, tables_of(case), case.ranks, **options)
         for n in range(3)
     ]
     given = (case, plans[0], STEPS, library, None, plans[1:])
@@ -50,10 +52,20 @@ def test_rows_migrate_on_one_node(ranks, library, case, replicated):
 
 
 @pytest.mark.parametrize("pooled", [0.0, 0.5])
-@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 2, 3)])
-def test_rows_migrate_between_nodes(ranks, library, nodes, pooled):
+@pytest.mark.parametrize(
+    ("nodes", "method"),
+    [
+        ((0, 0, 1, 1), "bitmap"),
+        ((0, 0, 1, 1), "dense"),
+        ((0, 0, 1, 1), "allgather"),
+        ((0, 1, 2, 3), "bitmap"),
+    ],
+)
+def test_rows_migrate_between_nodes(ranks, library, nodes, pooled, method):
     case = Case(11, 4, optimizer="adam", rows=(300, 9, 80))
-    first, *others = [plan_of(replace(case, seed=11 + n), nodes, pooled) for n in range(3)]
+    first, *others = [
+        plan_of(replace(case, seed=11 + n), nodes, pooled, method=method) for n in range(3)
+    ]
     same_training(ranks.run(4, train_on_both, case, first, STEPS, library, nodes, others))
 
 

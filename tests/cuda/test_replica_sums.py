@@ -233,6 +233,44 @@ def test_a_rank_writes_no_lines_but_its_own(device: Device) -> None:
         assert not any(outside)
 
 
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 63, 64, 65, 200]), st.sampled_from([1, 4, 5, 33])),
+        min_size=1,
+        max_size=60,
+    ),
+    st.sampled_from([0, 1, 2]),
+)
+@examples(20)
+def test_touched_rows_are_told_from_padding(
+    device: Device, seed: int, buckets: list[tuple[int, int]], order: int
+) -> None:
+    """A row of zeros that was touched begins with +0.0."""
+    rng = np.random.default_rng(seed)
+    counts, dims = [count for count, _ in buckets], [dim for _, dim in buckets]
+    groups = laid_out(torch.tensor([0, *np.cumsum(counts)]), dims, Cpu())
+    values = torch.full((int(groups[1, -1]),), torch.nan)
+    expected = torch.zeros(words(counts), dtype=torch.int64)
+    word = 0
+    for b, (count, dim) in enumerate(buckets):
+        touched = rng.random(count) < 0.4
+        rows = np.full((count, dim), -0.0, np.float32)
+        rows[touched, rng.integers(0, dim)] = rng.standard_normal(int(touched.sum()))
+        rows[touched & (rng.random(count) < 0.3)] = -0.0
+        rows[touched, 0] += 0.0
+        values[int(groups[1, b]) :][: rows.size] = torch.from_numpy(rows.reshape(-1))
+        bits = np.zeros(64 * -(-count // 64), bool)
+        bits[:count] = touched
+        packed = np.packbits(bits, bitorder="little").view(np.int64)
+        expected[word : word + len(packed)] = torch.from_numpy(packed)
+        word += len(packed)
+    bitmap = device.put(torch.full_like(expected, -1))
+    given = (device.put(values), device.put(groups), counts, dims, bitmap)
+    device.start("mark_touched", *given, device.stream, order=order)
+    assert torch.equal(bitmap.cpu(), expected)
+
+
 @pytest.mark.parametrize("spread", [False, True])
 def test_slots_that_are_no_replicas_are_passed_over(device: Device, spread: bool) -> None:
     replicas = 10 + 3 * torch.arange(70) if spread else torch.empty(0, dtype=torch.int64)
@@ -264,6 +302,8 @@ def test_refused_arguments(device: Device) -> None:
     three = device.put(torch.tensor([1, 2, 3]))
     summed = [[out, out], groups, three, 0, out, three[:1], stream]
     gathered = [[out, out], groups, out, stream]
+    of_all = device.put(torch.tensor([[0, 100], [0, 400]]))
+    touched = [out, of_all, [100], [4], bitmap, stream]
     wrong: list[tuple[str, list[Any], int, Any, type[Exception], str]] = [
         ("mark_replicas", marked, 0, slots.int(), TypeError, "slots"),
         ("mark_replicas", marked, 2, [3], IndexError, "group: 3 is none of 3"),
@@ -317,6 +357,9 @@ def test_refused_arguments(device: Device) -> None:
             "dims: expected 3 contiguous elements, got 2",
         ),
         ("gather_slices", gathered, 0, [out.double()], TypeError, "parts"),
+        ("mark_touched", touched, 1, groups, ValueError, "groups: expected 1 groups"),
+        ("mark_touched", touched, 2, [129], ValueError, "bitmaps: expected 3 contiguous"),
+        ("mark_touched", touched, 3, [0], ValueError, "dims: expected .*, got 0"),
     ]
     for operator, arguments, place, value, error, match in wrong:
         changed = [value if n == place else argument for n, argument in enumerate(arguments)]

@@ -41,6 +41,16 @@ def test_captured_steps_train_as_on_the_cpu(ranks: Ranks, library: str | None, n
     assert {on_device["graphs"] for on_device, _ in found} == {7 if case.ranks > 1 else 1}
 
 
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("method", ["dense", "allgather"])
+def test_every_method_of_the_allreduce(
+    ranks: Ranks, library: str | None, number: int, method: str
+) -> None:
+    case = Case(21, number, optimizer="adam", dims=(5, 16), rows=(300, 7, 900))
+    plan = random_plan(21, tables_of(case), number, replicated=0.7, method=method)
+    assert_same(ranks.run(number, steps.train_captured_on_both, case, plan, library))
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_keys_in_another_order(ranks: Ranks, library: str | None, number: int) -> None:
     case = Case(23, number, weighted=True, optimizer="adagrad")
@@ -83,9 +93,14 @@ def test_marks_of_touched_rows_begin_between_steps(ranks: Ranks, library: str | 
     assert_same(ranks.run(2, steps.touch_between, *given), captures=2)
 
 
-def test_rows_move_between_captured_steps(ranks: Ranks, library: str | None) -> None:
+@pytest.mark.parametrize("method", ["bitmap", "dense", "allgather"])
+def test_rows_move_between_captured_steps(
+    ranks: Ranks, library: str | None, method: str
+) -> None:
     case = Case(26, 2, optimizer="adagrad")
-    plans = [random_plan(seed, tables_of(case), 2, replicated=0.3) for seed in (26, 27)]
+    plans = [
+        random_plan(seed, tables_of(case), 2, replicated=0.3, method=method) for seed in (26, 27)
+    ]
     found = ranks.run(2, steps.move_between, case, *plans, library)
     for on_device, on_cpu in found:
         for part in ("outputs", "tables", "states"):
@@ -102,12 +117,21 @@ def test_a_rank_that_dies_in_a_captured_step_is_named(library: str | None, at: s
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
 
 
-@pytest.mark.parametrize(("replicated", "times"), [(0.0, 2000), (1.0, 2000), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("method", "replicated", "times"),
+    [
+        ("bitmap", 0.0, 2000),
+        ("bitmap", 1.0, 2000),
+        ("bitmap", 1.0, 3),
+        ("dense", 1.0, 2000),
+        ("allgather", 1.0, 2000),
+    ],
+)
 def test_a_larger_batch_beside_a_captured_step(
-    library: str | None, replicated: float, times: int
+    library: str | None, method: str, replicated: float, times: int
 ) -> None:
     case = Case(28, 2, optimizer="adagrad")
-    plan = random_plan(28, tables_of(case), 2, replicated=replicated)
+    plan = random_plan(28, tables_of(case), 2, replicated=replicated, method=method)
     said = mortal_ranks.run(2, steps.grow_beside_a_captured_step, case, plan, library, times)
     if times == 3:  # for which there is room
         assert said == ["", ""]

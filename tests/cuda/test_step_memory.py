@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
-from oper.cost.allreduce import allreduce_cost
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import Sums
 from oper.cost.step_memory import DeviceStep
 from oper.topology.topology import Topology
@@ -43,11 +43,13 @@ def step_of(case: Case, samples: int, training: bool) -> DeviceStep:
     return DeviceStep(3 * samples * features, max(case.dims), case.ranks, training)
 
 
-def for_replicas(case: Case, step: DeviceStep, counts: list[int]) -> float:
+def for_replicas(
+    case: Case, step: DeviceStep, counts: list[int], name: Method = "bitmap"
+) -> float:
     """What the step counts for replicas of the tables' dims, each of which is a bucket."""
     row_bytes = sum(n * 4 * dim for n, dim in zip(counts, case.dims, strict=False))
     sums = replace(Sums.zeros(1), rows=np.array(sum(counts)), row_bytes=np.array(row_bytes))
-    method = allreduce_cost(Topology.load(f"1x{case.ranks}-h100"), "bitmap")
+    method = allreduce_cost(Topology.load(f"1x{case.ranks}-h100"), name)
     return step.allreduce_bytes(method, sums)
 
 
@@ -59,8 +61,16 @@ def measured(
     mode: str = "training",
     replicated: float = 0.3,
     accumulated: int = 0,
+    method: Method = "bitmap",
 ) -> list[Taken]:
-    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=replicated, mode=mode)
+    plan = random_plan(
+        case.seed,
+        tables_of(case),
+        case.ranks,
+        replicated=replicated,
+        mode=mode,
+        method=method,
+    )
     given = (case, plan, samples, accumulated, library)
     taken: list[Taken] = ranks.run(case.ranks, take_steps, *given)
     return taken
@@ -74,8 +84,9 @@ def measured(
     weighted=st.booleans(),
     replicated=st.sampled_from([0.0, 0.3, 1.0]),
     few_rows=st.booleans(),
+    method=st.sampled_from(METHODS[1:]),
 )
-@examples(8)
+@examples(12)
 def test_a_step_of_training_takes_no_more(
     ranks: Ranks,
     library: str | None,
@@ -86,14 +97,15 @@ def test_a_step_of_training_takes_no_more(
     weighted: bool,
     replicated: float,
     few_rows: bool,
+    method: Method,
 ) -> None:
     rows = (200, 30, 90) if few_rows else (30_000, 500, 9_000)
     case = Case(
         3, number, "adagrad", pooling, weighted and pooling == "sum", dims=tuple(dims), rows=rows
     )
     step = step_of(case, samples, training=True)
-    for taken in measured(ranks, library, case, samples, replicated=replicated):
-        counted = step.batch_bytes + for_replicas(case, step, taken.replicas)
+    for taken in measured(ranks, library, case, samples, replicated=replicated, method=method):
+        counted = step.batch_bytes + for_replicas(case, step, taken.replicas, method)
         event(f"ranks {number}, of what is counted {taken.bytes / counted:.1f}")
         assert taken.bytes <= counted + SMALL
 
@@ -180,6 +192,22 @@ def test_what_goes_between_nodes_by_nvshmem(
     given = (case, plan, samples, 0, library, nodes_of(number), str(emulated_nvshmem))
     for of_rank in ranks.run(number, take_steps, *given):
         assert 0.5 * step.batch_bytes < of_rank.bytes <= step.batch_bytes + SMALL
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("few_rows", [False, True])
+def test_what_replicas_take(
+    ranks: Ranks, library: str | None, method: Method, few_rows: bool
+) -> None:
+    """Of few replicas, the most that a step takes is taken before their sums."""
+    rows = (300, 200) if few_rows else (30_000, 20_000)
+    case = Case(5, 3, "adagrad", dims=(64,), rows=rows)
+    step, given = step_of(case, 1_000, training=True), (ranks, library, case, 1_000)
+    without = measured(*given, replicated=0.0)
+    for with_them, alone in zip(measured(*given, replicated=1.0, method=method), without, strict=True):
+        taken = with_them.bytes - alone.bytes
+        counted = for_replicas(case, step, with_them.replicas, method)
+        assert (0.0 if few_rows else 0.95) * counted < taken <= counted
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -58,9 +58,11 @@ def assert_trains_as_on_the_cpu(
     case: Case,
     library: str | None,
     schedule: Schedule = STEPS,
-    replicated: float = 0.3,
+    **options: Any,
 ) -> None:
-    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=replicated)
+    plan = random_plan(
+        case.seed, tables_of(case), case.ranks, **{"replicated": 0.3, **options}
+    )
     given = (case, plan, schedule, library)
     for counted in same_training(ranks.run(case.ranks, train_on_both, *given)):
         assert counted["steps"] == len(schedule)
@@ -105,6 +107,17 @@ def test_rows_on_one_rank_and_on_all(ranks: Ranks, library: str | None, replicat
     assert_trains_as_on_the_cpu(ranks, case, library, replicated=replicated)
 
 
+@pytest.mark.parametrize("method", ["dense", "allgather"])
+@pytest.mark.parametrize("number", [2, 4])
+def test_every_method_of_the_allreduce(
+    ranks: Ranks, library: str | None, number: int, method: str
+) -> None:
+    """Adam moves the rows that are touched, and no others."""
+    case = Case(21, number, optimizer="adam", dims=(5, 16), rows=(300, 7, 900))
+    schedule = ((0,), (1, 2), (3,), (4,))
+    assert_trains_as_on_the_cpu(ranks, case, library, schedule, replicated=0.7, method=method)
+
+
 @pytest.mark.parametrize("optimizer", STATES)
 def test_every_optimizer(ranks: Ranks, library: str | None, optimizer: str) -> None:
     assert_trains_as_on_the_cpu(ranks, Case(3, 1, optimizer=optimizer), library)
@@ -119,10 +132,11 @@ def test_accumulated_gradients(
     assert_trains_as_on_the_cpu(ranks, case, library, ((0, 1), (2,), (3, 4, 5), (6,)))
 
 
+@pytest.mark.parametrize("method", ["bitmap", "dense", "allgather"])
 @pytest.mark.parametrize("at", ["marked", "published", "reduced", "applied"])
-def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str) -> None:
+def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str, method: str) -> None:
     case = Case(22, 2, optimizer="adagrad")
-    plan = random_plan(22, tables_of(case), 2, replicated=0.5)
+    plan = random_plan(22, tables_of(case), 2, replicated=0.5, method=method)
     outcomes = mortal_ranks.run(2, train_until_a_death, case, plan, library, at, silent=[1])
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
 

@@ -1,30 +1,10 @@
 // oper_cuda_mark_replicas, oper_cuda_unite_words, oper_cuda_list_replicas,
-// oper_cuda_aggregate_rows, oper_cuda_sum_slice, oper_cuda_sum_buffers and oper_cuda_gather_slices:
-// the steps of the replicas' sparse AllReduce.
+// oper_cuda_aggregate_rows, oper_cuda_sum_slice, oper_cuda_sum_buffers, oper_cuda_gather_slices and
+// oper_cuda_mark_touched: the steps of the replicas' AllReduce by sums of buffers.
 
 #include "oper/cuda/replica_sums.cuh"
 
 #include <algorithm>
-
-namespace oper {
-namespace {
-
-constexpr unsigned kThreads = 256;
-
-// Starts a kernel with as many blocks as so many threads of each bucket need, and as a device holds
-// at once.
-template <typename Arguments>
-cudaError_t launch_threads(void (*kernel)(Arguments), const Arguments& a, int64_t threads,
-                           int64_t buckets, void* stream) {
-  const int64_t needed = (threads + kThreads - 1) / kThreads;
-  const int64_t blocks = std::min(needed, blocks_at_once(kernel, kThreads));
-  return launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(buckets)), kThreads,
-                 static_cast<cudaStream_t>(stream)},
-                kernel, a);
-}
-
-}  // namespace
-}  // namespace oper
 
 extern "C" int oper_cuda_mark_replicas(const oper::MarkArguments* a, int64_t most_rows,
                                        void* stream) {
@@ -35,6 +15,7 @@ extern "C" int oper_cuda_mark_replicas(const oper::MarkArguments* a, int64_t mos
 
 extern "C" int oper_cuda_unite_words(const oper::UnionArguments* a, void* stream) {
   using namespace oper;
+  constexpr unsigned kThreads = 256;
   const auto on = static_cast<cudaStream_t>(stream);
   const int64_t tiles = (a->words + kTileWords - 1) / kTileWords;
   const int64_t blocks = (tiles * kWarpThreads + kThreads - 1) / kThreads;
@@ -77,4 +58,12 @@ extern "C" int oper_cuda_gather_slices(const oper::SliceArguments* a, int64_t mo
   using namespace oper;
   if (most_values == 0) return cudaSuccess;
   return launch_threads(gather_slices, *a, most_values / kOfThread, 1, stream);
+}
+
+extern "C" int oper_cuda_mark_touched(const oper::TouchedArguments* a, void* stream) {
+  using namespace oper;
+  if (a->buckets == 0) return cudaSuccess;
+  const int64_t most_rows = *std::max_element(a->count, a->count + a->buckets);
+  if (most_rows == 0) return cudaSuccess;
+  return launch_threads(mark_touched, *a, most_rows, a->buckets, stream);
 }

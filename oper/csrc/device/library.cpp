@@ -51,6 +51,11 @@ void load_device_library(const std::string& path) {
   library.find("oper_cuda_sum_slice", found.sum_slice);
   library.find("oper_cuda_sum_buffers", found.sum_buffers);
   library.find("oper_cuda_gather_slices", found.gather_slices);
+  library.find("oper_cuda_mark_touched", found.mark_touched);
+  library.find("oper_cuda_write_header", found.write_header);
+  library.find("oper_cuda_write_message", found.write_message);
+  library.find("oper_cuda_take_numbers", found.take_numbers);
+  library.find("oper_cuda_add_messages", found.add_messages);
   library.find("oper_cuda_create_segment", found.create_segment);
   library.find("oper_cuda_attach_segment", found.attach_segment);
   library.find("oper_cuda_release_segment", found.release_segment);

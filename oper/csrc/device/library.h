@@ -43,6 +43,11 @@ struct DeviceLibrary {
   SliceLauncher* sum_slice = nullptr;
   BufferLauncher* sum_buffers = nullptr;
   GatherLauncher* gather_slices = nullptr;
+  TouchedLauncher* mark_touched = nullptr;
+  HeaderLauncher* write_header = nullptr;
+  MessageLauncher* write_message = nullptr;
+  NumberLauncher* take_numbers = nullptr;
+  AddMessagesLauncher* add_messages = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

@@ -1,5 +1,5 @@
-// torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice, sum_buffers and
-// gather_slices on a device. Rows, gradients, bitmaps and how many there are of anything lie on the
+// torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice, sum_buffers,
+// gather_slices and mark_touched on a device. Rows, gradients, bitmaps and how many there are of anything lie on the
 // device: whoever calls vouches for them, and says how many rows there are room for.
 
 #include <ATen/ops/empty.h>
@@ -12,45 +12,19 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/allreduce/replica_arguments.h"
 #include "cpu/common/arguments.h"
 #include "device/arguments.h"
 #include "device/library.h"
+#include "device/replica_buckets.h"
 #include "oper/step/gradient_layout.h"
 #include "schemas.h"
 
 namespace oper {
 namespace {
 
-void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }
-
-// The least of kMostReplicaBuckets and what is left of `all` buckets from the first on.
-int64_t buckets_from(int64_t first, size_t all) {
-  return std::min<int64_t>(kMostReplicaBuckets, static_cast<int64_t>(all) - first);
-}
-
-// The buckets of a launch, and the words of a bitmap before each.
-void set_buckets(ReplicaBuckets& a, const std::vector<Replicas>& all, int64_t first,
-                 int64_t first_word) {
-  a.buckets = buckets_from(first, all.size());
-  a.first_word[0] = first_word;
-  for (int64_t b = 0; b < a.buckets; ++b) {
-    a.slots[b] = all[first + b].slots;
-    a.count[b] = all[first + b].count;
-    a.first_word[b + 1] = a.first_word[b] + words_of(a.count[b]);
-  }
-}
-
 // Bitmaps of all buckets, which kernels read as words.
 const uint64_t* words_in(const at::Tensor& bitmap, int64_t size) {
   return reinterpret_cast<const uint64_t*>(elements<int64_t>(bitmap, size, "bitmaps"));
-}
-
-// The groups of rows, [2, groups + 1] on a device.
-const int64_t* lines_of(const at::Tensor& groups, const char* name) {
-  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
-                   ": expected [2, groups + 1], got ", groups.sizes());
-  return elements<int64_t>(groups, name);
 }
 
 void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArrayRef group,
@@ -69,18 +43,15 @@ void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArr
   for (const at::Tensor& of_bucket : replicas)
     if (of_bucket.numel() > 0) check_on(of_bucket, bitmap, "replicas");
   bitmap.zero_();
-  int64_t word = 0;
-  for (int64_t first = 0; first < static_cast<int64_t>(buckets.size());
-       first += kMostReplicaBuckets) {
+  each_launch(buckets, [&](int64_t first, int64_t word) {
     set_buckets(a, buckets, first, word);
-    word = a.first_word[a.buckets];
     for (int64_t b = 0; b < a.buckets; ++b) {
       a.group[b] = group[first + b];
       if (a.count[b] > 0) check_index(a.group[b], before.numel() - 1, "group", "groups");
     }
     check_device(device_library().mark_replicas(&a, slots.numel(), stream_of(stream)),
                  "replicas could not be marked");
-  }
+  });
 }
 
 // Slots [most_rows], and groups, whose gradients begin at a line for each bucket: elsewhere than on
@@ -121,14 +92,12 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   list.tile_begin = a.tile_begin;
   list.words = a.words;
   list.rows = slots.mutable_data_ptr<int64_t>();
-  int64_t word = 0;
-  for (int64_t first = 0; first < all; first += kMostReplicaBuckets) {
+  each_launch(buckets, [&](int64_t first, int64_t word) {
     set_buckets(list, buckets, first, word);
-    word = list.first_word[list.buckets];
     list.before = before.mutable_data_ptr<int64_t>() + first;
     check_device(device_library().list_replicas(&list, stream_of(stream)),
                  "touched replicas could not be listed");
-  }
+  });
   for (int64_t b = 0; b < all; ++b) {
     check_size(dims[b], 1, kMostThings, "dims");
     layout.dim[b] = static_cast<int32_t>(dims[b]);
@@ -235,6 +204,34 @@ void gather_slices(at::TensorList parts, const at::Tensor& groups, at::Tensor& o
                "the replicas' sums could not be gathered");
 }
 
+// Marks the replicas of a sum of all of them that any rank touched.
+void mark_touched(const at::Tensor& values, const at::Tensor& groups, at::IntArrayRef counts,
+                  at::IntArrayRef dims, at::Tensor& bitmap, int64_t stream) {
+  const c10::DeviceGuard guard(bitmap.device());
+  std::vector<Replicas> buckets;
+  for (const int64_t count : counts) buckets.push_back({nullptr, count});
+  check_one_each(dims, buckets.size());
+  check_on(values, bitmap, "values");
+  check_on(groups, bitmap, "groups");
+  TouchedArguments a{};
+  a.values = elements<float>(values, "values");
+  a.groups = lines_of(groups, buckets.size(), "groups");
+  a.all = static_cast<int64_t>(buckets.size());
+  words_in(bitmap, words_of_all(counts));
+  a.bitmap = static_cast<unsigned long long*>(bitmap.mutable_data_ptr());
+  bitmap.zero_();
+  each_launch(buckets, [&](int64_t first, int64_t word) {
+    set_buckets(a, buckets, first, word);
+    a.first = first;
+    for (int64_t b = 0; b < a.buckets; ++b) {
+      check_size(dims[first + b], 1, kMostThings, "dims");
+      a.dim[b] = dims[first + b];
+    }
+    check_device(device_library().mark_touched(&a, stream_of(stream)),
+                 "touched replicas could not be marked");
+  });
+}
+
 void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
   const c10::DeviceGuard guard(out.device());
   OPER_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
@@ -255,10 +252,12 @@ void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
 }  // namespace
 }  // namespace oper
 
-// The processor's slices are views of what it knows the sizes of: sum_buffers.
+// The processor's slices are views of what it knows the sizes of: sum_buffers. Touched rows it
+// lists: touched_rows.
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kSumSlice);
   m.def(oper::schemas::kGatherSlices);
+  m.def(oper::schemas::kMarkTouched);
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("mark_replicas", oper::mark_replicas);
@@ -267,6 +266,7 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("sum_slice", oper::sum_slice);
   m.impl("sum_buffers", oper::sum_buffers);
   m.impl("gather_slices", oper::gather_slices);
+  m.impl("mark_touched", oper::mark_touched);
 }
 
 // The same for tests, of memory that the emulator takes for a device's.
@@ -277,6 +277,7 @@ TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(oper::schemas::kSumSlice);
   m.def(oper::schemas::kSumBuffers);
   m.def(oper::schemas::kGatherSlices);
+  m.def(oper::schemas::kMarkTouched);
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("mark_replicas", oper::mark_replicas);
@@ -285,4 +286,5 @@ TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("sum_slice", oper::sum_slice);
   m.impl("sum_buffers", oper::sum_buffers);
   m.impl("gather_slices", oper::gather_slices);
+  m.impl("mark_touched", oper::mark_touched);
 }

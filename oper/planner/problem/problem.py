@@ -67,6 +67,7 @@ class ClassProblem:
             gradient_ratio=classes.gradient_ratio,
             fetched_row_bytes=max(classes.width_memory) if fetches else 0.0,
             sent_bytes=self._sent_bytes,
+            nodes=self.topology.nodes,
         )
 
     @property

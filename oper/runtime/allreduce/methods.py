@@ -180,6 +180,15 @@ _WORD_BYTES = 4
 _MAX_REPLICAS = 1 << 31  # that a word can number
 
 
+def check_numbered(counts: Sequence[int]) -> None:
+    """Raise OperError if messages cannot number the replicas of a bucket."""
+    if max(counts) > _MAX_REPLICAS:
+        raise OperError(
+            f"expected up to {_MAX_REPLICAS:,} replicas of one width for the allgather of "
+            f"(id, row), got {max(counts):,}: make the plan with the bitmap method"
+        )
+
+
 class AllGather:
     """The numbers and gradients of all ranks.
 
@@ -191,12 +200,8 @@ class AllGather:
     def __init__(self, node: Node, proxies: Proxies, replicas: Replicas) -> None:
         self.read_bytes = 0
         self._node, self._proxies, self._replicas = node, proxies, replicas
-        most, dims = max(replicas.counts), replicas.dims
-        if most > _MAX_REPLICAS:
-            raise OperError(
-                f"{most:,} replicas of one width, and the allgather of (id, row) takes "
-                f"{_MAX_REPLICAS:,}; make the plan with the bitmap method"
-            )
+        dims = replicas.dims
+        check_numbered(replicas.counts)
         self._row_words = torch.tensor(dims) + 1
         self._groups = torch.tensor(replicas.groups)
         self._takes_part = torch.tensor(replicas.counts) > 0

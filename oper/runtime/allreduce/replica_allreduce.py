@@ -17,8 +17,8 @@ own bitmap is counted, as in the formula; headers of a few numbers are not. Over
 rank's own figure depends on what it transfers for its node (proxies.py); where every
 rank is a node, all of the formula comes over the network.
 
-On devices every plan's method is carried out by the bitmap method (device_bitmap.py), whose sums
-on one node are the same bits.
+Devices carry out each method with the bits and the bytes of CPU ranks (device_bitmap.py,
+device_dense.py, device_allgather.py).
 
 Three of the engine's signals order the ranks of a node: `marked`, which says that a rank no longer
 uses the last step's sums and that its bitmap is written; `reduced`; and `published`, which the
@@ -32,7 +32,9 @@ import torch
 
 from oper.base.errors import OperError
 from oper.cost.allreduce import NodeSum
+from oper.runtime.allreduce.device_allgather import DeviceAllGather
 from oper.runtime.allreduce.device_bitmap import DeviceBitmap
+from oper.runtime.allreduce.device_dense import DeviceDense
 from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Replicas
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
@@ -42,10 +44,16 @@ from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients
 
+DeviceMethod = DeviceBitmap | DeviceDense | DeviceAllGather
 METHODS: dict[str, type[Dense] | type[AllGather]] = {
     "bitmap": Bitmap,
     "dense": Dense,
     "allgather": AllGather,
+}
+DEVICE_METHODS: dict[str, type[DeviceMethod]] = {
+    "bitmap": DeviceBitmap,
+    "dense": DeviceDense,
+    "allgather": DeviceAllGather,
 }
 
 
@@ -90,7 +98,7 @@ class ReplicaAllReduce:
         )
         self._method: Method
         if isinstance(device, Cuda):
-            self._method = DeviceBitmap(node, self._proxies, device, replicas)
+            self._method = DEVICE_METHODS[method](node, self._proxies, device, replicas)
         else:
             self._method = METHODS[method](node, self._proxies, replicas)
 
@@ -113,7 +121,7 @@ class ReplicaAllReduce:
     @property
     def segments(self) -> list[DeviceSegment]:
         """The memory that devices of the node leave gradients in now."""
-        return self._method.segments if isinstance(self._method, DeviceBitmap) else []
+        return self._method.segments if isinstance(self._method, DeviceMethod) else []
 
     def begin(self, step: int, rows: SortedRows) -> None:
         """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave

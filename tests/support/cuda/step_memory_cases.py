@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oper.plan.plan import Plan
-from oper.runtime.allreduce import device_bitmap
+from oper.runtime.allreduce import device_allgather, device_sliced_sum
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import device_slots, gradient_mailbox
 from oper.runtime.memory.device import Device
@@ -57,7 +57,7 @@ def shared_memory() -> Iterator[Callable[[str], int]]:
     the module that asked: what is made is rounded up to whole pages."""
     asked: dict[tuple[str, int], int] = {}
     with ExitStack() as patched:
-        for module in (gradient_mailbox, device_bitmap, device_slots):
+        for module in (gradient_mailbox, device_sliced_sum, device_allgather, device_slots):
             name, made = module.__name__.rpartition(".")[2], module.GrowingSegments
 
             def growing(
@@ -177,7 +177,7 @@ def take_steps(
         allocated=peak.bytes - (2 if engine.training else 1) * outputs,
         mailbox=asked("gradient_mailbox"),
         between_nodes=asked("device_slots") + outbox,
-        replica_buffer=asked("device_bitmap"),
+        replica_buffer=asked("device_sliced_sum") + asked("device_allgather"),
         replicas=list(replicas),
         held=held,
     )

@@ -513,6 +513,81 @@ struct SliceArguments {
   float* out;     // the whole sum
 };
 
+// Marks the replicas whose gradients in a sum are no padding, in a bitmap that is clear. The sum has
+// all replicas of all buckets, as `groups` lay them out; the launch's buckets begin with `first`.
+struct TouchedArguments : ReplicaBuckets {
+  int64_t dim[kMostReplicaBuckets];
+  const float* values;
+  const int64_t* groups;  // [2, all buckets + 1]
+  int64_t all;
+  int64_t first;
+  unsigned long long* bitmap;
+};
+
+// The message of a rank, for the AllGather of replicas' gradients: the gradients of its replicas,
+// bucket after bucket without gaps, then their numbers, int32. Its header [2, all buckets + 1] has
+// the rows before each bucket, and the values before its gradients.
+struct HeaderArguments {
+  const int64_t* groups;  // [2, own groups + 1] of a rank's rows
+  const int64_t* group;   // [buckets] which of them are replicas; -1: none are
+  const int64_t* dim;     // [buckets]
+  int64_t buckets;
+  int64_t* header;
+};
+
+// Writes the gradients and the numbers of a rank's replicas to its message.
+struct MessageArguments : ReplicaBuckets {
+  int64_t dim[kMostReplicaBuckets];
+  int32_t lanes[kMostReplicaBuckets];  // threads that hold a row
+  int32_t wide;                        // 1: four values of it each, at once
+  const int64_t* rows;
+  const float* values;
+  const int64_t* groups;  // [2, own groups + 1] of them
+  int64_t own_groups;
+  const int64_t* header;
+  int64_t all;
+  int64_t first;  // of the launch's buckets, among all
+  float* message;
+};
+
+// The messages that the ranks of a node hold in memory that all can read: headers, and from
+// `message_word` on, in words of 4 bytes, message after message. Of rank r it is the message number
+// held_as[r] of segments[holder[r]].
+struct HeldMessages {
+  const int64_t* segments[kMostLists];
+  int64_t message_word;
+  int64_t ranks;
+  int64_t buckets;
+  const int64_t* holder;   // [ranks]
+  const int64_t* held_as;  // [ranks]
+  int64_t* headers;        // [ranks, 2, buckets + 1], copies
+  int64_t* begins;         // [2, ranks] the first word of each message in its segment, and of its
+                           // numbers in `numbers`
+};
+
+// Copies headers, and the numbers of all messages, whose replicas are marked in a bitmap that is
+// clear.
+struct NumberArguments : HeldMessages {
+  int64_t own;                // who of the holders this rank is
+  int64_t* read;              // [1] bytes of the others' messages are added
+  const int64_t* first_word;  // [buckets] of the bitmap
+  int32_t* numbers;
+  unsigned long long* bitmap;
+};
+
+// Sums the messages' gradients of each row of a union, in the order of the ranks.
+struct AddMessagesArguments : ReplicaBuckets {
+  HeldMessages messages;
+  const int32_t* numbers;
+  int64_t dim[kMostReplicaBuckets];
+  int32_t lanes[kMostReplicaBuckets];
+  int64_t wide;                  // 1: four values of a row at once
+  const int64_t* united;         // slots
+  const int64_t* united_groups;  // [2, all buckets + 1]
+  int64_t first;                 // of the launch's buckets, among all
+  float* out;
+};
+
 // Buffers that are summed.
 struct BufferArguments {
   const float* parts[kMostLists];
@@ -521,6 +596,7 @@ struct BufferArguments {
   float* out;
 };
 static_assert(sizeof(ListArguments) <= 4096 && sizeof(AggregateArguments) <= 4096);
+static_assert(sizeof(MessageArguments) <= 4096 && sizeof(AddMessagesArguments) <= 4096);
 
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
@@ -591,6 +667,11 @@ using AggregateLauncher = int(const AggregateArguments*, int64_t most_rows, void
 using SliceLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
 using BufferLauncher = int(const BufferArguments*, void* stream);
 using GatherLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
+using TouchedLauncher = int(const TouchedArguments*, void* stream);
+using HeaderLauncher = int(const HeaderArguments*, void* stream);
+using MessageLauncher = int(const MessageArguments*, int64_t most_rows, void* stream);
+using NumberLauncher = int(const NumberArguments*, int64_t most_rows, void* stream);
+using AddMessagesLauncher = int(const AddMessagesArguments*, int64_t most_rows, void* stream);
 // Words of a tile of UnionArguments.
 constexpr int64_t kTileWords = 256;
 
@@ -631,6 +712,8 @@ constexpr int64_t kDeviceInterface =
     sizeof(ListedArguments) + sizeof(FoundArguments) + sizeof(CopiedPiece) + sizeof(CopyArguments) +
     sizeof(RedirectArguments) + sizeof(ForwardArguments) + sizeof(NodeParcel) +
     sizeof(ParcelArguments) + sizeof(ClientParcel) + sizeof(JoinArguments) +
-    sizeof(VectorArguments) + sizeof(BufferArguments);
+    sizeof(VectorArguments) + sizeof(BufferArguments) + sizeof(TouchedArguments) +
+    sizeof(HeaderArguments) + sizeof(MessageArguments) + sizeof(NumberArguments) +
+    sizeof(AddMessagesArguments);
 
 }  // namespace oper

@@ -10,23 +10,12 @@
 // but bits, whose order does not matter.
 #pragma once
 
-#include "oper/allreduce/gradient_buffers.h"
 #include "oper/common/bits.h"
-#include "oper/cuda/device.h"
-#include "oper/cuda/launchers.h"
 #include "oper/cuda/listed_rows.cuh"
+#include "oper/cuda/replica_rows.cuh"
 #include "oper/step/gradient_layout.h"
 
 namespace oper {
-
-// The number of the replica at a slot; -1 where none is.
-__device__ __forceinline__ int64_t number_at(const ReplicaBuckets& a, int64_t bucket,
-                                             int64_t slot) {
-  const int64_t count = a.count[bucket];
-  if (!a.slots[bucket]) return slot >= 0 && slot < count ? slot : -1;
-  const int64_t number = last_at_most(a.slots[bucket], 0, count, slot);
-  return a.slots[bucket][number] == slot ? number : -1;
-}
 
 // A thread takes a row, of the bucket blockIdx.y. A slot that is no replica's, which the processor
 // refuses, is passed over: the host cannot be told without a wait.
@@ -40,15 +29,6 @@ __global__ void __launch_bounds__(256) mark_replicas(const __grid_constant__ Mar
     const int64_t number = number_at(a, bucket, a.rows[n]);
     if (number >= 0) atomicOr(a.bitmap + a.first_word[bucket] + number / 64, 1ull << (number % 64));
   }
-}
-
-// The sum over the lanes of a warp up to each.
-__device__ __forceinline__ int64_t sum_to_lane(int64_t value, int lane) {
-  for (int step = 1; step < kWarpThreads; step *= 2) {
-    const int64_t before = __shfl_sync(0xFFFFFFFFu, value, lane < step ? lane : lane - step);
-    if (lane >= step) value += before;
-  }
-  return value;
 }
 
 // A warp takes a tile of words. The bits of each tile are counted here, to be added up by
@@ -123,24 +103,6 @@ __global__ void __launch_bounds__(256) list_replicas(const __grid_constant__ Lis
     }
   }
   if (thread <= a.buckets) a.before[thread] = rows_before(a, a.first_word[thread]);
-}
-
-// Threads that hold a row together write it, of the bucket blockIdx.y. The first value of a row
-// that is there has +0.0 added, which tells it from padding, as on the processor.
-template <int kCount>
-__device__ __forceinline__ void write_row(const float* from, float* to, int dim, int lane,
-                                          int lanes) {
-  for (int d = lane * kCount; d < dim; d += lanes * kCount) {
-    Piece<4 * kCount> piece;
-    if (from) {
-      piece = load<4 * kCount>(from + d);
-      if (d == 0) piece.word[0] = bits_of_float(float_of_bits(piece.word[0]) + 0.0f);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) piece.word[k] = bits_of_float(kPadding);
-    }
-    store(to + d, piece);
-  }
 }
 
 __global__ void __launch_bounds__(256)
@@ -227,6 +189,20 @@ __global__ void __launch_bounds__(256) gather_slices(const __grid_constant__ Sli
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   for (int64_t n = kOfThread * thread; n < slices.size; n += kOfThread * threads)
     store(a.out + n, load<4 * kOfThread>(a.parts[n / slices.step] + n));
+}
+
+// A thread takes a replica, of the bucket blockIdx.y, in a sum of all of them. A row that any rank
+// touched begins with another value than padding (allreduce/gradient_buffers.h), and so does the
+// sum of such rows: x + y is -0.0 where both are.
+__global__ void __launch_bounds__(256) mark_touched(const __grid_constant__ TouchedArguments a) {
+  const int64_t bucket = blockIdx.y, dim = a.dim[bucket];
+  const float* const values = a.values + a.groups[a.all + 1 + a.first + bucket];
+  unsigned long long* const bitmap = a.bitmap + a.first_word[bucket];
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < a.count[bucket];
+       n += threads)
+    if (bits_of_float(values[n * dim]) != bits_of_float(kPadding))
+      atomicOr(bitmap + n / 64, 1ull << (n % 64));
 }
 
 }  // namespace oper

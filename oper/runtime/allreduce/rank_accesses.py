@@ -1,0 +1,57 @@
+"""The accesses of the batches of a node's ranks, in memory of the host: the upper bound of the
+touched replicas, whose exact number only devices know."""
+
+from functools import partial
+
+import torch
+
+from oper.base.errors import OperError
+from oper.cost.step_memory import with_slack
+from oper.runtime.comm.node import Node
+from oper.runtime.comm.shared_segment import LINE_BYTES, Segment
+from oper.runtime.memory.device import Cuda
+
+
+class RankAccesses:
+    """A number of each rank of the node in a step; a node's ranks have up to `replicas`
+    replicas."""
+
+    def __init__(self, node: Node, device: Cuda, replicas: int) -> None:
+        self._device, self._replicas = device, replicas
+        self._rank = node.peers.index(node.rank)
+        size = LINE_BYTES * len(node.peers)
+        lines = node.share_first(Segment.create(size, size, "accesses"))
+        shape = [len(node.peers), LINE_BYTES // 8]
+        self._accesses = lines.tensor(0, shape, torch.int64).numpy()[:, 0]
+        self._most = 0  # of all ranks in a step so far
+
+    def say(self, number: int) -> None:
+        """Let the other ranks know this rank's."""
+        self._write(number)
+        if self._device.capture is not None:
+            self._device.capture.check(partial(self._write, number))
+
+    def _write(self, number: int) -> None:
+        self._accesses[self._rank] = number
+
+    def of_node(self, room: int | None = None) -> int:
+        """Sum those of all ranks of the node, once all have said theirs. A step that is captured
+        gets the room that there is, a quarter more than any step needed unless `room` is given, and
+        fails when it is run with more."""
+        accesses = int(self._accesses.sum())
+        self._most = max(self._most, accesses)
+        if self._device.capture is not None:
+            accesses = max(self._most, with_slack(self._most) if room is None else room)
+            self._device.capture.check(partial(self._check, accesses))
+        return accesses
+
+    def _check(self, most: int) -> None:
+        """Raise OperError if all ranks' batches have more accesses than a captured step has room
+        for, and may touch more replicas."""
+        accesses = int(self._accesses.sum())
+        if min(accesses, self._replicas) > most:
+            raise OperError(
+                f"expected batches of up to {most:,} accesses on this node's ranks, which this "
+                f"rank's step was captured for, got {accesses:,}: give the step of oper.graph_step "
+                "the largest batches first, on all ranks"
+            )
