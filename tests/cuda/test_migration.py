@@ -43,10 +43,7 @@ def ranks() -> Iterator[Ranks]:
 )
 def test_rows_migrate_on_one_node(ranks, library, case, replicated, method):
     options = {"replicated": replicated, "method": method}
-    plans = [
-        random_plan(case.seed + n, tables_of(case), case.ranks, **options)
-        for n in range(3)
-    ]
+    plans = [random_plan(case.seed + n, tables_of(case), case.ranks, **options) for n in range(3)]
     given = (case, plans[0], STEPS, library, None, plans[1:])
     same_training(ranks.run(case.ranks, train_on_both, *given))
 

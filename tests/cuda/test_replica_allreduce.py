@@ -28,7 +28,6 @@ from tests.support.examples import examples
 from tests.support.runtime.replica_cases import Case, reduce_case
 from tests.support.runtime.worlds import Worlds
 
-
 METHODS: tuple[Method, ...] = ("bitmap", "dense", "allgather")
 
 
