@@ -14,7 +14,7 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner import least_memory as module
-from oper.planner import memory_curve as curve_module
+from oper.planner import place_together as together_module
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
     EQUAL,
@@ -255,7 +255,7 @@ def test_a_share_without_a_placement_loses_no_plan(monkeypatch: pytest.MonkeyPat
         return place(problem, watch)
 
     monkeypatch.setattr(module, "place", none_but_the_first)
-    monkeypatch.setattr(curve_module, "place", none_but_the_first)
+    monkeypatch.setattr(together_module, "place", none_but_the_first)
     found = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings())
     assert found.cost.objective_seconds == planned.cost.objective_seconds
     assert [p.extra_memory for p in memory_curve(planned, topology)] == [0.0]
