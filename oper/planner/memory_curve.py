@@ -3,19 +3,17 @@
 In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
 or, where that does not decide, to a copy of each row on each rank; they end where more memory is
 not used. The placement that was made is one of them. Those of pooled tables are made as it was
-(place_pooled.py).
+(place_pooled.py). A placement that is slower than one in less memory is replaced by that one, which
+fits as well: so time falls as memory grows.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import InfeasibleError, Planned, Watch
-from oper.planner.place_nearly_alike import place_nearly_alike
-from oper.planner.place_pooled import place_pooled
 from oper.planner.place_together import place_alone
 from oper.planner.problem.problem import Problem, round_down, with_limits
 from oper.topology.pooled_links import PooledTopology
@@ -59,37 +57,48 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, mine}
     while (share := next(doubled)) < most:
         shares.add(share)
-    points: list[CurvePoint] = []
+    placed: list[Planned] = []
+    found: list[Planned] = []  # of which none is slower than those in less memory
     for share in sorted(shares):
         if share == mine:
-            points.append(_point(planned, True))
-        elif not _is_enough(points, problem):
+            placed.append(planned)
+        elif _is_enough(placed):
+            continue
+        else:
             # A share that no placement was found for is left out, as the plan itself is good.
-            with suppress(InfeasibleError):
-                points.append(_point(_placed(within(share), topology), False))
-    return points
+            try:
+                placed.append(place_alone(within(share), Watch(lambda step: None)))
+            except InfeasibleError:
+                continue
+        slower = found and share != mine and _is_faster(found[-1], placed[-1])
+        found.append(_in_memory_of(placed[-1], found[-1]) if slower else placed[-1])
+    return [_point(each, each is planned) for each in found]
 
 
-def _placed(problem: Problem, topology: Topology) -> Planned:
-    """Return a placement within the limits of `problem`, for `topology` as it was given."""
-    if not isinstance(problem.topology, PooledTopology):
-        return place_alone(problem, Watch(lambda step: None))
-    asked = replace(problem.asked, extra_memory=problem.limits.extra_memory)
-    given, tables = (problem.workload, asked), problem.topology.tables
-    return place_nearly_alike(
-        topology, lambda ranks: place_pooled(problem.profile, ranks, *given, tables=tables)
-    )
+def _is_faster(smaller: Planned, larger: Planned) -> bool:
+    """Whether the placement in the smaller memory is faster, and keeps the limits of the larger."""
+    limits, cost = larger.problem, smaller.cost
+    fits = (cost.memory_bytes <= limits.capacity_bytes).all()
+    fits &= cost.extra_bytes <= limits.budget_bytes
+    return bool(fits) and cost.objective_seconds < larger.cost.objective_seconds
 
 
-def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:
-    """Whether more memory is not used: the last point has as many copies as the one before, and had
-    room for those of another row."""
-    if len(points) < 2:
+def _in_memory_of(limits: Planned, planned: Planned) -> Planned:
+    """The placement `planned` under the limits of another, and certified there."""
+    certificate = limits.certificate.of(planned.cost.objective_seconds)
+    return replace(planned, problem=limits.problem, certificate=certificate)
+
+
+def _is_enough(placed: list[Planned]) -> bool:
+    """Whether more memory is not used: the last placement has as many copies as the one before, and
+    had room for those of another row."""
+    if len(placed) < 2:
         return False
-    before, last = points[-2:]
-    left = (last.extra_memory - last.extra_memory_ratio) * problem.classes.total_bytes
+    problem = placed[-1].problem
+    before, last = (each.cost.extra_memory_ratio for each in placed[-2:])
+    left = (problem.limits.extra_memory - last) * problem.classes.total_bytes
     row_bytes = max(problem.classes.width_memory) * (problem.ranks - 1)
-    return last.extra_memory_ratio <= before.extra_memory_ratio and left >= row_bytes
+    return last <= before and left >= row_bytes
 
 
 def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:

@@ -8,7 +8,7 @@ more: homes of pooled tables, knapsacks of copies, even loads. So
 1. rows are placed on ranks that are alike, with the least of the capacities;
 2. they are priced on the links as they are, and swapped while that lowers T there;
 3. where few ranks fetch rows one by one, a second placement is sought for the links as they are, by
-   a linear programme, and the better of both is taken.
+   a linear programme, and the better of both is taken, by T and by the predicted step.
 
 Where ranks are alike, or differ by more, there is one placement, for the ranks as they are.
 """
@@ -23,10 +23,12 @@ from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import bound_seconds
 from oper.planner.make_placement import Planned
+from oper.planner.predict_step import predict_step_of
 from oper.planner.problem.problem import Problem, with_limits
 from oper.planner.row_placement.aim import aimed_seconds
 from oper.planner.row_placement.row_placement import RowPlacement, even_out, with_counts
 from oper.planner.row_placement.rows_at_homes import swap_in_nodes
+from oper.topology.host_tier import TierTopology
 from oper.topology.nearly_alike import as_alike, bounding
 from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import RelayedTopology, relayed, without_relays
@@ -47,8 +49,18 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
         return place(topology)
     if topology.ranks > MANY_RANKS or isinstance(found.problem.topology, PooledTopology):
         return found
-    other = place(topology)
-    return min(found, other, key=lambda each: aimed_seconds(each.problem, each.cost))
+    return min(found, place(topology), key=_badness)
+
+
+def _badness(planned: Planned) -> float:
+    """What is compared of two placements: what placements make small, and where that is T of tables
+    on devices, T times the predicted step, so that none is taken that loses more of the one than it
+    gains of the other."""
+    problem = planned.problem
+    aimed = aimed_seconds(problem, planned.cost)
+    if problem.asked.balance == "link" or isinstance(problem.topology, TierTopology):
+        return aimed
+    return aimed * predict_step_of(problem, planned.row_placement).seconds
 
 
 def on_links(planned: Planned, topology: Topology) -> Planned:

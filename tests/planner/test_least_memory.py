@@ -10,11 +10,13 @@ import pytest
 
 from oper.base.errors import OperError
 from oper.checker.check import check
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner import least_memory as module
 from oper.planner import memory_curve as curve_module
+from oper.planner import place_together as together_module
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
     EQUAL,
@@ -335,7 +337,7 @@ def test_a_share_without_a_placement_loses_no_plan(monkeypatch: pytest.MonkeyPat
         return place(problem, watch)
 
     monkeypatch.setattr(module, "place", none_but_the_first)
-    monkeypatch.setattr(curve_module, "place", none_but_the_first)
+    monkeypatch.setattr(together_module, "place", none_but_the_first)
     found = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings())
     assert found.cost.objective_seconds == planned.cost.objective_seconds
     assert [p.extra_memory for p in memory_curve(planned, topology)] == [0.0]
@@ -433,3 +435,40 @@ def test_between_nodes_each_row_travels_once_unless_told_otherwise(
     command = ("compare", "p", "--topology", topology, "--methods", "table_wise", "--json")
     (run,) = json.loads(fine(*command, *asked))["runs"]
     assert run["settings"]["fetch"] == fetch
+
+
+def test_more_memory_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A placement that is slower than one in less memory gives way to that one."""
+    topology = Topology.load("2x2-a100")
+    planned = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings(0.01))
+    place_alone = curve_module.place_alone
+
+    def without_copies(problem: Problem, watch: Watch) -> Planned:
+        placed = place_alone(problem, watch)
+        if problem.limits.extra_memory != 0.1:
+            return placed
+        none = make_placement(PROFILE, topology, problem.workload, PlanSettings(0.0))
+        certificate = placed.certificate.of(none.cost.objective_seconds)
+        rows = none.row_placement
+        return replace(placed, row_placement=rows, certificate=certificate)
+
+    monkeypatch.setattr(curve_module, "place_alone", without_copies)
+    points = memory_curve(planned, topology)
+    seconds = [point.objective_seconds for point in points]
+    assert seconds == sorted(seconds, reverse=True)
+    (before, kept) = (p for p in points if p.extra_memory in (0.05, 0.1))
+    assert kept.objective_seconds == before.objective_seconds
+    assert kept.extra_memory_ratio == before.extra_memory_ratio
+    assert kept.lower_bound_seconds <= before.lower_bound_seconds
+    assert points[-1].objective_seconds < kept.objective_seconds
+
+
+def test_bounds_for_all_shares_find_prices_once() -> None:
+    topology = Topology.load("2x4-a100")
+    problem = make_problem(PROFILE, topology, workload("training"), PlanSettings())
+    limits = DeviceLimits.of(problem)
+    bound_seconds(limits, 0.01)
+    found = Charges.of.cache_info().misses
+    for share in (0.02, 0.05, 0.3):
+        bound_seconds(limits, share)
+    assert Charges.of.cache_info().misses == found
