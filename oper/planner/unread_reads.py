@@ -21,6 +21,7 @@ from oper.planner.price_plan import price_tables
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
+from oper.topology.pooled_links import without_pooling
 from oper.topology.relays import relayed_sizes
 
 UNREAD_SHARE = 0.1  # of the reads of each table
@@ -72,7 +73,7 @@ def with_unread_reads(problem: Problem, share: float) -> Classes:
     size = topology.ranks
     pooled = np.broadcast_to(classes.pooled, len(classes))
     new = expected_reads(supposed, supposed, classes.samples, workload, size, pooled=pooled)
-    sizes = relayed_sizes(topology)
+    sizes = relayed_sizes(without_pooling(topology))
     of_nodes = node_touches(supposed, classes.samples, workload, size, sizes)
 
     def touched(chance: Floats, of_unread: Floats) -> Floats:
