@@ -1,5 +1,6 @@
 """`oper plan show`, `diff` and `explain`: the content of plans, as text and as JSON."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -48,13 +49,11 @@ def show(
     from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
-    loaded = Plan.load(plan)
-    accesses = None
+    figures = PlanFigures.of(loaded := Plan.load(plan))
     if profile is not None:
         opened = Profile.load(profile)
         check_profile(loaded, opened)
-        accesses = opened.accesses_of_tables
-    figures = PlanFigures.of(loaded, accesses)
+        figures = replace(figures, accesses=opened.accesses_of_tables)
     content = {
         "plan": str(plan),
         **figures.to_json(),
