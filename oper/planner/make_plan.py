@@ -27,6 +27,7 @@ from oper.planner.place_pooled import place_pooled
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
 from oper.planner.reference_figures import with_reference_figures
+from oper.planner.unread_reads import unread_step_seconds
 from oper.profiling.profile import Profile
 from oper.topology.relays import RelayedTopology
 from oper.topology.topology import Topology
@@ -83,6 +84,8 @@ def plan_and_placement(
     seconds["layout"] = time.perf_counter() - began - sum(seconds.values())
     report("other plans")
     plan = with_reference_figures(plan, profile, None if asked.tier else [main.problem])
+    if plan.held_out is None and not asked.tier:
+        plan = replace(plan, unread_step_seconds=unread_step_seconds(main))
     total = time.perf_counter() - began
     seconds |= {"other plans": total - sum(seconds.values()), "total": total}
     plan = replace(plan, seconds=seconds)

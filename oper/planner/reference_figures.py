@@ -24,7 +24,6 @@ from oper.planner.price_plan import (
     rank_seconds,
 )
 from oper.planner.problem.problem import Problem
-from oper.planner.unread_reads import unread_step_seconds
 from oper.profiling.profile import Profile
 
 UNSEEN_DATA = "the data that the plan was not made from"  # in warnings
@@ -34,9 +33,9 @@ _SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
 def with_reference_figures(
     plan: Plan, profile: Profile, problems: list[Problem] | None = None
 ) -> Plan:
-    """The plan with its cost on the data that follow the profile's, or, where these are not known,
-    if it read other rows; and with what simple plans would cost. `problems` are those that it
-    solves, where they are at hand."""
+    """The plan with its cost on the data that follow the profile's, where these are known, and
+    with what simple plans would cost. `problems` are those that it solves, where they are at hand.
+    """
     if problems is None:
         problems = problems_of_memories(plan, profile)
     later = later_profile(profile)
@@ -45,10 +44,8 @@ def with_reference_figures(
     unseen = None if later is None else problems_of_memories(plan, later, as_counted=True)
     # What vectors cost is known of the plan's own placement alone.
     methods = _SIMPLE if plan.vector_ratio is None else ()
-    alone = later is None and plan.host is None
     return replace(
         plan,
-        unread_step_seconds=unread_step_seconds(plan, problems[0]) if alone else None,
         held_out=None if unseen is None else held_out(plan, profile, unseen),
         simple_plans=tuple(_simple_plan(method, problems, unseen) for method in methods),
     )

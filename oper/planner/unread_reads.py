@@ -1,6 +1,6 @@
 """The step of a plan if some reads go to rows that its log never read.
 
-In: `Plan`, the `Profile` that it was made from, its `Problem`. Out: seconds. Nobody knows the share
+In: `Planned`. Out: seconds. Nobody knows the share
 of such reads without later data; so a plan that is not priced on later data says what a tenth would
 do. In each table with unread rows that share of the reads goes to these, evenly, and the other rows
 keep the rest of theirs.
@@ -14,11 +14,8 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.base.portable_math import expm1, log1p
 from oper.cost.expected_reads import expected_reads, node_touches
-from oper.plan.plan import Plan
-from oper.plan.row_locator import RowLocator
+from oper.planner.make_placement import Planned
 from oper.planner.predict_step import predict_step
-from oper.planner.price_plan import price_tables
-from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
 from oper.topology.pooled_links import without_pooling
@@ -28,19 +25,19 @@ UNREAD_SHARE = 0.1  # of the reads of each table
 _LEAST_TIMES = 1e-300  # that a row is read as often as before: above 0, so that powers are defined
 
 
-def unread_step_seconds(plan: Plan, problem: Problem) -> float | None:
-    """Return the predicted step of a plan of one memory if UNREAD_SHARE of the reads go to rows
-    that its log never read; None if it read all rows."""
-    classes = problem.classes
+def unread_step_seconds(planned: Planned) -> float | None:
+    """Return the predicted step of a placement if UNREAD_SHARE of the reads go to rows that its log
+    never read; None if it read all rows."""
+    problem, placement = planned.problem, planned.row_placement
+    classes, sets = problem.classes, placement.holder_sets
     unread = classes.accesses == 0
     if not unread.any() or unread.all():
         return None
     supposed = replace(problem, classes=with_unread_reads(problem, UNREAD_SHARE))
-    locator = RowLocator(plan)
-    priced = price_tables(supposed, locator, ClassFinder(problem.profile, classes))
-    counts = locator.by_holder_set(priced.counted)
-    method = priced.cost.allreduce_method
-    return predict_step(supposed, priced.holder_sets, counts, method).seconds
+    counts = placement.counts.astype(np.float64)
+    striped, of_rank = classes.rows - counts.sum(axis=1), placement.scan.striped_rows.sum(axis=0)
+    counts[:, : problem.ranks] += np.outer(striped, of_rank / max(int(of_rank.sum()), 1))
+    return predict_step(supposed, sets, counts, placement.cost.allreduce_method).seconds
 
 
 def with_unread_reads(problem: Problem, share: float) -> Classes:
