@@ -94,9 +94,7 @@ def test_marks_of_touched_rows_begin_between_steps(ranks: Ranks, library: str | 
 
 
 @pytest.mark.parametrize("method", ["bitmap", "dense", "allgather"])
-def test_rows_move_between_captured_steps(
-    ranks: Ranks, library: str | None, method: str
-) -> None:
+def test_rows_move_between_captured_steps(ranks: Ranks, library: str | None, method: str) -> None:
     case = Case(26, 2, optimizer="adagrad")
     plans = [
         random_plan(seed, tables_of(case), 2, replicated=0.3, method=method) for seed in (26, 27)

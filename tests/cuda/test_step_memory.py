@@ -43,9 +43,7 @@ def step_of(case: Case, samples: int, training: bool) -> DeviceStep:
     return DeviceStep(3 * samples * features, max(case.dims), case.ranks, training)
 
 
-def for_replicas(
-    case: Case, step: DeviceStep, counts: list[int], name: Method = "bitmap"
-) -> float:
+def for_replicas(case: Case, step: DeviceStep, counts: list[int], name: Method = "bitmap") -> float:
     """What the step counts for replicas of the tables' dims, each of which is a bucket."""
     row_bytes = sum(n * 4 * dim for n, dim in zip(counts, case.dims, strict=False))
     sums = replace(Sums.zeros(1), rows=np.array(sum(counts)), row_bytes=np.array(row_bytes))
@@ -204,7 +202,9 @@ def test_what_replicas_take(
     case = Case(5, 3, "adagrad", dims=(64,), rows=rows)
     step, given = step_of(case, 1_000, training=True), (ranks, library, case, 1_000)
     without = measured(*given, replicated=0.0)
-    for with_them, alone in zip(measured(*given, replicated=1.0, method=method), without, strict=True):
+    for with_them, alone in zip(
+        measured(*given, replicated=1.0, method=method), without, strict=True
+    ):
         taken = with_them.bytes - alone.bytes
         counted = for_replicas(case, step, with_them.replicas, method)
         assert (0.0 if few_rows else 0.95) * counted < taken <= counted

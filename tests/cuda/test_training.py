@@ -60,9 +60,7 @@ def assert_trains_as_on_the_cpu(
     schedule: Schedule = STEPS,
     **options: Any,
 ) -> None:
-    plan = random_plan(
-        case.seed, tables_of(case), case.ranks, **{"replicated": 0.3, **options}
-    )
+    plan = random_plan(case.seed, tables_of(case), case.ranks, **{"replicated": 0.3, **options})
     given = (case, plan, schedule, library)
     for counted in same_training(ranks.run(case.ranks, train_on_both, *given)):
         assert counted["steps"] == len(schedule)
