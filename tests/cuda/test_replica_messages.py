@@ -1,5 +1,5 @@
-"""The AllGather of replicas' gradients on devices, emulated: the bits of the CPU's kernels, for ranks
-whose messages are tensors of one process, in any order of threads."""
+"""The AllGather of replicas' gradients on devices, emulated: the bits of the CPU's kernels, for
+ranks whose messages are tensors of one process, in any order of threads."""
 
 from itertools import accumulate
 from typing import Any
