@@ -39,13 +39,24 @@ def ranks() -> Iterator[Ranks]:
         rows=st.lists(st.integers(1, 200), min_size=1, max_size=3).map(tuple),
     ),
     st.sampled_from([0.0, 0.4]),
-    st.sampled_from(["bitmap", "dense", "allgather"]),
 )
-def test_rows_migrate_on_one_node(ranks, library, case, replicated, method):
-    options = {"replicated": replicated, "method": method}
-    plans = [random_plan(case.seed + n, tables_of(case), case.ranks, **options) for n in range(3)]
+def test_rows_migrate_on_one_node(ranks, library, case, replicated):
+    plans = [
+        random_plan(case.seed + n, tables_of(case), case.ranks, replicated=replicated)
+        for n in range(3)
+    ]
     given = (case, plans[0], STEPS, library, None, plans[1:])
     same_training(ranks.run(case.ranks, train_on_both, *given))
+
+
+@pytest.mark.parametrize("method", ["dense", "allgather"])
+@pytest.mark.parametrize("number", [2, 3])
+def test_replicas_migrate_under_every_method(ranks, library, number, method):
+    case = Case(12, number, optimizer="adam", rows=(90, 9, 40))
+    options = {"replicated": 0.4, "method": method}
+    plans = [random_plan(12 + n, tables_of(case), number, **options) for n in range(3)]
+    given = (case, plans[0], STEPS, library, None, plans[1:])
+    same_training(ranks.run(number, train_on_both, *given))
 
 
 @pytest.mark.parametrize("pooled", [0.0, 0.5])

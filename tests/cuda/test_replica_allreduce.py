@@ -225,7 +225,7 @@ def test_a_captured_step_refuses_more_accesses_than_it_has_room_for(library: str
         accesses.say(number)
         capture.run()
     accesses.say(101)
-    with pytest.raises(OperError, match="expected batches of up to 100 accesses .*, got 101: give"):
+    with pytest.raises(OperError, match=r"batches of up to 100 accesses .*, got 101: give"):
         capture.run()
     few = RankAccesses(Node.join(None), device, 90)
     capture, most = device.captured(lambda: few.of_node(room=95))
@@ -236,5 +236,5 @@ def test_a_captured_step_refuses_more_accesses_than_it_has_room_for(library: str
 
 def test_replicas_that_messages_cannot_number() -> None:
     check_numbered([3, 1 << 31])
-    with pytest.raises(OperError, match="expected up to 2,147,483,648 replicas .* got 4,294"):
+    with pytest.raises(OperError, match=r"expected up to 2,147,483,648 replicas .* got 4,294"):
         check_numbered([3, 1 << 32])

@@ -1,4 +1,4 @@
-"""The AllGather of replicas' gradients on devices, emulated: the bits of the processor's kernels, for
+"""The AllGather of replicas' gradients on devices, emulated: the bits of the CPU's kernels, for
 ranks whose messages are tensors of one process, in any order of threads."""
 
 from itertools import accumulate

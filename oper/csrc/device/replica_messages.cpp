@@ -86,8 +86,8 @@ void write_message(const at::Tensor& slots, const at::Tensor& groups, const at::
 // The ranks' messages, in the memory of those who hold them.
 HeldMessages held_messages(at::TensorList segments, int64_t message_word,
                            const at::Tensor& holders) {
-  OPER_CHECK_VALUE(!segments.empty() && segments.size() <= kMostLists,
-                    "segments: expected 1 to ", kMostLists, ", got ", segments.size());
+  OPER_CHECK_VALUE(!segments.empty() && segments.size() <= kMostLists, "segments: expected 1 to ",
+                   kMostLists, ", got ", segments.size());
   HeldMessages a{};
   for (size_t n = 0; n < segments.size(); ++n) {
     check_on(segments[n], segments[0], "segments");
@@ -103,8 +103,8 @@ HeldMessages held_messages(at::TensorList segments, int64_t message_word,
 }
 
 // Headers [ranks, 2, buckets + 1] of all messages; where messages and their numbers begin
-// [2, ranks]; and the numbers, up to `most_rows`. The replicas are marked in `bitmap`, and the bytes
-// of messages that are not held by the holder `own` added to `read`.
+// [2, ranks]; and the numbers, up to `most_rows`. The replicas are marked in `bitmap`, and the
+// bytes of messages that are not held by the holder `own` added to `read`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> take_numbers(
     at::TensorList segments, int64_t message_word, const at::Tensor& holders,
     const at::Tensor& held_as, int64_t own, const at::Tensor& first_words, int64_t most_rows,

@@ -1,6 +1,7 @@
 // torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice, sum_buffers,
-// gather_slices and mark_touched on a device. Rows, gradients, bitmaps and how many there are of anything lie on the
-// device: whoever calls vouches for them, and says how many rows there are room for.
+// gather_slices and mark_touched on a device. Rows, gradients, bitmaps and how many there are of
+// anything lie on the device: whoever calls vouches for them, and says how many rows there are room
+// for.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -25,7 +25,10 @@
 // * find_united on a device: as unite_slots, and that all slots are among the united ones.
 // * redirect on a device: positions of the batch's accesses. sort_accesses vouches.
 // * unite_replicas on a device: bitmaps of no more replicas than there is room for, and no bits
-//   beyond a bucket's. mark_replicas vouches for the bits, DeviceBitmap for the room.
+//   beyond a bucket's. mark_replicas, mark_touched and take_numbers vouch for the bits, and the
+//   methods of the AllReduce (DeviceBitmap and others) for the room.
+// * write_message, take_numbers, add_messages: room for as many rows as there are, holders among
+//   the segments, and messages as write_message wrote them. DeviceAllGather vouches.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
 // * leave_lock, watch_lock: descriptors of ranks' locks. Liveness vouches.
 //

@@ -513,8 +513,9 @@ struct SliceArguments {
   float* out;     // the whole sum
 };
 
-// Marks the replicas whose gradients in a sum are no padding, in a bitmap that is clear. The sum has
-// all replicas of all buckets, as `groups` lay them out; the launch's buckets begin with `first`.
+// Marks the replicas whose gradients in a sum are no padding, in a bitmap that is clear. The sum
+// has all replicas of all buckets, as `groups` lay them out; the launch's buckets begin with
+// `first`.
 struct TouchedArguments : ReplicaBuckets {
   int64_t dim[kMostReplicaBuckets];
   const float* values;

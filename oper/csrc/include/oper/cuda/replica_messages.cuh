@@ -18,7 +18,9 @@ struct MessageHeader {
   int64_t buckets;
 
   __device__ MessageHeader(const int64_t* header, int64_t buckets)
-      : rows(header), values(header + buckets + 1), buckets(buckets) {}
+      : rows(header),
+        values(header + buckets + 1),
+        buckets(buckets) {}
 
   __device__ int64_t words() const { return values[buckets] + rows[buckets]; }
 };
@@ -68,8 +70,8 @@ __global__ void __launch_bounds__(256) write_message(const __grid_constant__ Mes
   const int64_t begin = a.groups[group], count = a.groups[group + 1] - begin;
   const float* const from = a.values + a.groups[a.own_groups + 1 + group];
   float* const to = a.message + header.values[a.first + bucket];
-  auto* const numbers = reinterpret_cast<int32_t*>(a.message + header.values[a.all]) +
-                        header.rows[a.first + bucket];
+  auto* const numbers =
+      reinterpret_cast<int32_t*>(a.message + header.values[a.all]) + header.rows[a.first + bucket];
   for (int64_t row = thread / lanes; row < count; row += rows_at_once) {
     if (lane == 0) numbers[row] = number_in_message(a, bucket, a.rows[begin + row]);
     if (a.wide)
@@ -160,13 +162,12 @@ __device__ __forceinline__ void add_row(const AddMessagesArguments& a, int64_t b
       const int64_t before = header.rows[a.first + bucket];
       const auto count = static_cast<int>(header.rows[a.first + bucket + 1] - before);
       if (count == 0) continue;
-      const int32_t* const numbers =
-          a.numbers + messages.begins[messages.ranks + rank] + before;
+      const int32_t* const numbers = a.numbers + messages.begins[messages.ranks + rank] + before;
       const int entry = last_at_most(numbers, 0, count, number);
       if (numbers[entry] != number) continue;
-      const auto more = load_values<kCount>(message_of(messages, rank) +
-                                            header.values[a.first + bucket] +
-                                            static_cast<int64_t>(entry) * dim + d);
+      const auto more =
+          load_values<kCount>(message_of(messages, rank) + header.values[a.first + bucket] +
+                              static_cast<int64_t>(entry) * dim + d);
       if (touched) {
 #pragma unroll
         for (int k = 0; k < kCount; ++k)
