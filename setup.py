@@ -35,7 +35,8 @@ OBJECTS = Path("build/objects")
 DAYS_KEPT = 7  # for objects that no build uses: other branches and flags have theirs until then
 
 FLAGS = (
-    *("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DNDEBUG", "-fwrapv", "-Wall"),
+    *("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DNDEBUG", "-fwrapv"),
+    *("-Wall", "-Wno-ignored-attributes"),  # of vector types in containers, which need none
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
     # ranks on unlike machines agree to the last bit.
     "-ffp-contract=off",
@@ -86,11 +87,14 @@ class Toolchain:
             *(f"-isystem{path}" for path in found),
         ]
         self.libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
-        self.version = subprocess.run(
-            [*self.cxx, "--version"], capture_output=True, text=True
-        ).stdout
+        try:
+            asked_version = [*self.cxx, "--version"]
+            compiler = subprocess.run(asked_version, capture_output=True, text=True).stdout
+        except OSError as problem:
+            message = f"expected a C++20 compiler; found no {self.cxx[0]} ({problem.strerror}): "
+            raise CompileError(message + "install one, or set CXX to its name") from None
         # The places of torch and Python are left out: another environment has the same headers.
-        versions = (self.version, sysconfig.get_platform(), sys.version)
+        versions = (compiler, sysconfig.get_platform(), sys.version)
         made_of = (*versions, self.flags, (torch / "version.py").read_text())
         self.digest = digest_of(repr(made_of).encode())
 

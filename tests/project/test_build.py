@@ -175,6 +175,14 @@ def test_an_error_of_the_compiler_ends_the_build_and_keeps_finished_objects(
     assert project.rebuilt() == [LOOKUP, UPDATE, OTHER, DEVICE]
 
 
+def test_a_missing_compiler_is_named(project: Project) -> None:
+    project.environment["CXX"] = "no-such-compiler -stdlib=any"
+    status, output = project.build()
+    assert status != 0
+    assert "expected a C++20 compiler; found no no-such-compiler (No such file" in output
+    assert "Traceback" not in output
+
+
 def test_objects_that_no_build_uses_are_removed_after_days(project: Project) -> None:
     project.rebuilt("-DOTHER")
     others = set((project.folder / "build/objects").glob("*.o"))
