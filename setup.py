@@ -31,12 +31,12 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 CSRC = Path("oper/csrc")
-TORCH_HEADERS = CSRC / "torch_headers.h"
 OBJECTS = Path("build/objects")
 DAYS_KEPT = 7  # for objects that no build uses: other branches and flags have theirs until then
 
 FLAGS = (
-    *("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DNDEBUG", "-fwrapv", "-Wall"),
+    *("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DNDEBUG", "-fwrapv"),
+    *("-Wall", "-Wno-ignored-attributes"),  # of vector types in containers, which need none
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
     # ranks on unlike machines agree to the last bit.
     "-ffp-contract=off",
@@ -48,17 +48,17 @@ FLAGS = (
 )
 
 
-# Files that are compiled together, longest first so that processors end together; a file is in the
-# first unit that it matches. torch's headers, and the templates that each unit makes of them, take
-# some six seconds, more than most files. Names in the anonymous namespaces of a unit differ.
+# Files that are compiled together: torch's headers, and the templates that each unit makes of them,
+# take some six seconds, more than most files. A file is in the unit with the longest pattern that
+# it matches; names in anonymous namespaces differ within a unit. The longest units come first, so
+# that processors end together.
 UNITS = {
     "gradients": ("cpu/step/gradients.cpp",),
     "lookup": ("cpu/step/lookup.cpp", "cpu/step/update.cpp"),
+    "others": ("*.cpp",),
     "step": ("cpu/step/*.cpp",),
     "scheduler": ("cpu/allreduce/*.cpp", "cpu/scheduler/*.cpp"),
     "device": ("device/*.cpp",),
-    "plan": ("cpu/plan/*.cpp",),
-    "others": ("**/*.cpp",),
 }
 
 
@@ -87,11 +87,14 @@ class Toolchain:
             *(f"-isystem{path}" for path in found),
         ]
         self.libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
-        self.version = subprocess.run(
-            [*self.cxx, "--version"], capture_output=True, text=True
-        ).stdout
+        try:
+            asked_version = [*self.cxx, "--version"]
+            compiler = subprocess.run(asked_version, capture_output=True, text=True).stdout
+        except OSError as problem:
+            message = f"expected a C++20 compiler; found no {self.cxx[0]} ({problem.strerror}): "
+            raise CompileError(message + "install one, or set CXX to its name") from None
         # The places of torch and Python are left out: another environment has the same headers.
-        versions = (self.version, sysconfig.get_platform(), sys.version)
+        versions = (compiler, sysconfig.get_platform(), sys.version)
         made_of = (*versions, self.flags, (torch / "version.py").read_text())
         self.digest = digest_of(repr(made_of).encode())
 
@@ -101,28 +104,9 @@ class Toolchain:
         made_of = digest_of(self.digest.encode(), *contents)
         return Unit(sources, OBJECTS / f"{name}-{made_of}.o")
 
-    def precompile(self) -> list[str]:
-        """Read torch's headers once instead of once per unit, and return the flags that use them.
-        No flags with compilers other than GCC."""
-        if "Free Software Foundation" not in self.version or not TORCH_HEADERS.exists():
-            return []
-        # GCC does not notice that the headers have changed, or lie elsewhere.
-        made_of = digest_of(
-            self.digest.encode(), repr(self.includes).encode(), TORCH_HEADERS.read_bytes()
-        )
-        headers = OBJECTS / f"torch-{made_of}" / TORCH_HEADERS.name
-        made = headers.with_suffix(".h.gch")
-        if not made.exists():
-            for other in OBJECTS.glob("torch-*/*.gch"):
-                other.unlink(missing_ok=True)  # each takes a hundred megabytes
-            headers.parent.mkdir(exist_ok=True)
-            shutil.copyfile(TORCH_HEADERS, headers)
-            self.run([*self.flags, *self.includes, "-x", "c++-header", headers], made, CompileError)
-        return ["-include", str(headers)]
-
-    def compile(self, unit: Unit, flags: Sequence[str]) -> None:
+    def compile(self, unit: Unit) -> None:
         sources = [part for source in unit.sources for part in ("-include", source)]
-        options = [*self.flags, *flags, *self.includes, *sources]
+        options = [*self.flags, *self.includes, *sources]
         self.run([*options, "-x", "c++", "-c", os.devnull], unit.object, CompileError)
 
     def link(self, objects: Iterable[Path]) -> Path:
@@ -219,7 +203,6 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
     if not missing:
         return
     progress = Progress(len(units), len(units) - len(missing))
-
     stopped = threading.Event()
 
     def compile_one(unit: Unit) -> None:
@@ -227,15 +210,13 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
             return
         progress.start_unit()
         try:
-            toolchain.compile(unit, flags)
+            toolchain.compile(unit)
         except BaseException:
             stopped.set()
             raise
 
     pool = ThreadPoolExecutor(jobs())
     try:
-        progress.show("reading the headers of torch")
-        flags = toolchain.precompile()
         for compiled in as_completed([pool.submit(compile_one, unit) for unit in missing]):
             compiled.result()
     finally:
@@ -258,18 +239,16 @@ def remove_old(used: set[Path]) -> None:
     for path in OBJECTS.iterdir():
         with suppress(FileNotFoundError):  # another build removes or renames it
             if path not in used and path.stat().st_mtime < oldest:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                path.unlink()
 
 
 def sources_by_unit() -> dict[str, list[Path]]:
-    left = set(CSRC.glob("**/*.cpp"))
-    units = {}
-    for name, patterns in UNITS.items():
-        taken = left & {path for pattern in patterns for path in CSRC.glob(pattern)}
-        left -= taken
-        if taken:
-            units[name] = sorted(taken)
-    return units
+    units: dict[str, list[Path]] = {name: [] for name in UNITS}
+    patterns = [(len(pattern), pattern, name) for name, of in UNITS.items() for pattern in of]
+    for source in sorted(CSRC.glob("**/*.cpp")):
+        *_, name = max(pattern for pattern in patterns if source.match(pattern[1]))
+        units[name].append(source)
+    return {name: sources for name, sources in units.items() if sources}
 
 
 def included_by(sources: Iterable[Path]) -> list[Path]:

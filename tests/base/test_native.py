@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import oper
 from oper.base import native
@@ -48,3 +49,44 @@ def test_another_version_of_the_kernels_is_refused(
         native.ops()  # when they are loaded
     native._shared.clear()
     native.ops()
+
+
+NONE = torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "error", "text"),
+    [
+        (
+            "largest_in_order",
+            (torch.zeros(5, dtype=torch.int32), torch.tensor([0, 5]), torch.tensor([1])),
+            TypeError,
+            "wanted: expected dtype bool, got Long",
+        ),
+        (
+            "draw_ranks",
+            (torch.zeros(1, dtype=torch.float64), 5, -0.5, NONE, NONE.double()),
+            ValueError,
+            "exponent: expected 0 to 1000, got -0.5",
+        ),
+        (
+            "count_rows",
+            (NONE, NONE, NONE.int(), torch.zeros(2, 3, 4)),
+            ValueError,
+            "counts: expected [classes, columns], got [2, 3, 4]",
+        ),
+        (
+            "reused_tensor",
+            (-1, torch.float32),
+            ValueError,
+            "elements: expected 0 to 1099511627776, got -1",
+        ),
+        ("load_device_library", ("no-such.so",), RuntimeError, "cannot load "),
+    ],
+)
+def test_errors_of_operators_name_what_was_expected_and_given(
+    operator: str, arguments: tuple, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}") as refused:
+        getattr(native.ops(), operator)(*arguments)
+    assert "\n" not in str(refused.value)

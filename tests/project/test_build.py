@@ -18,7 +18,7 @@ pytestmark = pytest.mark.check
 # In the order in which setup.py compiles them: four units, of which the second has two files.
 GRADIENTS, LOOKUP, UPDATE = "cpu/step/gradients.cpp", "cpu/step/lookup.cpp", "cpu/step/update.cpp"
 DEVICE, OTHER = "device/one.cpp", "other.cpp"
-SOURCES = [GRADIENTS, LOOKUP, UPDATE, DEVICE, OTHER]
+SOURCES = [GRADIENTS, LOOKUP, UPDATE, OTHER, DEVICE]
 SECONDS = 60
 # Notes each source that it compiles. One that the file `stops_at` names never ends.
 COMPILER = """#!/bin/sh
@@ -42,7 +42,6 @@ class Project:
         self.temporary.mkdir(parents=True)
         shutil.copy(REPOSITORY / "setup.py", folder)
         self.write("oper/__init__.py", "")
-        self.write("oper/csrc/torch_headers.h", "#include <vector>\n")
         self.write("oper/csrc/include/oper/outer.h", '#include "oper/inner.h"\n')
         self.write("oper/csrc/include/oper/inner.h", "#pragma once\n")
         for source in SOURCES:
@@ -144,7 +143,7 @@ def test_objects_are_used_until_what_they_are_made_from_changes(project: Project
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_build_goes_on_where_it_was(project: Project, how: signal.Signals) -> None:
-    stops_at = project.write("stops_at", f"oper/csrc/{DEVICE}")
+    stops_at = project.write("stops_at", f"oper/csrc/{OTHER}")
     process = project.start(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + SECONDS
     while not (project.folder / "reached").exists():
@@ -153,11 +152,11 @@ def test_an_interrupted_build_goes_on_where_it_was(project: Project, how: signal
         time.sleep(0.01)
     os.killpg(process.pid, how)
     assert process.wait(SECONDS) != 0
-    assert project.compiled() == [GRADIENTS, LOOKUP, UPDATE, DEVICE], "and no further one"
+    assert project.compiled() == [GRADIENTS, LOOKUP, UPDATE, OTHER], "and no further one"
     assert not list((project.folder / "oper").glob("_C*"))
     assert not list(project.temporary.iterdir())
     stops_at.unlink()
-    assert project.rebuilt() == [DEVICE, OTHER]
+    assert project.rebuilt() == [OTHER, DEVICE]
     assert project.library().exists()
 
 
@@ -173,7 +172,15 @@ def test_an_error_of_the_compiler_ends_the_build_and_keeps_finished_objects(
     assert f"oper/csrc/{UPDATE}:1" in output
     assert project.compiled() == [GRADIENTS, LOOKUP, UPDATE], "and no further one"
     source.write_text(before)
-    assert project.rebuilt() == [LOOKUP, UPDATE, DEVICE, OTHER]
+    assert project.rebuilt() == [LOOKUP, UPDATE, OTHER, DEVICE]
+
+
+def test_a_missing_compiler_is_named(project: Project) -> None:
+    project.environment["CXX"] = "no-such-compiler -stdlib=any"
+    status, output = project.build()
+    assert status != 0
+    assert "expected a C++20 compiler; found no no-such-compiler (No such file" in output
+    assert "Traceback" not in output
 
 
 def test_objects_that_no_build_uses_are_removed_after_days(project: Project) -> None:
