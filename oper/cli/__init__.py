@@ -7,6 +7,7 @@ removed what it was writing. Any other exception is a defect and shows its trace
 
 import contextlib
 import errno
+import functools
 import importlib
 import sys
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
+import typer.main
 
 from oper import __version__
 from oper.base import open_files, process_signals
@@ -100,6 +102,12 @@ for _module in VERBS.values():
     importlib.import_module(f"oper.cli.{_module}").register(app)
 
 
+@functools.cache
+def _command() -> Any:
+    """Return the commands with their options, built once rather than for each call of `main`."""
+    return typer.main.get_command(app)
+
+
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Within the block a warning of oper is one line, without the place in the source."""
@@ -123,7 +131,7 @@ def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
         with process_signals.raised(), by_command_line(), _warnings_as_lines():
-            status = app(prog_name="oper", standalone_mode=False)
+            status = _command()(prog_name="oper", standalone_mode=False)
         sys.exit(status or 0)  # of typer.Exit, or of Ctrl-C
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -58,21 +58,26 @@ def random_plan(
         },
         key=lambda pair: (pair[0], turn[pair[1]], pair[1]),
     ) or [(0, 0)]
-    number = {pair: n for n, pair in enumerate(pairs)}
+    number = np.zeros((len(sizes), len(holds)), dtype=np.int64)
+    number[tuple(np.transpose(pairs))] = np.arange(len(pairs))
     lines = [max(-(-t.rows // 448), 1) for t in tables]
     line_offset = np.r_[0, np.cumsum(lines)].astype(np.int64)
     bitmap = np.zeros((line_offset[-1], 8), np.uint64)
-    codes, used = [], np.zeros(len(pairs), dtype=np.int64)
-    bits = max(len(pairs) - 1, 0).bit_length()
+    numbers = []
     for t, table in enumerate(tables):
         marks = np.zeros(lines[t] * 448, bool)
         marks[: table.rows] = fate[t] < 2
         words = np.packbits(marks, bitorder="little").view(np.uint64).reshape(-1, 7)
         bitmap[line_offset[t] : line_offset[t + 1], 1:] = words
-        for row in np.flatnonzero(fate[t] < 2):
-            group = number[int(width_of_table[t]), int(group_of[t][row])]
-            codes.append(int(used[group]) << bits | group)
-            used[group] += 1
+        numbers.append(number[width_of_table[t], group_of[t][fate[t] < 2]])
+    of_rows = np.concatenate(numbers)
+    used = np.bincount(of_rows, minlength=len(pairs))
+    place_in_group = np.empty(len(of_rows), dtype=np.int64)
+    first_of_group = np.cumsum(used) - used
+    place_in_group[np.argsort(of_rows, kind="stable")] = np.arange(len(of_rows)) - np.repeat(
+        first_of_group, used
+    )
+    codes = place_in_group << max(len(pairs) - 1, 0).bit_length() | of_rows
     listed_offset = (
         native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(line_offset)).numpy()
     )
@@ -90,7 +95,7 @@ def random_plan(
         turn = (np.arange(striped) + rotation[t]) % len(order)
         slots[w] += np.bincount(order[turn], minlength=ranks)
     groups = [g for _, g in pairs]
-    packed = np.array(codes, dtype=np.uint32)
+    packed = codes.astype(np.uint32)
     marked = marked_groups(packed, holds[groups], bitmap, listed_offset) if seed % 2 else None
     layout = Layout(
         rows=np.array([t.rows for t in tables], np.int64),
