@@ -139,6 +139,8 @@ class DistributionForTorch(Distribution):
     """Wheels require the release of torch that their extension is built for; source archives do
     not."""
 
+    install_requires: list[str]
+
     def run_command(self, command: str) -> None:
         torch = torch_folder()
         if torch is not None and command in ("dist_info", "editable_wheel", "bdist_wheel"):
