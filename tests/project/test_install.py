@@ -259,7 +259,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
             raise KeyboardInterrupt
         (folder / "bin/pip").touch()
 
-    monkeypatch.setattr(install.venv, "create", create)
+    monkeypatch.setattr("venv.create", create)
     build, editable = ["setup.py", "--quiet", "build_ext", "--inplace"], "--editable"
     with pytest.raises(KeyboardInterrupt):
         install.main(environment, "cpu", "")
