@@ -147,9 +147,10 @@ class DistributionForTorch(Distribution):
             version = (torch / "version.py").read_text(encoding="utf-8")
             major, minor = re.findall(r"^__version__ = .(\d+)\.(\d+)", version, re.M)[0]
             needed = f"torch=={major}.{minor}.*"
-            self.metadata.install_requires = self.install_requires = [
+            distribution: Any = self
+            distribution.metadata.install_requires = distribution.install_requires = [
                 needed if re.match("torch *[<=>]", requirement) else requirement
-                for requirement in self.install_requires
+                for requirement in distribution.install_requires
             ]
         super().run_command(command)
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -260,7 +259,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
             raise KeyboardInterrupt
         (folder / "bin/pip").touch()
 
-    monkeypatch.setattr(venv, "create", create)
+    monkeypatch.setattr("venv.create", create)
     build, editable = ["setup.py", "--quiet", "build_ext", "--inplace"], "--editable"
     with pytest.raises(KeyboardInterrupt):
         install.main(environment, "cpu", "")
