@@ -147,7 +147,7 @@ __device__ __forceinline__ Piece<4 * kCount> load_values(const float* from) {
 }
 
 // Threads that hold a row together sum it, as `aggregate` does on the processor
-// (allreduce/gradient_buffers.h).
+// (allreduce/gradient_buffers.h); the +0.0 of its first value is in the messages.
 template <int kCount>
 __device__ __forceinline__ void add_row(const AddMessagesArguments& a, int64_t bucket,
                                         int64_t number, float* out, int lane) {
@@ -174,7 +174,6 @@ __device__ __forceinline__ void add_row(const AddMessagesArguments& a, int64_t b
           sum.word[k] = bits_of_float(float_of_bits(sum.word[k]) + float_of_bits(more.word[k]));
       } else {
         sum = more;
-        if (d == 0) sum.word[0] = bits_of_float(float_of_bits(sum.word[0]) + 0.0f);
         touched = true;
       }
     }
