@@ -123,10 +123,9 @@ class Plan(Summarised):
     priced. step_time: what a step takes, by its phases; None of a plan that was put together by
     hand, and where tables lie in the hosts' memory. unread_step_seconds: the step if a tenth of the
     reads went to rows that the profile never read; None if later data are known, or it read all
-    rows. seconds: spent on each step of planning; none
-    of a plan from a folder. companions: each writes what belongs into the plan's folder beside it,
-    such as vocabularies and moves. read_vocabularies: reads those of the tables; None of a plan
-    that was put together by hand.
+    rows. seconds: spent on each step of planning; none of a plan from a folder. companions: each
+    writes what belongs into the plan's folder beside it, such as vocabularies and moves.
+    read_vocabularies: reads those of the tables; None of a plan that was put together by hand.
     """
 
     tables: tuple[Table, ...]
