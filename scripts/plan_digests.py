@@ -27,7 +27,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, in_order
 from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from oper.topology.latency import Latency
@@ -110,6 +110,11 @@ def cases() -> Iterator[Case]:
         yield Case(f"dgx-a100 {mode} tier", first, Topology.load("dgx-a100"), workload, tier)
         links = PlanSettings(0.02, balance="link")
         yield Case(f"unequal:4 {mode} links", first, topologies["unequal:4"], workload, links)
+    window, last = profile(seed=1), profile(seed=1, moved=3)
+    in_order([window, last])
+    for name in ("dgx-h100", "2x4-a100"):
+        twice, workload = topologies[name].with_capacity("2"), Workload("inference", None, 4096)
+        yield Case(f"{name} inference windows", last, twice, workload, PlanSettings())
 
 
 def profile(

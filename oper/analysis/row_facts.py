@@ -225,9 +225,11 @@ def _expected(
     plan: Plan, profile: Profile, table: int, accesses: int, samples_with_row: int
 ) -> tuple[float, float]:
     """The accesses and samples of a row that the plan was made for."""
-    if plan.workload.training or samples_with_row > SELDOM:
+    if plan.workload.training:
         return accesses, samples_with_row
     of_table = profile.select([table])
+    if samples_with_row > SELDOM and of_table.turnover is None:
+        return accesses, samples_with_row
     counted = of_table.histogram()
     found = expected_counts(*counted, of_table.turnover)
     here = (counted.accesses == accesses) & (counted.samples_with_row == samples_with_row)

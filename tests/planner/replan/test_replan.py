@@ -121,6 +121,23 @@ def test_unchanged_counts_move_nothing(seed):
     assert np.isclose(found.new_seconds, plan.cost.objective_seconds, rtol=1e-9)
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("capacity", [None, "2"])
+def test_copies_are_kept_where_memory_is_free(topology, capacity):
+    """In inference, whatever rows later counts leave unread."""
+    cold = np.where(np.arange(600) < 300, zipf_counts(600, 1.1, 40_000), 0)
+    table = (Table("t", 600, dim=16),)
+    first, later = make_profile(table, [cold]), make_profile(table, [np.roll(cold, 150)])
+    ranks = Topology.load(topology)
+    ranks = ranks if capacity is None else ranks.with_capacity(capacity)
+    plan = make_plan(first, ranks, Workload("inference", None, 4096))
+    again = replan(plan, later).plan
+    used, kept = plan.cost.extra_memory_ratio, again.cost.extra_memory_ratio
+    assert used == 7 if capacity is None else used > 0.9
+    assert kept == pytest.approx(used, rel=0.02)
+    assert again.limits == plan.limits
+
+
 def test_a_longer_horizon_moves_more_and_gains_more():
     first, second = drifted()
     plan = plan_for(first)
