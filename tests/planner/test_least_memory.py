@@ -361,7 +361,7 @@ def test_more_memory_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A placement that is slower than one in less memory gives way to that one."""
     topology = Topology.load("2x2-a100")
     planned = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings(0.01))
-    place_alone = curve_module.place_alone
+    place_alone = together_module.place_alone
 
     def without_copies(problem: Problem, watch: Watch) -> Planned:
         placed = place_alone(problem, watch)
