@@ -5,15 +5,19 @@ more than measurements do (oper/topology/nearly_alike.py), a placement for the m
 is nearly as good on the links as they are, while what is known of ranks that are alike holds no
 more: homes of pooled tables, knapsacks of copies, even loads. So
 
-1. rows are placed on ranks that are alike, with the least of the capacities;
+1. rows are placed on ranks that are alike, with the least of the capacities, and, where capacities
+   were given, with their mean too, after which the coldest rows leave ranks that exceed theirs;
 2. they are priced on the links as they are, and swapped while that lowers T there;
-3. where few ranks fetch rows one by one, a second placement is sought for the links as they are, by
-   a linear programme, and the better of both is taken, by T and by the predicted step.
+3. where few ranks fetch rows one by one, they are placed for the links as they are too, by a linear
+   programme.
+
+The best is taken by T and by the predicted step.
 
 Where ranks are alike, or differ by more, there is one placement, for the ranks as they are.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from oper.base.errors import OperError
@@ -22,34 +26,44 @@ from oper.planner.bounds.pooled_bound import pooled_bound
 from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import bound_seconds
-from oper.planner.make_placement import Planned
+from oper.planner.make_placement import Planned, check_limits
+from oper.planner.place_pooled import accesses_of
 from oper.planner.predict_step import predict_step_of
+from oper.planner.price_plan import with_vectors
 from oper.planner.problem.problem import Problem, with_limits
 from oper.planner.row_placement.aim import aimed_seconds
-from oper.planner.row_placement.row_placement import RowPlacement, even_out, with_counts
+from oper.planner.row_placement.capacity_repair import keep_capacity
+from oper.planner.row_placement.row_placement import (
+    RowPlacement,
+    even_out,
+    stripe_sums,
+    with_counts,
+)
 from oper.planner.row_placement.rows_at_homes import swap_in_nodes
 from oper.topology.host_tier import TierTopology
-from oper.topology.nearly_alike import as_alike, bounding
+from oper.topology.nearly_alike import as_alike, bounding, with_mean_capacity
 from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import RelayedTopology, relayed, without_relays
 from oper.topology.topology import Topology
 
 
 def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned]) -> Planned:
-    """Return the better of the placements that `place` makes for the topology.
+    """Return the best of the placements that `place` makes for the topology.
 
     Raises what `place` raises for the topology as it is.
     """
     alike = as_alike(topology)
     if alike is topology:
         return place(topology)
-    try:
-        found = on_links(place(alike), topology)
-    except OperError:  # such as one of the least capacity, which may not hold the tables
-        return place(topology)
-    if topology.ranks > MANY_RANKS or isinstance(found.problem.topology, PooledTopology):
-        return found
-    return min(found, place(topology), key=_badness)
+    found = []
+    for ranks in dict.fromkeys((with_mean_capacity(topology), alike)):
+        # Such as those of tables that the least capacity does not hold.
+        with suppress(OperError):
+            found.append(on_links(place(ranks), topology))
+    pooled = any(isinstance(each.problem.topology, PooledTopology) for each in found)
+    if not found or (topology.ranks <= MANY_RANKS and not pooled):
+        found.append(place(topology))
+    return min(found, key=_badness)
 
 
 def _badness(planned: Planned) -> float:
@@ -64,15 +78,21 @@ def _badness(planned: Planned) -> float:
 
 
 def on_links(planned: Planned, topology: Topology) -> Planned:
-    """Return the placement on the links of `topology` as they are, with rows swapped there while
-    that pays, and certified there."""
+    """Return the placement on the links of `topology` as they are, with rows swapped there if that
+    pays, and certified there.
+
+    Raises InfeasibleError if capacities are exceeded there by more than can be repaired.
+    """
     problem = problem_on_links(planned.problem, topology)
-    rows = _swapped(problem, planned.row_placement)
-    certificate = certify(problem, rows.cost.objective_seconds)
+    kept = _within_capacities(problem, planned.row_placement)
+    tried = kept, _swapped(problem, kept)
+    found = min((_priced(planned, problem, rows) for rows in tried), key=_badness)
+    check_limits(found.problem, found.cost)
+    certificate = certify(found.problem, found.cost.objective_seconds)
     if planned.certificate.full_memory_bound_seconds is not None:
         full = _full_memory_bound(replace(problem, topology=bounding(problem.topology)))
         certificate = replace(certificate, full_memory_bound_seconds=full)
-    return replace(planned, problem=problem, row_placement=rows, certificate=certificate)
+    return replace(found, certificate=certificate)
 
 
 def problem_on_links(problem: Problem, topology: Topology) -> Problem:
@@ -89,18 +109,35 @@ def problem_on_links(problem: Problem, topology: Topology) -> Problem:
     return with_limits(problem, links, problem.limits)
 
 
+def _within_capacities(problem: Problem, placement: RowPlacement) -> RowPlacement:
+    """The placement after the coldest rows left ranks that exceed their capacity."""
+    counts = placement.counts.copy()
+    striped_bytes = stripe_sums(problem, placement.scan).memory_bytes
+    keep_capacity(problem, placement.holder_sets, counts, striped_bytes)
+    kept = with_counts(problem, placement, counts, 0)
+    return replace(kept, cost_before_swaps=kept.cost)
+
+
 def _swapped(problem: Problem, placement: RowPlacement) -> RowPlacement:
-    """The placement after swaps; those of pooled tables stay in their nodes, by which their bags'
+    """The placement after swaps; rows of pooled tables stay in their nodes, by which their bags'
     vectors are counted."""
-    sets, counts = placement.holder_sets, placement.counts.copy()
-    before = problem.price(sets, placement.sums)
+    sets, counts, before = placement.holder_sets, placement.counts.copy(), placement.cost
     if not isinstance(problem.topology, PooledTopology):
         rounds = even_out(problem, sets, counts, before)
     elif problem.asked.balance == "link":
         rounds = 0
     else:
         rounds = swap_in_nodes(problem, sets, counts, before.rank_seconds.copy())
-    return replace(with_counts(problem, placement, counts, rounds), cost_before_swaps=before)
+    return with_counts(problem, placement, counts, rounds)
+
+
+def _priced(planned: Planned, problem: Problem, rows: RowPlacement) -> Planned:
+    """The placement with these rows, in their problem, and with the vectors that bags of pooled
+    tables need of them."""
+    if isinstance(problem.topology, PooledTopology):
+        problem = with_vectors(problem, rows.holder_sets, accesses_of(problem, rows), rows.sums)
+        rows = replace(rows, cost=problem.price(rows.holder_sets, rows.sums))
+    return replace(planned, problem=problem, row_placement=rows)
 
 
 def _full_memory_bound(problem: Problem) -> float:

@@ -349,7 +349,7 @@ def _priced(
     given = problem.topology
     assert isinstance(given, PooledTopology)
     problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
-    accesses = _expected_accesses(problem, rows)
+    accesses = accesses_of(problem, rows)
     problem = with_vectors(problem, rows.holder_sets, accesses, rows.sums)
     cost = problem.price(rows.holder_sets, rows.sums)
     certificate = certify(problem, cost.objective_seconds)
@@ -359,12 +359,12 @@ def _priced(
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
     """The share of each table's accesses that a rank of another node makes to rows of each node,
     the mean over those ranks, [T, N]."""
-    accesses = _expected_accesses(problem, rows)
+    accesses = accesses_of(problem, rows)
     return shares_of_nodes(problem, rows.holder_sets, accesses)
 
 
-def _expected_accesses(problem: Problem, rows: RowPlacement) -> Floats:
-    """`expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
+def accesses_of(problem: Problem, rows: RowPlacement) -> Floats:
+    """Return `expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
     found = expected_accesses(problem, rows.counts)
     found[:, : problem.ranks] += rows.scan.striped_expected
     return found

@@ -57,6 +57,17 @@ def as_alike(topology: Topology) -> Topology:
     return found if near and found.homogeneous and not equal else topology
 
 
+def with_mean_capacity(topology: Topology) -> Topology:
+    """Return `as_alike(topology)` with the mean of the capacities that were given, which some ranks
+    do not have; the very same object as that one if none differ."""
+    alike, given = as_alike(topology), topology.capacity
+    if alike.capacity == given or not isinstance(given, tuple):
+        return alike
+    mean = sum(given) / len(given)
+    each = int(mean) if isinstance(given[0], int) else mean
+    return replace(alike, capacity=(each,) * len(given))
+
+
 def bounding(topology: Topology) -> Topology:
     """Return the topology with the least cost of each kind of link and the greatest memory, without
     a capacity: what every placement takes at least there, it takes on the links as they are."""
