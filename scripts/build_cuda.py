@@ -27,7 +27,7 @@ LIBRARY = REPOSITORY / "oper/_cuda.so"
 NVSHMEM_LIBRARY = "_nvshmem.so"  # beside it
 NVSHMEM_PACKAGE = "nvidia-nvshmem-cu13==3.4.5"  # as torch 2.13 for CUDA has it
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
-NEW_GENERATION = 100  # from this architecture on the compiler makes other PTX
+OWN_PTX = 100  # from this architecture on the compiler makes other PTX
 # CUB and NVSHMEM choose code by architecture; the library names those it is compiled for.
 SEES_ARCHITECTURES = re.compile("<cub/|/nvshmem/|<nvshmem|__CUDA_ARCH_LIST__")
 # No contraction of a product and a sum: results are those of the processor's kernels, bit by bit.
@@ -140,15 +140,14 @@ def compile_all(
 def targets(source: Path, architectures: Sequence[int]) -> list[str]:
     """Return nvcc's options for `architectures`: what to compile PTX for, and assemble it for.
 
-    The compiler makes PTX, which takes most of the time, once per generation of architectures: PTX
-    for sm_80 and sm_90 is equal, and from sm_100 on it differs. Sources that see the architectures
-    in the preprocessor are compiled for each architecture.
+    The compiler makes PTX, which takes most of the time, once for the architectures that share it,
+    such as sm_80 and sm_90. Sources that see the architectures in the preprocessor are compiled for
+    each architecture.
     """
     ptx_for = {a: a for a in architectures}
     if not SEES_ARCHITECTURES.search(source.read_text(encoding="utf-8")):
-        for generation in (range(NEW_GENERATION), range(NEW_GENERATION, 1000)):
-            members = [a for a in architectures if a in generation]
-            ptx_for |= dict.fromkeys(members, min(members, default=0))
+        shared = [a for a in architectures if a < OWN_PTX]
+        ptx_for |= dict.fromkeys(shared, min(shared, default=OWN_PTX))
     return [f"-gencode=arch=compute_{ptx},code=sm_{a}" for a, ptx in ptx_for.items()]
 
 

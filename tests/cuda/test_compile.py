@@ -117,8 +117,9 @@ def test_ptx_is_made_once_for_the_architectures_that_share_it() -> None:
         "-gencode=arch=compute_80,code=sm_90",
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_100,code=sm_100",
-        "-gencode=arch=compute_100,code=sm_120",
+        "-gencode=arch=compute_120,code=sm_120",
     ]
+    assert build_cuda.targets(lookup, (100,)) == ["-gencode=arch=compute_100,code=sm_100"]
     assert build_cuda.targets(sort, (80, 90)) == [
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90,code=sm_90",
