@@ -27,6 +27,9 @@ LIBRARY = REPOSITORY / "oper/_cuda.so"
 NVSHMEM_LIBRARY = "_nvshmem.so"  # beside it
 NVSHMEM_PACKAGE = "nvidia-nvshmem-cu13==3.4.5"  # as torch 2.13 for CUDA has it
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
+OWN_PTX = 100  # from this architecture on the compiler makes other PTX
+# CUB and NVSHMEM choose code by architecture; the library names those it is compiled for.
+SEES_ARCHITECTURES = re.compile("<cub/|/nvshmem/|<nvshmem|__CUDA_ARCH_LIST__")
 # No contraction of a product and a sum: results are those of the processor's kernels, bit by bit.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC")
 STRICT = ("-Werror", "all-warnings")
@@ -111,7 +114,6 @@ def compile_all(
     """Object files by path, each with what the compiler said of registers: of the device kernels,
     or with NVSHMEM's package of those for it. CalledProcessError where one does not compile, or
     has warnings."""
-    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     sources = CSRC / ("cuda" if nvshmem is None else "nvshmem")
 
     def compile_one(source: Path) -> tuple[Path, str]:
@@ -122,7 +124,7 @@ def compile_all(
             *STRICT,
             "-Xptxas",
             "-v",
-            *targets,
+            *targets(source, architectures),
         ]
         command += [f"-I{CSRC}", f"-I{CSRC / 'include'}"]
         if nvshmem is not None:  # its calls are functions of its library for devices
@@ -133,6 +135,20 @@ def compile_all(
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(pool.map(compile_one, sorted(sources.glob("*.cu"))))
+
+
+def targets(source: Path, architectures: Sequence[int]) -> list[str]:
+    """Return nvcc's options for `architectures`: what to compile PTX for, and assemble it for.
+
+    The compiler makes PTX, which takes most of the time, once for the architectures that share it,
+    such as sm_80 and sm_90. Sources that see the architectures in the preprocessor are compiled for
+    each architecture.
+    """
+    ptx_for = {a: a for a in architectures}
+    if not SEES_ARCHITECTURES.search(source.read_text(encoding="utf-8")):
+        shared = [a for a in architectures if a < OWN_PTX]
+        ptx_for |= dict.fromkeys(shared, min(shared, default=OWN_PTX))
+    return [f"-gencode=arch=compute_{ptx},code=sm_{a}" for a, ptx in ptx_for.items()]
 
 
 def link(toolkit: Path, objects: Sequence[Path], output: Path) -> None:

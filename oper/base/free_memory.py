@@ -49,10 +49,10 @@ def _control_groups(proc: Path) -> Iterator[FreeMemory]:
     for mount in mounts:
         # ID parent major:minor root mount-point options [tags] - type source super-options
         before, _, after = mount.partition(" - ")
-        root, mounted_at = (Path(_unescape(field)) for field in before.split()[3:5])
         kind, _, options = after.split(maxsplit=2)
         if kind not in path_of or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
+        root, mounted_at = (Path(_unescape(field)) for field in before.split()[3:5])
         # In a container the group's path may be outside of what is mounted: then the mount
         # itself is the group.
         ours = Path(path_of[kind])

@@ -103,7 +103,7 @@ for _module in VERBS.values():
 
 
 @functools.cache
-def _command() -> Any:
+def command() -> Any:
     """Return the commands with their options, built once rather than for each call of `main`."""
     return typer.main.get_command(app)
 
@@ -131,7 +131,7 @@ def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
         with process_signals.raised(), by_command_line(), _warnings_as_lines():
-            status = _command()(prog_name="oper", standalone_mode=False)
+            status = command()(prog_name="oper", standalone_mode=False)
         sys.exit(status or 0)  # of typer.Exit, or of Ctrl-C
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":

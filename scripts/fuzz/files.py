@@ -278,7 +278,7 @@ def _quiet(*arguments: object) -> None:
     argv, sys.argv = sys.argv, ["oper", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            cli.app(prog_name="oper", standalone_mode=False)
+            cli.command()(prog_name="oper", standalone_mode=False)
     finally:
         sys.argv = argv
 

@@ -117,6 +117,38 @@ def test_every_kernel_is_there_for_every_architecture(kernels: list[Kernel]) -> 
     assert {family(name) for name in ours} == set(MOST_REGISTERS)
 
 
+def test_ptx_is_made_once_for_the_architectures_that_share_it() -> None:
+    lookup, sort = (build_cuda.CSRC / f"cuda/{name}.cu" for name in ("lookup", "sort"))
+    assert build_cuda.targets(lookup, (90, 80, 100, 120)) == [
+        "-gencode=arch=compute_80,code=sm_90",
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_100,code=sm_100",
+        "-gencode=arch=compute_120,code=sm_120",
+    ]
+    assert build_cuda.targets(lookup, (100,)) == ["-gencode=arch=compute_100,code=sm_100"]
+    assert build_cuda.targets(sort, (80, 90)) == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90,code=sm_90",
+    ]
+
+
+def test_sources_that_see_the_architectures_are_compiled_for_each() -> None:
+    """Other sources and headers ask only whether they are compiled for a device."""
+    sees = re.compile(r"__CUDA_ARCH__(?!\))|__CUDA_ARCH_\w*[A-Z]_|<cub/|<nvshmem")
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in build_cuda.CSRC.rglob("*")
+        if path.suffix in (".cu", ".cuh", ".h")
+    }
+    found = {path for path, text in texts.items() if sees.search(text)}
+    known = {path for path, text in texts.items() if build_cuda.SEES_ARCHITECTURES.search(text)}
+    assert found <= known
+    interface, sort = sorted(path for path in found if path.parent.name == "cuda")
+    assert (interface.name, sort.name) == ("interface.cu", "sort.cu")
+    for path in sorted((build_cuda.CSRC / "nvshmem").glob("*.cu")):
+        assert build_cuda.targets(path, (80, 90)) == build_cuda.targets(sort, (80, 90))
+
+
 def test_registers_and_spills(kernels: list[Kernel]) -> None:
     ours = [kernel for kernel in kernels if not kernel.is_cub]
     beyond = [k for k in ours if k.registers > most_registers(k.name) or k.spilled]
