@@ -359,7 +359,7 @@ def test_explain(mode: str, tmp_path: Path) -> None:
     assert facts.cost is not None
     assert facts.cost.one_owner_seconds == pytest.approx(owned[c], rel=1e-12)
     assert facts.cost.everywhere_seconds == pytest.approx(copied[c], rel=1e-12)
-    said = re.search(r"times an iteration: (\S+ \S+) of .* with one owner, (\S+ \S+) with", why)
+    said = re.search(r"times a step: (\S+ \S+) of .* with one owner, (\S+ \S+) with", why)
     assert said is not None, why
     assert said.groups() == (format_duration(owned[c]), format_duration(copied[c]))
 

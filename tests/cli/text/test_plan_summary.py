@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from oper.analysis.plan_facts import PlanFigures
+from oper.base.formatting import format_duration
 from oper.cli.plan_commands.plan_summary import summary
 from oper.plan.plan import Plan
 from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
@@ -145,7 +146,14 @@ def test_a_simple_plan_that_is_faster_on_held_out_data_is_named(planned: Plan) -
 
 
 def test_a_plan_without_held_out_data_says_how_to_get_them(planned: Plan) -> None:
-    said = told(PlanFigures.of(replace(planned, held_out=None)))["held out"]
-    assert said == (
-        "not measured on data the plan has not seen: `oper profile --hold-out 20%` would"
+    """And how sensitive the plan is to reads of rows that the log never read."""
+    said = told(PlanFigures.of(replace(planned, held_out=None, unread_step_seconds=None)))
+    missing = "not measured on data the plan has not seen: `oper profile --hold-out 20%` would"
+    assert said["held out"] == missing
+    assert planned.step_time is not None
+    twice = 2 * planned.step_time.seconds
+    said = told(PlanFigures.of(replace(planned, held_out=None, unread_step_seconds=twice)))
+    assert said["held out"] == (
+        f"{missing}. If 10% of the reads go to rows that this sample never read, the step takes "
+        f"{format_duration(twice)} (predicted: {format_duration(planned.step_time.seconds)})"
     )
