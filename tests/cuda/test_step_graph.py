@@ -123,6 +123,7 @@ def test_a_rank_that_dies_in_a_captured_step_is_named(library: str | None, at: s
         ("bitmap", 1.0, 3),
         ("dense", 1.0, 2000),
         ("allgather", 1.0, 2000),
+        ("allgather", 1.0, 3),
     ],
 )
 def test_a_larger_batch_beside_a_captured_step(

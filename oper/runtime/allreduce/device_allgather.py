@@ -66,7 +66,8 @@ class DeviceAllGather:
         self._segments = GrowingSegments(
             node, partial(device_segment, device, GRADIENTS), self._start + LINE_BYTES
         )
-        self._accesses = RankAccesses(node, device, self._rows)
+        self._most_numbers = node.ranks * self._rows  # of all messages
+        self._accesses = RankAccesses(node, device, self._most_numbers)
         self._own_accesses = 0
         self.read_bytes = torch.zeros(1, dtype=torch.int64, device=on)
 
@@ -137,14 +138,13 @@ class DeviceAllGather:
         segments = [self._segment(peer) for peer in self._node.peers]
         given = (segments, self._start // _WORD_BYTES, self._holders)
         accesses = self._accesses.of_node()
-        most_numbers = min(accesses, self._node.ranks * self._rows)
         bitmap = self._device.new(self._bitmap_words, torch.int64)
         headers, begins, numbers = ops.take_numbers(
             *given,
             self._held_as,
             self._node.peers.index(self._node.rank),
             self._first_words,
-            most_numbers,
+            min(accesses, self._most_numbers),
             bitmap,
             self.read_bytes,
             stream,

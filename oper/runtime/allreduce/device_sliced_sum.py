@@ -127,8 +127,8 @@ class DeviceSlicedSum:
         )
 
     def gather(self, total: torch.Tensor) -> None:
-        """Copy all slices of the sum to `total`, which may be this rank's buffer: others read the
-        slices there that this rank does not copy."""
+        """Copy all slices of the sum to `total`, which may be this rank's buffer: the slices that
+        others read there are left as they are."""
         # Kept no longer than needed: ranks may replace them in the next step.
         buffers, groups = self._buffers, self._groups
         self._buffers = []
@@ -137,6 +137,8 @@ class DeviceSlicedSum:
             self._device.ops().gather_slices(buffers, groups, total, self._device.stream)
             return
         for peer, buffer in zip(self._peers, buffers, strict=True):
+            if buffer.data_ptr() == total.data_ptr():
+                continue
             for of_buffer, _ in self._brought(self._over_nodes, peer):
                 total[of_buffer] = buffer[of_buffer]
 

@@ -13,11 +13,11 @@ from oper.runtime.memory.device import Cuda
 
 
 class RankAccesses:
-    """A number of each rank of the node in a step; a node's ranks have up to `replicas`
-    replicas."""
+    """A number of each rank of the node in a step. For more than `enough` accesses of all ranks no
+    more room is needed than for these."""
 
-    def __init__(self, node: Node, device: Cuda, replicas: int) -> None:
-        self._device, self._replicas = device, replicas
+    def __init__(self, node: Node, device: Cuda, enough: int) -> None:
+        self._device, self._enough = device, enough
         self._rank = node.peers.index(node.rank)
         size = LINE_BYTES * len(node.peers)
         lines = node.share_first(Segment.create(size, size, "accesses"))
@@ -46,10 +46,9 @@ class RankAccesses:
         return accesses
 
     def _check(self, most: int) -> None:
-        """Raise OperError if all ranks' batches have more accesses than a captured step has room
-        for, and may touch more replicas."""
+        """Raise OperError if all ranks' batches need more room than a captured step has."""
         accesses = int(self._accesses.sum())
-        if min(accesses, self._replicas) > most:
+        if min(accesses, self._enough) > most:
             raise OperError(
                 f"expected batches of up to {most:,} accesses on this node's ranks, which this "
                 f"rank's step was captured for, got {accesses:,}: give the step of oper.graph_step "

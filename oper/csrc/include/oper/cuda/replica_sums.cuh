@@ -183,12 +183,15 @@ __global__ void __launch_bounds__(256) add_buffers(const __grid_constant__ Buffe
   a.out[n] = sum;
 }
 
+// `out` may be one of the parts, whose own slice others read meanwhile: that is left as it is.
 __global__ void __launch_bounds__(256) gather_slices(const __grid_constant__ SliceArguments a) {
   const Slices slices(a);
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  for (int64_t n = kOfThread * thread; n < slices.size; n += kOfThread * threads)
-    store(a.out + n, load<4 * kOfThread>(a.parts[n / slices.step] + n));
+  for (int64_t n = kOfThread * thread; n < slices.size; n += kOfThread * threads) {
+    const float* const from = a.parts[n / slices.step];
+    if (from != a.out) store(a.out + n, load<4 * kOfThread>(from + n));
+  }
 }
 
 // A thread takes a replica, of the bucket blockIdx.y, in a sum of all of them. A row that any rank
