@@ -3,7 +3,8 @@
 In: `Plan`. Out: typed facts. They are put into words where they are shown.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +16,7 @@ from oper.cost.read_charges import Charges
 from oper.plan.memories import ThresholdReason
 from oper.plan.plan import Plan
 from oper.plan.plan_file import to_json
+from oper.plan.reference_figures import SimpleMethod
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 
 # Of the extra memory allowed: a part of it that is worth a word if it is not used.
@@ -25,23 +27,35 @@ _ALIKE = 0.05
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """A plan with the rows of each table and the bytes of each rank by kind, and the tables'
-    accesses [T] in the profile, where it is known."""
+    """A plan with the rows of each table and the bytes of each rank by kind.
+
+    accesses: [T] of the tables in the profile, if it is known. simple_steps: seconds of a step by
+    simple plans, if they were predicted.
+    """
 
     plan: Plan
     kinds: RowsByKind
     accesses: Ints | None = None
+    simple_steps: Mapping[SimpleMethod, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: Plan, accesses: Ints | None = None) -> "PlanFigures":
-        """The figures of a plan; counts the rows of each kind."""
-        return PlanFigures(plan, rows_by_kind(plan), accesses)
+    def of(
+        plan: Plan,
+        accesses: Ints | None = None,
+        simple_steps: Mapping[SimpleMethod, float] | None = None,
+    ) -> "PlanFigures":
+        """Return the figures of a plan; counts the rows of each kind."""
+        return PlanFigures(plan, rows_by_kind(plan), accesses, simple_steps or {})
 
     def to_json(self) -> dict[str, Any]:
         """What `oper plan --json` and `oper plan show --json` print, but the plan's folder."""
         plan, replay = self.plan, cache_replay(self.plan)
+        stated = plan.to_json()
+        for simple in stated["simple_plans"]:
+            if simple["method"] in self.simple_steps:
+                simple["step_seconds"] = self.simple_steps[simple["method"]]
         return {
-            **plan.to_json(),
+            **stated,
             "partitions": to_json(plan.main.partitions),
             "owner_accesses": plan.owner_accesses.tolist(),
             "replica_accesses": plan.replica_accesses,

@@ -1,6 +1,6 @@
 """Sentences about facts of a plan that several places show, such as the terminal and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from oper.analysis.plan_facts import Threshold
 from oper.base.formatting import (
@@ -16,7 +16,7 @@ from oper.cost.workload import Workload
 from oper.plan.certificate import BoundNote, Certificate
 from oper.plan.memories import ThresholdReason
 from oper.plan.plan import Plan
-from oper.plan.reference_figures import HeldOut, HeldOutSource, SimplePlan
+from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
 
 _NOTES = {
     BoundNote.HOT_ROWS_ALONE: (
@@ -129,6 +129,28 @@ def simple_plans_sentence(
     ]
     said = "; ".join(parts)
     return said[:1].upper() + said[1:] if said else None
+
+
+def simple_plans_compared(plan: Plan, steps: Mapping[SimpleMethod, float]) -> str | None:
+    """Return how many times faster a plan is than simple plans that fit, and which do not; None if
+    these were not priced. Compares the `steps` of simple plans, or transfer times if there are
+    none."""
+    seconds = plan.cost.objective_seconds
+    if steps and plan.step_time is not None:
+        seconds = plan.step_time.seconds
+    times = [
+        (each.method, steps.get(each.method, each.objective_seconds))
+        for each in plan.simple_plans
+        if each.fits
+    ]
+    parts = [_faster(times, seconds)] if times else []
+    parts += [
+        f"{METHOD_NAMES[each.method]} does not fit ({format_factor(each.memory_factor)} times the "
+        "memory)"
+        for each in plan.simple_plans
+        if not each.fits
+    ]
+    return "; ".join(parts) or None
 
 
 def _faster(others: Sequence[tuple[str, float]], seconds: float) -> str:

@@ -16,6 +16,7 @@ from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.enough_accesses import warn_if_too_small
+from oper.planner.predict_step import predict_step
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
@@ -43,6 +44,17 @@ def with_reference_figures(
         held_out=None if unseen is None else held_out(plan, profile, unseen),
         simple_plans=tuple(_simple_plan(method, problems, unseen) for method in methods),
     )
+
+
+def simple_steps(problem: Problem) -> dict[SimpleMethod, float]:
+    """Return the predicted seconds of a step under the simple plans."""
+    found = {}
+    for method, place in _SIMPLE.items():
+        baseline = place(problem)
+        assert baseline.cells is not None, "its rows are whole"
+        counts = baseline.cells.dense(len(problem.classes), len(baseline.holder_sets))
+        found[method] = predict_step(problem, baseline.holder_sets, counts, "none").seconds
+    return found
 
 
 def later_profile(profile: Profile) -> Profile | None:

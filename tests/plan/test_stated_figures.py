@@ -352,7 +352,7 @@ def test_plans_put_together_by_hand_lack_parts_and_are_shown(saved: Path, tmp_pa
     ):
         folder = tmp_path / str(number)
         by_hand.save(folder)
-        assert "Predicted iteration" in fine("plan", "show", folder)
+        assert "transfer time" in fine("plan", "show", folder)
         fine("plan", "show", folder, "--json")
         fine("plan", "check", folder)
     assert np.array_equal(Plan.load(tmp_path / "0").cost.rank_seconds, plan.cost.rank_seconds)

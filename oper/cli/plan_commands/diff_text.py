@@ -10,8 +10,7 @@ from oper.base.formatting import (
     plural,
 )
 from oper.base.spoken import all_figures, option
-from oper.cli.plan_commands.plan_text import facts_table
-from oper.cli.shared.console import new_console, new_table
+from oper.cli.shared.console import facts_table, new_console, new_table
 
 if TYPE_CHECKING:
     from oper.analysis.plan_differences import PlanDifferences
@@ -28,7 +27,7 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
     out.print()
     table = new_table("", "old", "new", "change")
     for label, form, before, after in (
-        ("predicted iteration", format_duration, old.objective_seconds, new.objective_seconds),
+        ("transfer time", format_duration, old.objective_seconds, new.objective_seconds),
         (
             "copies, of the tables' bytes",
             format_percent,
@@ -75,7 +74,7 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
 
 
 def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
-    """How many rows are elsewhere, and what that does to the iteration."""
+    """How many rows are elsewhere, and by how many bytes."""
     changed, changed_bytes = found.rows_changed, found.bytes_changed
     if changed is None or changed_bytes is None:
         return (

@@ -8,10 +8,11 @@ from typing import Any
 import typer
 
 from oper.base.errors import OperError
-from oper.base.formatting import format_percent, plural
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
-from oper.cli.plan_commands.plan_text import curve_table, print_plan
+from oper.cli.plan_commands.curve_text import curve_table
+from oper.cli.plan_commands.plan_summary import print_next, print_summary
+from oper.cli.plan_commands.plan_text import print_plan
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.default_subcommand import DEFAULT, verb
@@ -76,7 +77,7 @@ def make(
     capacity: str | None = CAPACITY,
     tier: str | None = TIER,
     curve: bool = typer.Option(
-        False, "--curve", help="Print what more or less memory would do to the iteration time."
+        False, "--curve", help="Print the transfer time for more and for less memory."
     ),
     force: bool = FORCE,
     verbose: bool = VERBOSE,
@@ -91,6 +92,7 @@ def make(
     from oper.planner.make_plan import plan_and_placement
     from oper.planner.memory_curve import memory_curve
     from oper.planner.place_by_table import estimated_gain
+    from oper.planner.reference_figures import simple_steps
     from oper.profiling.profile import Profile
 
     if output is not None:
@@ -127,7 +129,9 @@ def make(
         if curve:
             report("curve")
             points = memory_curve(placed, ranks)
-    figures = PlanFigures.of(made, opened.accesses_of_tables)
+    comparable = made.simple_plans and made.step_time is not None
+    steps_of_others = simple_steps(placed.problem) if comparable else None
+    figures = PlanFigures.of(made, opened.accesses_of_tables, steps_of_others)
     gain = estimated_gain(made, opened, ranks) if fetch is None else None
     content: dict[str, Any] = {
         "plan": None if output is None else str(output),
@@ -141,17 +145,14 @@ def make(
     def text() -> None:
         if curve:
             out = new_console()
-            out.print(
-                "Predicted iterations by extra memory, a share of the tables' bytes for copies:"
-            )
+            out.print("Transfer time by extra memory, a share of the tables' bytes for copies:")
             out.print(curve_table(points))
-        if output is not None:
-            print_plan(figures, str(output), verbose)
-        if gain is not None:
-            new_console().print(
-                f"--fetch auto: up to {format_percent(gain.share)} shorter by estimate "
-                f"({gain.pooled_tables} of {plural(gain.tables, 'table')} pooled; sums in another "
-                "order)"
-            )
+        if output is None:
+            return
+        if verbose:
+            print_plan(figures, str(output), verbose, gain)
+        else:
+            print_summary(figures, str(output), gain)
+        print_next(str(output), profile)
 
     emit(as_json, content, text, written=not curve)

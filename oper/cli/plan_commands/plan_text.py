@@ -1,44 +1,41 @@
-"""A plan as `oper plan` and `oper plan show` print it: what it is, its ranks, its tables, why."""
+"""A plan as `oper plan show` and `oper plan -v` print it: summary, ranks, tables, reasons."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table as RichTable
-
 from oper.base.formatting import (
-    at_most,
     format_bytes,
     format_digits,
     format_duration,
     format_factor,
-    format_gap,
     format_number,
     format_percent,
     format_share,
     plural,
 )
 from oper.base.spoken import all_figures, option, spoken
-from oper.cli.shared.console import new_console, new_table
+from oper.cli.plan_commands.plan_summary import print_summary
+from oper.cli.shared.console import facts_table, new_console, new_table
 
 if TYPE_CHECKING:
     from oper.analysis.plan_facts import Copies, LinkUse, PlanFigures
     from oper.cost.step_time import StepTime
     from oper.plan.plan import Plan
     from oper.plan.reference_figures import SimplePlan
-    from oper.planner.memory_curve import CurvePoint
+    from oper.planner.place_by_table import EstimatedGain
 
 _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more
 _MOST_TABLES = 14
 _SHOWN_TABLES = 12  # of more
-_SHOWN_SAVING = 5e-5  # of an iteration: less is 0.00 %
+_SHOWN_SAVING = 5e-5  # of the transfer time: less is 0.00 %
 
 
-def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
+def print_plan(
+    figures: "PlanFigures", name: str, verbose: bool, gain: "EstimatedGain | None" = None
+) -> None:
     """Print a plan called `name`; with `verbose` all tables, and how the plan was made."""
     out = new_console()
-    for sentence in headline(figures.plan, name):
-        out.print(sentence)
+    print_summary(figures, name, gain)
     out.print()
     print_ranks(out, figures.plan, verbose)
     out.print()
@@ -50,41 +47,9 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
     out.print(facts_table(plan_facts(figures.plan, verbose)))
 
 
-def headline(plan: "Plan", name: str) -> list[str]:
-    """What the plan is and how good, in sentences."""
-    from oper.analysis.plan_facts import fit
-    from oper.analysis.wording import MADE_FOR, fetching, held_out_sentence, simple_plans_of
-
-    workload = plan.workload
-    sentences = [
-        f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
-        f"{plural(len(plan.tables), 'table')} on {plural(plan.ranks, 'rank')} "
-        f"({plan.topology.name}), for {workload.mode} with batches of "
-        f"{plural(workload.batch_size, 'sample')}; {fetching(plan)}"
-    ]
-    seconds = plan.cost.objective_seconds
-    iteration = f"Predicted iteration: {format_duration(seconds)}"
-    if plan.certificate is not None:
-        gap = at_most(plan.certificate.certified_gap)
-        iteration += f", {gap} longer than the best possible for {MADE_FOR[workload.mode]}"
-    sentences.append(iteration)
-    if plan.step_time is not None:
-        sentences.append(f"Predicted step: {step_text(plan.step_time)}")
-    sentences.append(held_out_sentence(plan.held_out))
-    faster = simple_plans_of(plan)
-    sentences += [] if faster is None else [faster]
-    found = fit(plan)
-    if not found.fits:
-        sentences.append(
-            f"INFEASIBLE: rank {found.over_rank} holds {format_bytes(found.over_bytes)} more than "
-            "its capacity"
-        )
-    return sentences
-
-
 def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
-    """Memory, lookups, fetched bytes and seconds of each rank (of many, of the slowest); where
-    tables are in the hosts' memory, the memory of its device and of its host.
+    """Print memory, lookups, fetched bytes and transfer times of the ranks, or of the slowest of
+    many; with tables in the hosts' memory, the memory of each device and host.
 
     The last time is the sum of the others: serving rows, fetching rows, and in training updating
     rows with gradients and AllReduce.
@@ -92,7 +57,7 @@ def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
     training, cost = plan.workload.training, plan.cost
     memory = ["memory"] if len(plan.memories) == 1 else [f"{m.name} memory" for m in plan.memories]
     headers = ["rank", *memory, "lookups", "fetched", "serving", "fetching"]
-    table = new_table(*headers, *(["updating"] if training else []), "iteration")
+    table = new_table(*headers, *(["updating"] if training else []), "transfer time")
     totals = cost.rank_seconds.tolist()
     shown = list(range(plan.ranks))
     if not verbose and len(shown) > _MOST_RANKS:
@@ -214,23 +179,12 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
     facts.append(
         (
             "times",
-            "predicted; of an iteration, and of ranks: of moving rows and gradients alone, by "
-            "which plans are compared. A step has latency, outputs and ids too, and memories and "
-            "links work at once; sorts and dense layers are in neither",
+            "predicted. The transfer time, of the plan and of ranks, is that of rows and gradients "
+            "alone; plans are compared by it. A step also has latency, outputs and ids, and its "
+            "memories and links work at once. Sorts and dense layers are in neither",
         )
     )
     return facts
-
-
-def step_text(step: "StepTime") -> str:
-    """What a step takes, and what of."""
-    parts = {
-        "memory": step.memory_seconds,
-        "links": step.link_seconds,
-        "latency": step.latency_seconds,
-    }
-    taken = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items())
-    return f"{format_duration(step.seconds)} ({taken})"
 
 
 def phases_text(step: "StepTime") -> str:
@@ -281,7 +235,7 @@ def _range_of(values: tuple[float, ...]) -> str:
 
 def simple_plan_text(found: "SimplePlan") -> str:
     """What a simple plan costs, and whether it fits."""
-    parts = [f"{format_duration(found.objective_seconds)} an iteration"]
+    parts = [f"transfer time {format_duration(found.objective_seconds)}"]
     if found.held_out_seconds is not None:
         parts.append(f"held out {format_duration(found.held_out_seconds)}")
     fits = "" if found.fits else ", which does not fit"
@@ -302,7 +256,7 @@ def _traffic(plan: "Plan") -> str:
                 f"{format_bytes(moved.allreduce)} of copies' gradients (AllReduce by "
                 f"{plan.allreduce_method})"
             )
-    return f"in an iteration, all ranks together: {', '.join(parts)}"
+    return f"in a step, all ranks together: {', '.join(parts)}"
 
 
 def _tier(plan: "Plan") -> str:
@@ -316,7 +270,7 @@ def _tier(plan: "Plan") -> str:
         tables = "all tables"
     sentence = (
         f"{tables} in the hosts' memory: {format_duration(plan.host.cost.objective_seconds)} of "
-        "a rank's iteration, if no cache had any of their rows"
+        "a rank's transfer time, if no cache had any of their rows"
     )
     free, replay = cache_room_bytes(plan), cache_replay(plan)
     if free is not None:
@@ -345,8 +299,8 @@ def copies_text(plan: "Plan", found: "Copies") -> str:
         if found.saved_share >= _SHOWN_SAVING:
             shorter = f"be at most {format_share(found.saved_share)} shorter"
         return (
-            f"{taken}; with all memory that plans may use, {capacity} a rank, an iteration would "
-            f"{shorter}"
+            f"{taken}; with all memory that plans may use, {capacity} a rank, the transfer time "
+            f"would {shorter}"
         )
     if found.allowed_share is None:
         return taken
@@ -367,7 +321,7 @@ def links_text(found: "LinkUse") -> str:
     from oper.analysis.plan_facts import LinkLoad
 
     even = (
-        "what counts is their sum for each rank, and iterations are even to "
+        "what counts is their sum for each rank, and transfer times of ranks are even to "
         f"{format_share(found.even)}"
     )
     if found.load == LinkLoad.UNEVEN:
@@ -431,38 +385,3 @@ def _making(plan: "Plan") -> list[tuple[str, str]]:
         )
     )
     return facts
-
-
-def curve_table(curve: Sequence["CurvePoint"]) -> Any:
-    """Memory and time; the row of the plan itself is marked."""
-    table = new_table(
-        "extra memory",
-        "used by copies",
-        "fullest rank",
-        "iteration",
-        "times the least",
-        "above the best\npossible",
-        "",
-    )
-    least = min(point.objective_seconds for point in curve)
-    for point in curve:
-        seconds = point.objective_seconds
-        table.add_row(
-            f"{format_digits(100 * point.extra_memory, 4)}%",
-            f"{format_digits(100 * point.extra_memory_ratio, 4)}%",
-            format_bytes(point.memory_bytes),
-            format_duration(seconds),
-            f"{seconds / least:.4f}" if least else "-",
-            format_gap(point.certified_gap),
-            "the plan" if point.plan else "",
-        )
-    return table
-
-
-def facts_table(facts: list[tuple[str, str]]) -> Any:
-    """Names in the left column, sentences in the right one, wrapped where they are long."""
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    for name, sentence in facts:
-        table.add_row(name, sentence)
-    return table

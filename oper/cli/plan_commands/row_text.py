@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from oper.base.formatting import format_digits, format_duration, plural
-from oper.cli.plan_commands.plan_text import facts_table
-from oper.cli.shared.console import new_console
+from oper.cli.shared.console import facts_table, new_console
 
 if TYPE_CHECKING:
     from oper.analysis.row_facts import RowFacts
@@ -44,7 +43,7 @@ def row_sentences(row: "RowFacts") -> list[str]:
 
 
 def _reason(row: "RowFacts") -> str:
-    """Why a listed or replicated row is where it is, with what it takes of an iteration."""
+    """Why a listed or replicated row is where it is, with what it takes of the transfer time."""
     from oper.analysis.row_facts import CountBasis, RowReason
 
     if row.cost is None:
@@ -64,16 +63,16 @@ def _reason(row: "RowFacts") -> str:
         }[row.why]
     often = format_digits(row.cost.reads, 3)
     read = {
-        CountBasis.PLANNED: f"each rank reads it {often} times an iteration",
-        CountBasis.AT_LEAST: f"each rank reads it at least {often} times an iteration",
+        CountBasis.PLANNED: f"each rank reads it {often} times a step",
+        CountBasis.AT_LEAST: f"each rank reads it at least {often} times a step",
         CountBasis.COUNTED: (
-            f"by its count each rank reads it {often} times an iteration (--profile tells how "
+            f"by its count each rank reads it {often} times a step (--profile tells how "
             "often the plan expects it)"
         ),
     }[row.cost.basis]
     alone = format_duration(row.cost.one_owner_seconds)
     copied = format_duration(row.cost.everywhere_seconds)
-    times = f"{alone} of a rank's iteration with one owner, {copied}"
+    times = f"{alone} of a rank's transfer time with one owner, {copied}"
     one_owner = "it has one owner, chosen for an even load"
     return {
         RowReason.EVEN_LOAD: (

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -133,3 +133,12 @@ def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTab
         justify = "left" if index < left else "right"
         made.add_column(header, justify=justify, no_wrap=index >= left)  # type: ignore[arg-type]
     return made
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> RichTable:
+    """A table of names on the left and sentences on the right, which wrap."""
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for name, sentence in facts:
+        table.add_row(name, sentence)
+    return table

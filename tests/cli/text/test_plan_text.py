@@ -1,4 +1,4 @@
-"""What `oper plan` and `oper plan show` print: sentences first, ranks, tables by kind, and why."""
+"""Output of `oper plan -v` and `oper plan show`: summary, ranks, tables by kind, and reasons."""
 
 import itertools
 import json
@@ -58,25 +58,28 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["plan p -o other --topology 2x2-a100", "plan show q"])
-def test_sentences_first_then_ranks_then_tables_then_why(here: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["plan p -o other --topology 2x2-a100 -v", "plan show q"])
+def test_the_summary_comes_first_then_ranks_then_tables_then_reasons(
+    here: Path, command: str
+) -> None:
     text = fine(*command.split())
     name = "q" if "show" in command else "other"
     assert one_line(text).startswith(f"{name}: 130 rows of 2 tables on 4 ranks (2x2-a100), for")
     order = (
-        "Predicted iteration: ",
-        "longer than the best possible",
+        "\npredicted step  ",
+        "above the lower bound",
         "\nrank  ",
         "\ntable  ",
         "\ncopies ",
     )
     places = [text.index(words) for words in order]
     assert places == sorted(places)
-    assert "of moving rows and gradients alone" in one_line(text)
-    verbose = fine(*command.replace("other", "again").split(), "-v")
+    assert "of rows and gradients alone" in one_line(text)
+    assert "iteration" not in text
+    verbose = fine("plan", "show", "q", "-v")
     for words in ("balance, min/max", "produced by", "rounds of swaps"):
         assert words in verbose
-        assert words not in text
+        assert (words in text) == command.endswith("-v")
     for words in ("rows served", "access-bounded", "DoB"):
         assert words not in verbose
 
@@ -232,8 +235,8 @@ def test_infeasible_plans_say_so_at_the_top(shown: PlanFigures, capsys: Capture)
     )
     plan = replace(shown.plan, memories=(replace(memory, cost=over),))
     print_plan(PlanFigures(plan, shown.kinds), "new", False)
-    head = capsys.readouterr().out.split("\n\n")[0]
-    assert "INFEASIBLE: rank 2 holds 4 kB more than its capacity" in head
+    head = one_line(capsys.readouterr().out.split("\n\n")[0])
+    assert "INFEASIBLE rank 2 holds 4 kB more than its capacity" in head
 
 
 def why_no_more(
@@ -269,11 +272,11 @@ def test_why_copies_take_less_than_was_allowed() -> None:
     assert why_no_more(used=0.0499).endswith("as much as was allowed")
     assert why_no_more(limits=Limits(0.0)) == "none, as asked"
     assert why_no_more(limits=Limits(0.05, 0.2), full=0.99).endswith(
-        "32 GB a rank, an iteration would be at most 1.00% shorter"
+        "32 GB a rank, the transfer time would be at most 1.00% shorter"
     )
     assert why_no_more(ranks=1) == "none: there is one rank"
     assert why_no_more(limits=Limits(0.05, 0.2), seconds=0.5, full=0.4).endswith(
-        "an iteration would be at most 20.00% shorter"
+        "the transfer time would be at most 20.00% shorter"
     )
 
 

@@ -92,7 +92,7 @@ def test_every_reason_has_words(why: RowReason) -> None:
     said = row_sentences(row)
     assert len(said) == (1 if striped else 2)
     if not (striped or unread):
-        assert said[1].startswith("Why: each rank reads it 2 times an iteration")
+        assert said[1].startswith("Why: each rank reads it 2 times a step")
 
 
 def test_every_row_of_a_plan_has_a_sentence_and_details_only_with_v(here: Path) -> None:

@@ -1,0 +1,162 @@
+"""A plan in a few lines, as `oper plan` prints it: content, time, proof, memory and next commands.
+
+A user reads one predicted time, the step's. The transfer time, by which plans are compared and
+certified, stands beside the certificate alone; other comparisons are relative to it.
+"""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from oper.base.formatting import (
+    at_most,
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_percent,
+    plural,
+)
+from oper.base.spoken import option
+from oper.cli.shared.console import facts_table, new_console, tell
+
+if TYPE_CHECKING:
+    from oper.analysis.plan_facts import Fit, PlanFigures
+    from oper.cost.step_time import StepTime
+    from oper.plan.plan import Plan
+    from oper.planner.place_by_table import EstimatedGain
+
+_LABEL = 16  # columns of a label with the space after it
+_SMALL = 1e-3  # a share below which a transfer time is called as predicted
+
+
+def print_summary(
+    figures: "PlanFigures", name: str, gain: "EstimatedGain | None" = None
+) -> None:
+    """Print the content and quality of a plan that is called `name`, and the `gain` that another
+    way to fetch rows might have."""
+    out = new_console()
+    out.print(title(figures.plan, name))
+    facts = summary(figures)
+    if gain is not None:
+        facts.append((option("--fetch", "auto"), gain_text(gain)))
+    out.print(facts_table([(f"{label:<{_LABEL - 2}}", text) for label, text in facts]))
+
+
+def title(plan: "Plan", name: str) -> str:
+    """Return what a plan places, on which ranks and for which work."""
+    workload, pooled = plan.workload, len(plan.pooled_tables)
+    fetches = f"{workload.fetch} fetches"
+    if pooled and workload.fetch != "pooled":
+        fetches += f", {plural(pooled, 'table')} pooled"
+    tier = f", {len(plan.tier)} in the hosts' memory," if plan.tier else ""
+    return (
+        f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
+        f"{plural(len(plan.tables), 'table')}{tier} on {plural(plan.ranks, 'rank')} "
+        f"({plan.topology.name}), for {workload.mode} with batches of "
+        f"{plural(workload.batch_size, 'sample')}, {fetches}"
+    )
+
+
+def summary(figures: "PlanFigures") -> list[tuple[str, str]]:
+    """Return the time, certificate, held-out figures and memory of a plan, as names and texts."""
+    from oper.analysis.plan_facts import fit
+    from oper.analysis.wording import simple_plans_compared
+
+    plan = figures.plan
+    steps = figures.simple_steps
+    compared = simple_plans_compared(plan, steps)
+    facts = []
+    if plan.step_time is not None:
+        facts.append(("predicted step", step_text(plan.step_time)))
+    if compared is not None:
+        facts.append(("compared", compared if steps else f"by transfer time {compared}"))
+    facts.append(("certificate", _certificate(plan)))
+    facts.append(("held out", _held_out(plan)))
+    found = fit(plan)
+    facts.append(("memory", _memory(found, plan.memories[0].cost.extra_memory_ratio)))
+    if not found.fits:
+        facts.append(
+            (
+                "INFEASIBLE",
+                f"rank {found.over_rank} holds {format_bytes(found.over_bytes)} more than its "
+                "capacity",
+            )
+        )
+    return facts
+
+
+def step_text(step: "StepTime") -> str:
+    """Return the predicted time of a step, and its parts."""
+    parts = {
+        "memory": step.memory_seconds,
+        "links": step.link_seconds,
+        "latency": step.latency_seconds,
+    }
+    taken = ", ".join(f"{name} {format_duration(sec)}" for name, sec in parts.items() if sec)
+    return format_duration(step.seconds) + (f" ({taken})" if taken else "")
+
+
+def _certificate(plan: "Plan") -> str:
+    from oper.analysis.wording import MADE_FOR
+
+    seconds = f"transfer time {format_duration(plan.cost.objective_seconds)}"
+    if plan.certificate is None:
+        return f"{seconds}; nothing is proved of a plan that was put together by hand"
+    gap = at_most(plan.certificate.certified_gap)
+    return f"{seconds}, {gap} above the lower bound for {MADE_FOR[plan.workload.mode]}"
+
+
+def _held_out(plan: "Plan") -> str:
+    """Return how much longer the transfer is on data that the plan was not made from."""
+    from oper.analysis.wording import HELD_OUT_DATA, METHOD_NAMES, WITHOUT_HELD_OUT
+
+    found, seconds = plan.held_out, plan.cost.objective_seconds
+    if found is None:
+        return WITHOUT_HELD_OUT[:1].lower() + WITHOUT_HELD_OUT[1:]
+    change = found.objective_seconds / seconds - 1 if seconds else 0.0
+    if abs(change) < _SMALL:
+        said = "transfer time as predicted"
+    elif change > 1:
+        said = f"transfer time {format_factor(1 + change)} times the predicted one"
+    else:
+        said = f"transfer time {format_percent(abs(change))} {'longer' if change > 0 else 'shorter'}"
+    slower = [
+        f"; there {METHOD_NAMES[each.method]} is faster"
+        for each in plan.simple_plans
+        if each.fits
+        and each.held_out_seconds is not None
+        and each.held_out_seconds < found.objective_seconds * (1 - _SMALL)
+    ]
+    data = HELD_OUT_DATA[found.source].removeprefix("the held-out ")
+    gap = at_most(found.certified_gap)
+    return (
+        f"{data} ({plural(found.samples, 'sample')}): {said}, {gap} above the lower bound for "
+        f"those data{''.join(slower)}"
+    )
+
+
+def _memory(found: "Fit", copied: float) -> str:
+    """Return what the fullest rank holds, and the share of all bytes that copies take."""
+    copies = f"copies take {format_percent(copied)} of the tables' bytes" if copied else "no copies"
+    return (
+        f"{format_bytes(found.held_bytes)} of {format_bytes(found.room_bytes)} on the fullest "
+        f"rank; {copies}"
+    )
+
+
+def print_next(plan: str, profile: str) -> None:
+    """Print commands that explain the plan in the folder `plan`, and the line that trains by it."""
+    folder, page = shlex.quote(plan), shlex.quote(f"{plan.rstrip('/')}.html")
+    for label, text in (
+        ("explain it", f"oper report {folder} --profile {shlex.quote(profile)} -o {page}"),
+        ("see each rank", f"oper plan show {folder}"),
+        ("train by it", f"model = oper.shard(model, oper.Plan.load({plan!r}))"),
+    ):
+        tell(f"{label:<{_LABEL}}{text}")
+
+
+def gain_text(gain: "EstimatedGain") -> str:
+    """Return the saving that is estimated for plans with pooled tables."""
+    return (
+        f"step up to {format_percent(gain.share)} shorter by estimate ({gain.pooled_tables} of "
+        f"{plural(gain.tables, 'table')} pooled; sums in another order)"
+    )

@@ -1,0 +1,141 @@
+"""Output of `oper plan`: at most 15 lines, one predicted time, and commands that run."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oper.analysis.plan_facts import PlanFigures
+from oper.cli.plan_commands.plan_summary import summary
+from oper.plan.plan import Plan
+from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
+from tests.support.commands import fine, oper
+
+MOST_LINES = 15
+
+OPTIONS = {
+    "links": "--topology 2x2-a100",
+    "one rank": "--topology cpu:1",
+    "shared memory": "--topology cpu:3 --mode inference",
+    "no copies": "--topology 1x2-a100 --extra-memory 0",
+    "tables that do not fit": "--topology 2x2-a100 --capacity 1.05",
+    "pooled": "--topology 2x2-a100 --fetch pooled",
+    "some tables pooled": "--topology 2x2-a100 --fetch auto",
+    "one table in the tier": "--topology 2x2-a100 --tier C1",
+    "all tables in the tier": "--topology 2x2-a100 --tier all",
+    "many ranks": "--topology 8x8-h100 --mode inference",
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("profile", ["p", "w@0"])
+def test_a_plan_takes_at_most_15_lines(here: Path, options: str, profile: str) -> None:
+    said = oper("plan", profile, "-o", "some folder/made", *options.split())
+    assert said.status == 0, said
+    lines = said.out.splitlines()
+    assert len(lines) <= MOST_LINES, said.out
+    assert max(map(len, lines)) <= 100
+    labels = [line[:16].strip() for line in lines]
+    for label in ("certificate", "held out", "memory", "explain it", "train by it"):
+        assert label in labels
+    content = json.loads(fine("plan", "show", "some folder/made", "--json"))
+    assert ("predicted step" in labels) == ("step_time" in content and not content["tier"])
+    # The only other time is that of the transfers, which is said once.
+    assert len(re.findall(r"transfer time [\d.]+ [mµn]?s\b", said.out)) == 1
+    assert "iteration" not in said.out
+
+
+def test_the_commands_that_follow_a_plan_run(here: Path) -> None:
+    lines = fine(*shlex.split("plan w@1 --topology cpu:2 -o 'my plan'")).splitlines()
+    after = {line[:16].strip(): line[16:] for line in lines}
+    for label in ("explain it", "see each rank"):
+        fine(*shlex.split(after[label])[1:])
+    assert Path("my plan.html").exists()
+    assert after["train by it"] == "model = oper.shard(model, oper.Plan.load('my plan'))"
+
+
+@pytest.fixture
+def planned(here: Path) -> Plan:
+    fine("plan", "p", "-o", "made", "--topology", "2x2-a100", "--mode", "inference")
+    return Plan.load("made")
+
+
+def told(figures: PlanFigures) -> dict[str, str]:
+    return dict(summary(figures))
+
+
+def test_steps_of_simple_plans_are_compared_if_they_are_known(planned: Plan) -> None:
+    assert planned.step_time is not None
+    step = planned.step_time.seconds
+    steps = {SimpleMethod.TABLE_WISE: 3 * step, SimpleMethod.ROW_WISE: 0.8 * step}
+    known = PlanFigures.of(planned, simple_steps=steps)
+    assert told(known)["compared"] == "3 times faster than table-wise, 25% slower than row-wise"
+    assert told(PlanFigures.of(planned))["compared"].startswith("by transfer time ")
+    of_json = {each["method"]: each["step_seconds"] for each in known.to_json()["simple_plans"]}
+    assert of_json == steps
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_the_step_of_a_simple_plan_is_that_of_an_equal_plan(here: Path, mode: str) -> None:
+    """Equal slices are the best plan without copies if all rows are read equally often."""
+    pq.write_table(pa.table({"C1": np.arange(640) % 64, "C2": np.arange(640) % 32}), "even.parquet")
+    fine("profile", "even.parquet", "-o", "even")
+    options = f"--topology 1x2-a100 --mode {mode} --extra-memory 0 --batch-size 64 --json"
+    content = json.loads(fine("plan", "even", "-o", "made", *options.split()))
+    (row_wise,) = (s for s in content["simple_plans"] if s["method"] == "row_wise")
+    assert row_wise["step_seconds"] == pytest.approx(content["step_time"]["seconds"], rel=1e-9)
+
+
+def test_plans_that_do_not_fit_are_named(planned: Plan) -> None:
+    simple = (
+        SimplePlan(SimpleMethod.TABLE_WISE, 1.0, 2.38, fits=False),
+        SimplePlan(SimpleMethod.ROW_WISE, 1.5 * planned.cost.objective_seconds, 1.0, fits=True),
+    )
+    said = told(PlanFigures.of(replace(planned, simple_plans=simple)))["compared"]
+    assert said == (
+        "by transfer time 50% faster than row-wise; table-wise does not fit (2.38 times the memory)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (1.0, "transfer time as predicted, at most"),
+        (1.2, "transfer time 20% longer, at most"),
+        (0.5, "transfer time 50% shorter, at most"),
+        (12.2, "transfer time 12.2 times the predicted one, at most"),
+    ],
+)
+def test_held_out_data_are_compared_with_the_prediction(
+    planned: Plan, factor: float, words: str
+) -> None:
+    seconds = factor * planned.cost.objective_seconds
+    held_out = HeldOut(HeldOutSource.LAST_PART, 600, seconds, seconds / 1.03)
+    said = told(PlanFigures.of(replace(planned, held_out=held_out)))["held out"]
+    assert said.startswith(f"last part of the log (600 samples): {words} 3% above the lower bound")
+    assert "is faster" not in said
+
+
+def test_a_simple_plan_that_is_faster_on_held_out_data_is_named(planned: Plan) -> None:
+    held_out = HeldOut(HeldOutSource.NEXT_WINDOW, 600, 2.0, 1.0)
+    simple = (
+        SimplePlan(SimpleMethod.TABLE_WISE, 1.0, 0.5, True, held_out_seconds=1.9),
+        SimplePlan(SimpleMethod.ROW_WISE, 1.0, 2.0, False, held_out_seconds=1.0),
+    )
+    plan = replace(planned, held_out=held_out, simple_plans=simple)
+    said = told(PlanFigures.of(plan))["held out"]
+    assert said.endswith("; there table-wise is faster")
+    assert "row-wise" not in said
+
+
+def test_a_plan_without_held_out_data_says_how_to_get_them(planned: Plan) -> None:
+    said = told(PlanFigures.of(replace(planned, held_out=None)))["held out"]
+    assert said == (
+        "not measured on data the plan has not seen: `oper profile --hold-out 20%` would"
+    )
