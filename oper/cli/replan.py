@@ -9,7 +9,7 @@ from oper.base.units import parse_share
 from oper.cli.replan_text import print_replan
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
-from oper.cli.shared.output_options import FORCE, JSON
+from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
 from oper.cli.shared.progress import steps
 
 _EXAMPLES = """
@@ -63,6 +63,7 @@ def replan(
         False, "--curve", help="Print what other limits on the bytes would leave of the gain."
     ),
     force: bool = FORCE,
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Make a new plan from an older one, moving few rows."""
@@ -92,6 +93,6 @@ def replan(
     emit(
         as_json,
         content,
-        lambda: print_replan(made, str(plan), str(output), profile, curve),
+        lambda: print_replan(made, str(plan), str(output), profile, curve, verbose),
         written=True,
     )

@@ -14,10 +14,15 @@ _MOST_NAMES = 4  # of tables
 _SHOWN = 5e-5  # shares below this are 0.00 %
 
 
-def print_replan(made: "Replanned", old: str, new: str, profile: str, curve: bool) -> None:
-    """Print the gain and the moves of a new plan; with `curve` those within other limits too."""
+def print_replan(
+    made: "Replanned", old: str, new: str, profile: str, curve: bool, verbose: bool = False
+) -> None:
+    """Print the gain and the moves of a new plan; with `curve` those within other limits too, with
+    `verbose` the bytes that move between each two ranks."""
     out = new_console()
     _print_plans(out, made, old, new, profile)
+    if verbose and made.moves.changed_rows:
+        _print_links(out, made.migration.bytes_by_link.tolist())
     if curve:
         _print_curve(out, made)
 
@@ -101,7 +106,6 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
         f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
         f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
     )
-    _print_links(out, made.migration.bytes_by_link.tolist())
 
 
 def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:

@@ -76,11 +76,14 @@ def test_profile_says_what_it_counted(run: Any, log: Path, tmp_path: Path) -> No
     assert {k: said[k] for k in again} == {**again, "profile": said["profile"]}
 
 
-def test_text_is_a_table_of_at_most_100_columns(log: Path, tmp_path: Path) -> None:
+def test_text_is_a_table_of_at_most_100_columns(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     app.callback()(lambda: None)
     cli_profile.register(app)
-    arguments = [str(log), "-o", str(tmp_path / "p"), "--force", *CRITEO, "--batch-size", "100"]
+    arguments = [str(log), "-o", "p", "--force", *CRITEO, "--batch-size", "100"]
     for more in ([], ["--windows", "3"], ["--by-column", "day", "--time-unit", "s"]):
         result = CliRunner().invoke(app, ["profile", *arguments, *more])
         assert result.exit_code == 0, result.output

@@ -1,5 +1,6 @@
-"""What `oper profile` and `oper profiles` print of a profile: its summary, as JSON or as text."""
+"""The summary of a profile as `oper profile` and `oper profiles` print it, in JSON or as text."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from oper.base.formatting import format_digits, format_number, format_percent
-from oper.cli.shared.console import emit, new_console, new_table
+from oper.base.formatting import format_digits, format_number, format_percent, plural
+from oper.cli.shared.console import emit, new_console, new_table, tell
 
 if TYPE_CHECKING:
     from oper.profiling.distinct_rows import Distinct
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.", metavar="FOLDER")
 
 _MOST_TABLES = 40
+# In the short text, which has at most 15 lines unless samples were drawn or batches measured.
+_FEW_TABLES = 4
+_FEW_WINDOWS = 3
 
 
 def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_json: bool) -> None:
-    """Print what the profile folder `output`, or each of its windows, counted, and how fast."""
+    """Print a short summary of the profile folder `output`, the speed, and the next commands."""
     from oper.profiling.profile_summary import summarise
 
     summary = summarise(profiles)
@@ -35,28 +39,35 @@ def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_j
     }
 
     def text() -> None:
-        print_profile(str(output), summary)
-        new_console().print(
-            f"took                {seconds:.2f} s, "
-            f"{format_number(accesses_per_second)} accesses/s with reading"
-        )
+        print_profile(str(output), summary, brief=True)
+        folder = shlex.quote(str(output))
+        window = "@0" if len(profiles) > 1 else ""
+        for name, said in (
+            ("took", f"{seconds:.2f} s, {format_number(accesses_per_second)} accesses/s"),
+            ("see each table", f"oper profiles show {folder}"),
+            ("plan from it", f"oper plan {folder}{window} --topology NAME -o plan"),
+        ):
+            tell(f"{name:<20}{said}")
 
     emit(as_json, content, text, written=True)
 
 
-def print_profile(name: str, summary: "ProfileSummary") -> None:
-    """Print the summary as text, at most 100 columns wide."""
+def print_profile(name: str, summary: "ProfileSummary", brief: bool = False) -> None:
+    """Print the summary as text, at most 100 columns wide; if `brief`, of a few tables."""
     from oper.profiling.unknown_values import UnknownValues
 
     out = new_console()
-    out.print(f"{name}: {summary.samples:,} samples")
-    out.print(_tables(summary))
-    if any(table.bag_lengths and table.bag_lengths.longest > 1 for table in summary.tables):
+    out.print(f"{name}: {summary.samples:,} samples of {plural(len(summary.tables), 'table')}")
+    out.print(_tables(summary, _FEW_TABLES if brief else _MOST_TABLES))
+    if not brief and any(t.bag_lengths and t.bag_lengths.longest > 1 for t in summary.tables):
         out.print(_bags(summary))
     if summary.counter_bytes > 4:
         out.print(f"counters            {summary.counter_bytes} bytes each, as counts exceed 4")
-    for table, number in summary.skipped_ids.items():
-        out.print(f"skipped ids         {number:,} of table {table}")
+    skipped = summary.skipped_ids
+    if brief and skipped:
+        skipped = {plural(len(skipped), "table"): sum(skipped.values())}
+    for table, number in skipped.items():
+        out.print(f"skipped ids         {number:,} of {'' if brief else 'table '}{table}")
     accesses = Counter({table.name: table.accesses for table in summary.tables})
     if sentence := UnknownValues(Counter(summary.unknown_accesses), accesses).sentence():
         out.print(sentence)
@@ -66,12 +77,12 @@ def print_profile(name: str, summary: "ProfileSummary") -> None:
         for line in _sampling_lines(summary.sampled):
             out.print(line)
     if summary.windows is not None:
-        out.print(_windows(summary))
+        out.print(_windows(summary, brief))
 
 
-def _tables(summary: "ProfileSummary") -> Any:
+def _tables(summary: "ProfileSummary", most: int) -> Any:
     made = new_table("table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids")
-    shown = _most_accessed(summary.tables)
+    shown = _most_accessed(summary.tables, most)
     samples = max(summary.samples, 1)
 
     def add(entry: "AccessSummary", ids: str) -> None:
@@ -100,7 +111,7 @@ def _bags(summary: "ProfileSummary") -> Any:
         "bags of table", "bags", "empty", "mean length", "99% up to", "longest", "repeats"
     )
     bagged = [t for t in summary.tables if t.bag_lengths and t.bag_lengths.longest > 1]
-    shown = _most_accessed(bagged)
+    shown = _most_accessed(bagged, _MOST_TABLES)
     for table in shown:
         bags = table.bag_lengths
         assert bags is not None, "it has bags"
@@ -118,10 +129,10 @@ def _bags(summary: "ProfileSummary") -> Any:
     return made
 
 
-def _most_accessed(tables: "Sequence[AccessSummary]") -> "list[AccessSummary]":
-    """As many tables as are shown, those with the most accesses, in their order."""
-    by_accesses = sorted(tables, key=lambda table: -table.accesses)
-    names = {table.name for table in by_accesses[:_MOST_TABLES]}
+def _most_accessed(tables: "Sequence[AccessSummary]", most: int) -> "list[AccessSummary]":
+    """Return the `most` tables with the most accesses, then rows, in their order."""
+    by_accesses = sorted(tables, key=lambda table: (-table.accesses, -table.rows))
+    names = {table.name for table in by_accesses[:most]}
     return [table for table in tables if table.name in names]
 
 
@@ -149,15 +160,19 @@ def _sampling_lines(sampled: "Sampled") -> list[str]:
     ]
 
 
-def _windows(summary: "ProfileSummary") -> Any:
-    """Bounds and sizes of the windows, and of the part held out."""
+def _windows(summary: "ProfileSummary", brief: bool) -> Any:
+    """Bounds and sizes of the windows, and of the part held out; if `brief`, of the last ones."""
     made = new_table("window", "from", "to", "samples", "accesses", left=3)
     windows, held_out = summary.windows or (), summary.held_out
     names = [f"@{number}" for number in range(len(windows))]
     if len(names) == 1:
         names = ["" if held_out is None else "counted"]
     shown = [*zip(names, windows, strict=True)]
-    for name, window in shown if held_out is None else [*shown, ("held out", held_out)]:
+    shown += [] if held_out is None else [("held out", held_out)]
+    if brief and len(shown) > _FEW_WINDOWS:
+        made.add_row(f"… {len(shown) - _FEW_WINDOWS + 1:,} more")
+        shown = shown[1 - _FEW_WINDOWS :]
+    for name, window in shown:
         made.add_row(
             name,
             _border(window.first),

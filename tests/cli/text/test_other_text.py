@@ -1,4 +1,5 @@
-"""What `oper replan`, `plan diff`, `plan check`, `topology show`, `simulate` and `synth` print."""
+"""Output of `oper profile`, `replan`, `plan diff`, `plan check`, `topology show`, `simulate` and
+`synth`."""
 
 import re
 from dataclasses import fields
@@ -7,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
@@ -149,6 +152,40 @@ def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) ->
     assert "816 more" in text
     assert max(map(cell_len, text.splitlines())) <= 100
     assert not re.search(r"\d[eE][-+]?\d", text), text
+
+
+@pytest.mark.parametrize("more", [[], ["--hold-out", "20%"], ["--windows", 24]], ids=str)
+def test_a_new_profile_takes_at_most_15_lines(here: Path, more: list[object]) -> None:
+    random = np.random.default_rng(0)
+    columns: Any = {f"C{n}": random.integers(0, 9 * n + 9, 600) for n in range(30)}
+    columns["C7"] = [random.integers(0, 9, n % 5).tolist() for n in range(600)]
+    columns["C3"][5] = -3
+    pq.write_table(pa.table(columns), "many.parquet")
+    text = fine("profile", "many.parquet", "-o", "many", "--on-bad-id", "skip", *more)
+    lines = text.splitlines()
+    assert len(lines) <= 15, text
+    assert max(map(len, lines)) <= 100
+    assert "… 26 more" in text
+    assert "skipped ids         1 of 1 table" in text
+    after = {line[:20].strip(): line[20:] for line in lines}
+    whole = fine(*after["see each table"].split()[1:])
+    assert len(whole.splitlines()) > 30
+    assert "skipped ids         1 of table C3" in whole
+    assert all(f"C{n} " in whole for n in range(30))
+    if "--windows" in more:
+        assert "… 22 more" in text
+        assert all(f"@{n} " in whole for n in range(24))
+    command = after["plan from it"].replace("NAME", "cpu:2")
+    fine(*command.split()[1:])
+
+
+def test_bytes_between_ranks_are_printed_if_asked_for(here: Path) -> None:
+    command = "replan q w@1 -o new --topology 1x8-a100 --extra-memory 0 --force"
+    text, verbose = fine(*command.split()), fine(*command.split(), "-v")
+    assert len(text.splitlines()) <= 15
+    assert verbose.startswith(text)
+    assert len(verbose.splitlines()) == len(text.splitlines()) + 10
+    assert "to \\ from" in verbose
 
 
 def test_simulations_name_what_sends_the_least() -> None:
