@@ -109,7 +109,7 @@ def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
         tables=tables,
         counter_bytes=profile.accesses.itemsize,
         left_out=profiles[0].left_out,
-        skipped_ids=profile.skipped_ids,
+        skipped_ids=profiles[0].skipped_ids,  # each window has the number of the whole log
         unknown_accesses=profile.unknown_accesses,
         distinct=profile.distinct,
         sampled=profile.sampled,
