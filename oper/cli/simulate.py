@@ -56,36 +56,36 @@ def simulate(
         1024,
         "--batch-size",
         min=1,
-        help="Samples per iteration, over all workers; a multiple of --workers.",
+        help="Samples of a batch, over all workers; a multiple of --workers.",
         metavar="N",
     ),
     cache: str = typer.Option(
         "10%",
         "--cache",
-        help="What a worker caches, as a share of all rows' bytes.",
+        help="Share of all rows' bytes in each cache.",
         metavar="SHARE",
     ),
     policy: str = typer.Option(
         "random,laia,esd,grouped",
         "--policy",
-        help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA, grouped or "
-        "grouped:ROUNDS; @SHARE after it: for so many of the samples alone; several by commas.",
+        help="Dispatch: random, in-order, laia[:TABLES], esd[:ALPHA], grouped[:ROUNDS]; with "
+        "@SHARE for that share of the samples alone; several by commas.",
         metavar="NAMES",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
-        help="bsp, on-demand, peer, fae:SHARE, het, het:S or het-exact:S (S: updates, or inf); "
+        help="bsp, on-demand, peer, fae:SHARE, het[:S] or het-exact:S (S: updates, or inf); "
         "several by commas. fae is simulated only.",
         metavar="NAMES",
     ),
     evict: str = typer.Option(
-        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas.", metavar="NAMES"
+        "lru", "--evict", help="lru, lfu, light-lfu or emark; by commas.", metavar="NAMES"
     ),
     links: str = typer.Option(
         "100",
         "--links",
-        help="Gbit/s to the tier: one value, or one for each worker, by commas.",
+        help="Gbit/s to the tier, or by worker: 5,1.",
         metavar="RATES",
     ),
     warm_up: int = typer.Option(

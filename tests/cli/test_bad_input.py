@@ -218,7 +218,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("plan p --topolgy cpu:2", ["oper plan: no option --topolgy; did you mean --topology?"]),
         ("plan make p --topolgy cpu:2", ["oper plan make: no option --topolgy"]),
         ("plan p --hold-out 20%", ["oper plan: no option --hold-out; `oper profile` has one"]),
-        ("plan p --zebra", ["oper plan: no option --zebra; `oper plan --help`"]),
+        ("plan p --zebra", ["oper plan: no option --zebra; `oper plan --help-all`"]),
         ("plan p --force=yes", ["--force: takes no value"]),
         ("plan shw q", ["oper plan: no folder and no command 'shw'; did you mean show?"]),
         ("plan --batch-size 3", ["oper plan: PROFILE is missing", "oper plan [OPTIONS] PROFILE"]),
@@ -247,7 +247,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ("synth avazu -o new.parquet --scale big", ["--scale 'big': expected a number"]),
         ("frobnicate", ["oper: no command 'frobnicate'; there are profile, profiles, topology"]),
         ("profle log.parquet", ["oper: no command 'profle'; did you mean profile?"]),
-        ("--frob", ["oper: no option --frob; `oper --help`"]),
+        ("--frob", ["oper: no option --frob; `oper --help-all`"]),
     ],
 )
 def test_usage_errors(here: Path, command: str, words: list[str]) -> None:

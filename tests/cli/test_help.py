@@ -1,5 +1,6 @@
 """The help of every command: groups of options, 80 columns, and examples that run as they stand."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.main import get_command
 from oper.cli import VERBS, app
 from oper.cli.shared.default_subcommand import DEFAULT
 from tests.support.checkpoint.saved_folders import Part, write
-from tests.support.commands import fine, oper
+from tests.support.commands import fine, oper, refused, tree
 from tests.support.monitoring.reports import a_report
 
 
@@ -38,10 +39,23 @@ def examples(path: tuple[str, ...]) -> list[str]:
     return [line.strip() for line in section.splitlines()]
 
 
+def options_in(text: str) -> set[str]:
+    """Return the options that a help text lists, without their short names."""
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE))
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """Return the options of a command, or of the one that it runs by default, by long name."""
+    command = getattr(command, "default", command)
+    params = [p for p in command.params if p.param_type_name == "option"]
+    return {name: p for p in params for name in p.opts if name.startswith("--")}
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("flag", ["--help", "-h", "--help-all"])
 def test_a_help_text_reads_well_in_80_columns(path: tuple[str, ...], flag: str) -> None:
     text = fine(*path, flag)
+    assert flag == "--help-all" or len(text.splitlines()) <= 40
     assert text.startswith(f"Usage: {' '.join(('oper', *path))} [OPTIONS]")
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
@@ -63,9 +77,40 @@ def test_the_help_text_says_where_the_papers_methods_are() -> None:
         assert name in index.partition("\n## ")[0]
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_lists_usual_options_and_help_all_lists_all(path: tuple[str, ...]) -> None:
+    usual, every = (options_in(fine(*path, flag)) for flag in ("--help", "--help-all"))
+    options = options_of(COMMANDS[path])
+    assert every - {"--help", "--help-all"} == set(options)
+    assert usual <= every
+    assert {name for name, option in options.items() if option.required} <= usual
+    # It is mentioned only if it has more to say.
+    assert ("--help-all" in usual) == (usual < every)
+    if usual == every:
+        assert fine(*path, "--help-all") == fine(*path, "--help")
+
+
+@pytest.mark.parametrize(
+    "command", ["plan p --topology cpu:2 -o new", "profile log.parquet -o new"]
+)
+def test_help_all_comes_before_anything_is_done(here: Path, command: str) -> None:
+    before = tree(here)
+    text = fine(*command.split(), "--help-all")
+    assert "\nAdvanced:\n" in text
+    assert tree(here) == before
+
+
+def test_mistyped_options_are_found_among_all(here: Path) -> None:
+    refused(
+        "plan p --treshold 1% -o new", "oper plan: no option --treshold; did you mean --threshold?"
+    )
+    refused("profile log.parquet --delimeter ;", "no option --delimeter; did you mean --delimiter?")
+    refused("plan p --xyzzy", "oper plan: no option --xyzzy; `oper plan --help-all` lists them")
+
+
 def test_unusual_options_are_advanced() -> None:
     for path in (("plan",), ("compare",)):
-        usual, _, advanced = fine(*path, "--help").partition("\nAdvanced:\n")
+        usual, _, advanced = fine(*path, "--help-all").partition("\nAdvanced:\n")
         for option in ("--threshold", "--dob", "--balance", "--capacity"):
             assert f"\n  {option} " not in usual
             assert f"\n  {option} " in "\n" + advanced

@@ -76,9 +76,7 @@ def make(
     balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     tier: str | None = TIER,
-    curve: bool = typer.Option(
-        False, "--curve", help="Print the transfer time for more and for less memory."
-    ),
+    curve: bool = typer.Option(False, "--curve", help="Print transfer times over memory limits."),
     force: bool = FORCE,
     verbose: bool = VERBOSE,
     as_json: bool = JSON,

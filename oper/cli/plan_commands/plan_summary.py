@@ -28,9 +28,7 @@ _LABEL = 16  # columns of a label with the space after it
 _SMALL = 1e-3  # a share below which a transfer time is called as predicted
 
 
-def print_summary(
-    figures: "PlanFigures", name: str, gain: "EstimatedGain | None" = None
-) -> None:
+def print_summary(figures: "PlanFigures", name: str, gain: "EstimatedGain | None" = None) -> None:
     """Print the content and quality of a plan that is called `name`, and the `gain` that another
     way to fetch rows might have."""
     out = new_console()
@@ -118,7 +116,9 @@ def _held_out(plan: "Plan") -> str:
     elif change > 1:
         said = f"transfer time {format_factor(1 + change)} times the predicted one"
     else:
-        said = f"transfer time {format_percent(abs(change))} {'longer' if change > 0 else 'shorter'}"
+        said = (
+            f"transfer time {format_percent(abs(change))} {'longer' if change > 0 else 'shorter'}"
+        )
     slower = [
         f"; there {METHOD_NAMES[each.method]} is faster"
         for each in plan.simple_plans

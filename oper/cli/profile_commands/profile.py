@@ -93,14 +93,12 @@ def profile(
         min=1,
         help="One profile for each of N equal parts of the log.",
         metavar="N",
-        rich_help_panel=WINDOWS,
     ),
     by_column: str | None = typer.Option(
         None,
         "--by-column",
-        help="One profile for each --every of this column of times.",
+        help="One profile for each day, or other --every, of this column of times.",
         metavar="NAME",
-        rich_help_panel=WINDOWS,
     ),
     every: str = typer.Option(
         EVERY,
@@ -127,7 +125,7 @@ def profile(
     hold_out: str | None = typer.Option(
         None,
         "--hold-out",
-        help="Price plans on this last share of the log, 20%, and make them of the rest.",
+        help="Hold out the last SHARE of the log to judge plans on, e.g. 20%.",
         metavar="SHARE",
     ),
     sample: str | None = typer.Option(

@@ -22,7 +22,7 @@ OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write."
 _MOST_TABLES = 40
 # In the short text, which has at most 15 lines unless samples were drawn or batches measured.
 _FEW_TABLES = 4
-_FEW_WINDOWS = 3
+_FEW_WINDOWS = 2
 
 
 def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_json: bool) -> None:

@@ -15,10 +15,9 @@ Optimizer = Literal[
 TABLES = typer.Option(
     None,
     "--tables",
-    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile or plan whose "
-    "tables, id rules and vocabularies to use. [default: inferred from the log]",
+    help="Tables and id rules: a YAML or JSON file, a published data set (criteo-kaggle), a "
+    "profile or a plan. [default: inferred from the log]",
     metavar="FILE|NAME",
-    rich_help_panel=TABLES_GROUP,
 )
 DIM = typer.Option(
     defaults.DIM,
@@ -26,7 +25,6 @@ DIM = typer.Option(
     min=1,
     help="Values per row, for tables without it.",
     metavar="N",
-    rich_help_panel=TABLES_GROUP,
 )
 DTYPE = typer.Option(
     defaults.DTYPE,
@@ -38,7 +36,7 @@ DTYPE = typer.Option(
 OPTIMIZER = typer.Option(
     defaults.OPTIMIZER,
     "--optimizer",
-    help="Optimizer, whose state takes memory, for tables without it: none, sgd, "
+    help="Optimizer, whose state takes memory, for tables without one: none, sgd, "
     "momentum_sgd, adagrad, rowwise_adagrad, adam or partial_rowwise_adam.",
     metavar="NAME",
     rich_help_panel=TABLES_GROUP,
@@ -46,7 +44,7 @@ OPTIMIZER = typer.Option(
 IDS = typer.Option(
     None,
     "--ids",
-    help="How values become rows, for tables without it.",
+    help="Rule that turns values into rows, for tables without it.",
     metavar="dense|hash:ROWS|vocab",
     rich_help_panel=TABLES_GROUP,
 )

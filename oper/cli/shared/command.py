@@ -1,7 +1,8 @@
 """Commands whose help has options in groups, and examples as they are typed at its end.
 
 Plain text of at most 80 columns, the same on a terminal and in a pipe. An option is in the group
-that its `rich_help_panel` names, which without rich is only a name, or among the usual ones.
+that its `rich_help_panel` names, which without rich is only a name, or among the usual ones. Help
+has the usual options, in at most 40 lines; `--help-all` has all groups.
 """
 
 import functools
@@ -26,11 +27,17 @@ READING = "Reading the log"
 TABLES_GROUP = "Tables"
 WINDOWS = "Windows"
 _USUAL = "Options"
+HELP_ALL = "--help-all"
+_WITH_ALL = "oper: help with all groups"  # in the meta of contexts
 _ORDER = ("Arguments", _USUAL, READING, TABLES_GROUP)  # then the others, ADVANCED last
 
 
 def write_options(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
-    """A section for each group, in which options stand in the order of the parameters."""
+    """Write a section for each group, in which options stand in the order of the parameters.
+
+    Without --help-all there are arguments and usual options alone, and --help-all is one of them if
+    there are others.
+    """
     groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _ORDER}
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
@@ -39,8 +46,12 @@ def write_options(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
             panel = "Arguments" if is_argument else parameter.rich_help_panel or _USUAL
             name = _argument(parameter) if is_argument else record[0]
             groups.setdefault(panel, []).append((name, record[1].replace(".  [", ". [")))
+    others = [name for name in groups if groups[name] and name not in ("Arguments", _USUAL)]
+    if not others:
+        groups[_USUAL] = [row for row in groups[_USUAL] if row[0] != HELP_ALL]
+    hidden = () if ctx.meta.get(_WITH_ALL) else others
     for name in sorted(groups, key=lambda name: name == ADVANCED):
-        if groups[name]:
+        if groups[name] and name not in hidden:
             with formatter.section(name):
                 formatter.write_dl(groups[name])
 
@@ -68,6 +79,23 @@ _CONFIG = typer.Option(
 )
 
 
+def _print_all_help(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[_WITH_ALL] = True
+        typer.echo(context.get_help())
+        context.exit()
+
+
+_HELP_ALL = typer.Option(
+    False,
+    HELP_ALL,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_all_help,
+    help="Show all options and exit.",
+)
+
+
 def _takes_path(parameter: Any) -> bool:
     """Whether it is the name of a file or folder, or, as PROFILE and NAME|FILE, has one in it."""
     is_path = parameter.type_descriptor.annotation in (Path, list[Path])
@@ -80,13 +108,22 @@ def _shared_options() -> dict[str, Any]:
     app = typer.Typer(add_completion=False)
 
     @app.command()
-    def shared(quiet: bool = QUIET, config: Path | None = _CONFIG) -> None:
+    def shared(
+        quiet: bool = QUIET, config: Path | None = _CONFIG, help_all: bool = _HELP_ALL
+    ) -> None:
         pass
 
     return {parameter.name: parameter for parameter in get_command(app).params}
 
 
-class Command(TyperCommand):
+class _WithAllHelp:
+    """A command, or a group of them, with --help-all after --help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [*super().get_params(ctx), _shared_options()["help_all"]]  # type: ignore[misc]
+
+
+class Command(_WithAllHelp, TyperCommand):
     """A command with --quiet; its epilog is its examples, as they are typed."""
 
     has_config = False
@@ -138,7 +175,7 @@ class Command(TyperCommand):
     def _given(self, ctx: Any, typed: list[str]) -> Iterator[tuple[Any, str]]:
         """Yield what was typed for each parameter; nothing if help is asked for."""
         given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
-        if any(given.get(name) for name in ("help", "version")):
+        if any(given.get(name) for name in ("help", "help_all", "version")):
             return
         for parameter in self.get_params(ctx):
             value = given.get(parameter.name)
@@ -171,7 +208,7 @@ class ConfigurableCommand(Command):
     has_config = True
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_WithAllHelp, TyperGroup):
     """A command that has commands, which come first in its help; its epilog is examples too."""
 
     examples_heading = "Examples"

@@ -17,7 +17,7 @@ from oper.cli.shared.usage_errors import UsageError, expected, near
 from oper.files.yaml_file import Document, KeyPath
 
 SECTIONS = ("profile", "plan", "compare", "drift", "replan", "simulate")
-_NOT_IN_FILES = ("config", "help", "install_completion", "show_completion")
+_NOT_IN_FILES = ("config", "help", "help_all", "install_completion", "show_completion")
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
@@ -95,7 +95,7 @@ class _Config:
         ]
         if others:
             return f"{mine}, but of `oper {others[0]}`: put it into a section `{others[0]}:`"
-        return f"{mine}; `oper {self._section} --help` lists them"
+        return f"{mine}; `oper {self._section} --help-all` lists them"
 
 
 def _shown(content: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from oper.base.errors import OperError
-from oper.cli.shared.command import CommandGroup
+from oper.cli.shared.command import HELP_ALL, CommandGroup
 from oper.cli.shared.usage_errors import near
 
 DEFAULT = "make"
@@ -33,7 +33,7 @@ class DefaultVerb(CommandGroup):
         return self.commands[DEFAULT]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", HELP_ALL):
             self._refuse_near_names(ctx, args[0])
             args = [_NOT_TYPED, *args]
         return super().parse_args(ctx, args)

@@ -10,6 +10,7 @@ import typer
 from oper.cli.shared.command import READING
 
 PARAMETER = "reading"
+_KIND = inspect.Parameter.KEYWORD_ONLY
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "columns": (
@@ -19,7 +20,6 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             "--columns",
             metavar="NAMES",
             help="Columns of ids, by name or pattern: 'C*'.",
-            rich_help_panel=READING,
         ),
     ),
     "dense": (
@@ -55,7 +55,6 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             "--missing",
             help="A value that means no id, besides nulls: -1.",
             metavar="VALUE",
-            rich_help_panel=READING,
         ),
     ),
     "rows": (
@@ -148,11 +147,15 @@ def takes_log(command: Callable[..., None]) -> Callable[..., None]:
         command(**arguments, **{PARAMETER: given})
 
     signature = inspect.signature(command)
-    kept = [p for p in signature.parameters.values() if p.name != PARAMETER]
+    names = [name for name in signature.parameters if name != PARAMETER]
+    own = [signature.parameters[name].replace(kind=_KIND) for name in names]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+        inspect.Parameter(name, _KIND, default=option, annotation=kind)
         for name, (kind, option) in _OPTIONS.items()
     ]
-    with_options.__signature__ = signature.replace(parameters=kept + added)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in kept + added}
+    # --force and --json stay last, as in the help of other commands.
+    end = next(place for place, name in enumerate(names) if name in ("force", "as_json"))
+    parameters = own[:end] + added + own[end:]
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options

@@ -5,7 +5,7 @@ import typer
 FORCE = typer.Option(
     False,
     "--force",
-    help="Replace what is at -o, if oper wrote it: a file, or all of a folder.",
+    help="Replace what oper wrote at -o.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object.")
 VERBOSE = typer.Option(False, "-v", "--verbose", help="Print more details.")

@@ -26,29 +26,29 @@ MODE = typer.Option(
     "training",
     "--mode",
     metavar="training|inference",
-    help="Training adds gradients, AllReduce and optimizer states.",
+    help="Training adds gradients, AllReduce and optimizer state.",
 )
 FETCH = typer.Option(
     None,
     "--fetch",
     metavar="raw|distinct|pooled|auto",
-    help="Whether every access reads its row, a rank reads each row once per batch, or other nodes "
-    "add up the rows of a bag and send one vector; auto: table by table what is shortest. "
-    "[default: raw where all ranks are on one node, distinct on several]",
+    help="raw: each access reads its row; distinct: a rank reads each row once per batch; pooled: "
+    "other nodes add up the rows of a bag and send one vector; auto: the shortest for each table. "
+    "[default: raw on one node, distinct on several]",
     rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(
     defaults.BATCH_SIZE,
     "--batch-size",
     min=1,
-    help="Samples per iteration, over all ranks.",
+    help="Samples of a batch, over all ranks.",
     metavar="N",
 )
 EXTRA_MEMORY = typer.Option(
     None,
     "--extra-memory",
-    help="Bytes of copies, as a share of the tables' bytes. [default: as few as come within 1% of "
-    "all that the devices hold; 5% with --capacity, on cpu:N, or without device memory]",
+    help="Memory for copies, as a share of the tables' bytes. [default: the least within 1% of the "
+    "best time; 5% with --capacity, on cpu:N, or without device memory]",
     metavar="SHARE",
 )
 RESERVE = typer.Option(
@@ -76,7 +76,7 @@ BALANCE = typer.Option(
     "time",
     "--balance",
     metavar="time|link",
-    help="Minimise the iteration time, or even out link costs.",
+    help="Minimise the transfer time, or even out link costs.",
     rich_help_panel=ADVANCED,
 )
 CAPACITY = typer.Option(
@@ -93,7 +93,7 @@ TIER = typer.Option(
     None,
     "--tier",
     metavar="all|TABLE,…",
-    help="Tables that lie in the hosts' memory, each row on one rank, for training with caches. "
+    help="Tables to keep in the hosts' memory, each row on one rank, for training with caches. "
     "[default: none]",
     rich_help_panel=ADVANCED,
 )

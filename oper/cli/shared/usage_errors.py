@@ -58,7 +58,7 @@ def _text(error: Any, path: str, typed: Sequence[str]) -> str:
     if kind == "NoSuchOption":
         options = [name for p in error.ctx.command.get_params(error.ctx) for name in p.opts]
         hint = near(error.option_name, options) or _elsewhere(error)
-        return f"{path}: no option {error.option_name}{hint or f'; {help_text}'}"
+        return f"{path}: no option {error.option_name}{hint or f'; `{path} --help-all` lists them'}"
     if parameter is not None and kind == "BadParameter":
         name = getattr(parameter, "opts", ["an argument"])[-1]
         value = _value(parameter, typed)
