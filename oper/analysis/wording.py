@@ -73,21 +73,17 @@ _TIMES = 1.5  # factors below are said in percent
 
 
 def held_out_sentence(found: HeldOut | None) -> str:
-    """What the plan costs on data that it was not made from, without a full stop."""
+    """Return the transfer time on data that the plan was not made from, without a full stop."""
     if found is None:
         return WITHOUT_HELD_OUT
-    return (
-        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}): "
-        f"{format_duration(found.objective_seconds)}, {_longer(found.certified_gap)} the best plan "
-        "for those very data"
-    )
-
-
-def _longer(gap: float) -> str:
-    """`at most 4% longer than`, or how many times as long as."""
+    gap = found.certified_gap
+    longer = f"{at_most(gap)} longer than"
     if gap > 1:
-        return f"at most {format_factor(1 + gap)} times as long as with"
-    return f"{at_most(gap)} longer than with"
+        longer = f"at most {format_factor(1 + gap)} times as long as"
+    return (
+        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}) the transfer time "
+        f"is {format_duration(found.objective_seconds)}, {longer} with the best plan for those data"
+    )
 
 
 def memory_limit(plan: Plan) -> str:
@@ -103,51 +99,27 @@ def memory_limit(plan: Plan) -> str:
     return f"the limit of {format_percent(plan.limits.extra_memory)} extra memory, {held} a rank"
 
 
-def simple_plans_of(plan: Plan) -> str | None:
-    """Return `simple_plans_sentence` of a plan."""
+def simple_plans_compared(plan: Plan, steps: Mapping[SimpleMethod, float]) -> str | None:
+    """Return `simple_plans_sentence` of a plan: by the `steps` of simple plans in seconds, or by
+    transfer times if there are none."""
     seconds = plan.cost.objective_seconds
-    return simple_plans_sentence(seconds, plan.held_out, plan.simple_plans, memory_limit(plan))
+    times: Mapping[SimpleMethod, float] = {e.method: e.objective_seconds for e in plan.simple_plans}
+    if steps and plan.step_time is not None:
+        seconds, times = plan.step_time.seconds, steps
+    return simple_plans_sentence(seconds, times, plan.simple_plans, memory_limit(plan))
 
 
 def simple_plans_sentence(
-    seconds: float, held_out: HeldOut | None, simple: Sequence[SimplePlan], limit: str
+    seconds: float, times: Mapping[SimpleMethod, float], simple: Sequence[SimplePlan], limit: str
 ) -> str | None:
-    """Say how many times faster a plan is than placing tables without counts, or which `limit`
-    these exceed; None if that was not priced."""
-    fitting = [each for each in simple if each.fits]
-    parts = []
-    if fitting:
-        parts.append(_faster([(each.method, each.objective_seconds) for each in fitting], seconds))
-        later = [(e.method, e.held_out_seconds) for e in fitting if e.held_out_seconds is not None]
-        if held_out is not None and later:
-            parts[0] += f" (held out: {_faster(later, held_out.objective_seconds)})"
+    """Say how many times faster a plan is than placing tables without counts takes by `times`, or
+    which `limit` these exceed; None if that was not priced."""
+    fitting = [(each.method, times[each.method]) for each in simple if each.fits]
+    parts = [_faster(fitting, seconds)] if fitting else []
     parts += [
         f"{METHOD_NAMES[each.method]} does not fit: it takes {format_factor(each.memory_factor)} "
         f"times {limit}"
         for each in simple
-        if not each.fits
-    ]
-    said = "; ".join(parts)
-    return said[:1].upper() + said[1:] if said else None
-
-
-def simple_plans_compared(plan: Plan, steps: Mapping[SimpleMethod, float]) -> str | None:
-    """Return how many times faster a plan is than simple plans that fit, and which do not; None if
-    these were not priced. Compares the `steps` of simple plans, or transfer times if there are
-    none."""
-    seconds = plan.cost.objective_seconds
-    if steps and plan.step_time is not None:
-        seconds = plan.step_time.seconds
-    times = [
-        (each.method, steps.get(each.method, each.objective_seconds))
-        for each in plan.simple_plans
-        if each.fits
-    ]
-    parts = [_faster(times, seconds)] if times else []
-    parts += [
-        f"{METHOD_NAMES[each.method]} does not fit ({format_factor(each.memory_factor)} times the "
-        "memory)"
-        for each in plan.simple_plans
         if not each.fits
     ]
     return "; ".join(parts) or None

@@ -56,7 +56,6 @@ def report(
     as_json: bool = JSON,
 ) -> None:
     """Write a page that explains a plan, or compares two."""
-    from oper.plan.plan import Plan
     from oper.report.write_report import write_report, write_two_plans_report
 
     if len(plan) > 2:
@@ -80,7 +79,7 @@ def report(
         with steps("report", total=5) as step:
             step("plan")
             missing = write_report(
-                Plan.load(plan[0]),
+                plan[0],
                 output,
                 profile,
                 compare,

@@ -7,7 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
-from oper.analysis.wording import HELD_OUT_DATA, simple_plans_of
+from oper.analysis.wording import HELD_OUT_DATA, simple_plans_compared
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -37,7 +37,7 @@ def _plan(plan: Plan) -> Summary:
     cost, certificate = plan.cost, plan.certificate
     gap = "not known" if certificate is None else format_gap(certificate.certified_gap)
     later = plan.held_out
-    simple = simple_plans_of(plan)
+    simple = simple_plans_compared(plan, {})
     return Summary(
         repr(plan)[1:-1],
         (

@@ -3,7 +3,7 @@
 In: a plan and, where they are there, its profile, a comparison, drifts and counters. Out: `Page`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,17 +11,19 @@ import numpy as np
 from oper.analysis.plan_facts import fit
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share, plural
 from oper.base.spoken import option
 from oper.cost.workload import Fetch
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
+from oper.plan.reference_figures import SimpleMethod
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 from oper.planner.compare import Comparison
 from oper.planner.make_placement import Watch
 from oper.planner.memory_curve import CurvePoint, memory_curve
 from oper.planner.place_together import place_alone
 from oper.planner.price_plan import problem_of
+from oper.planner.reference_figures import simple_steps
 from oper.profiling.profile import Profile
 from oper.report import sentences
 from oper.report.charts.comparison_charts import comparison_chart, sweep_chart
@@ -37,7 +39,7 @@ from oper.report.charts.rank_bars import (
 )
 from oper.report.charts.skew_curve import skew_chart
 from oper.report.glossary import words_of
-from oper.report.render_page import Page, Section
+from oper.report.render_page import Page, Section, Snippet
 from oper.report.table_list import table_list
 from oper.report.time_by_row_kind import KindTimes, check_profile, kind_times
 
@@ -54,10 +56,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Measured:
-    """What takes planning or a pass over all rows: only with a profile."""
+    """Figures that take planning or a pass over all rows: only with a profile.
+
+    simple_steps: seconds of a step by simple plans, if they were predicted.
+    """
 
     times: KindTimes
     curve: Sequence[CurvePoint]
+    simple_steps: Mapping[SimpleMethod, float]
 
 
 _DIGITS = 12  # of a digest
@@ -65,9 +71,14 @@ LEFT_OUT = "What the predicted times leave out"
 
 
 def plan_page(
-    plan: Plan, title: str, material: Material, report: Callable[[str], None] = lambda step: None
+    plan: Plan,
+    title: str,
+    material: Material,
+    report: Callable[[str], None] = lambda step: None,
+    folder: str | None = None,
 ) -> Page:
-    """The page of a plan; `report` is called with each step as it begins.
+    """Return the page of a plan, which is in `folder` if that is known; `report` is called with
+    each step as it begins.
 
     Raises OperError where the material is of another plan.
     """
@@ -82,10 +93,12 @@ def plan_page(
         report("time by kind of row")
         times = kind_times(plan, material.profile)
         report("memory curve")
-        measured = Measured(times, _curve(plan, material.profile))
+        measured = Measured(
+            times, _curve(plan, material.profile), _simple_steps(plan, material.profile)
+        )
     report("page")
     sections = [
-        _first_screen(plan, kinds, runs[0] if runs else None, measured),
+        _first_screen(plan, kinds, runs[0] if runs else None, measured, folder),
         _ranks(plan),
         _tables(plan, kinds, material.profile),
         *_methods(runs),
@@ -101,32 +114,59 @@ def plan_page(
 
 
 def _first_screen(
-    plan: Plan, kinds: RowsByKind, run: Comparison | None, measured: Measured | None
+    plan: Plan,
+    kinds: RowsByKind,
+    run: Comparison | None,
+    measured: Measured | None,
+    folder: str | None,
 ) -> Section:
-    prediction = plan.cost
-    used = prediction.extra_memory_ratio
-    fits = fit(plan)
-    tiles = [
-        ("iteration, moving rows alone", format_duration(prediction.objective_seconds)),
-        *([] if plan.step_time is None else [("a step", format_duration(plan.step_time.seconds))]),
+    used, fits, certificate = plan.cost.extra_memory_ratio, fit(plan), plan.certificate
+    tiles = []
+    if plan.step_time is not None:
+        tiles.append(("predicted step", format_duration(plan.step_time.seconds)))
+    tiles.append(("transfer time", format_duration(plan.cost.objective_seconds)))
+    if certificate is not None:
+        gap = format_gap(certificate.certified_gap)
+        tiles.append(("above the proved bound, at most", gap))
+    if plan.held_out is not None:
+        seconds = format_duration(plan.held_out.objective_seconds)
+        tiles.append(("transfer time, on data held out", seconds))
+    tiles += [
         ("fullest rank", f"{format_bytes(fits.held_bytes)} of {format_bytes(fits.room_bytes)}"),
         ("copies of rows", f"{format_share(used)} extra memory" if used else "none"),
     ]
-    certificate = plan.certificate
-    if certificate is not None:
-        gap = format_gap(certificate.certified_gap)
-        tiles.insert(1, ("above the proved bound, at most", gap))
-    if plan.held_out is not None:
-        seconds = format_duration(plan.held_out.objective_seconds)
-        tiles.insert(1, ("iteration, on data held out", seconds))
     bars = memory_of_ranks(plan, kinds)
     bound = None if certificate is None else certificate.lower_bound_seconds
     if measured is None:
         bars.append(work_of_ranks(plan))
     else:
         bars.append(kinds_of_row_bars(_time_parts(measured.times), bound))
-    said = sentences.headline(plan, run)
-    return Section("plan", "The plan", said, True, tiles, [each.chart() for each in bars])
+    said = sentences.headline(plan, run, {} if measured is None else measured.simple_steps)
+    return Section(
+        *("plan", "The plan", said, True, tiles),
+        snippet=use_of(plan, folder),
+        charts=[each.chart() for each in bars],
+    )
+
+
+def use_of(plan: Plan, folder: str | None) -> Snippet:
+    """Return the lines of a script that shard a model by the plan."""
+    use = "Train" if plan.workload.training else "Serve"
+    loaded = f"plan = oper.Plan.load({folder or 'plan'!r})"
+    if folder is None:
+        loaded += "  # the folder of plan.save"
+    shard, page = "model = oper.shard(model, plan)", "docs/torchrec.md"
+    if plan.host is not None and plan.workload.training:
+        shard = 'model = oper.shard(model, plan, cache=oper.CacheSettings("10%"))'
+        page = "docs/scheduler.md"
+    return Snippet(
+        f"{use} with this plan",
+        f"import oper\n\n{loaded}\n{shard}",
+        f"The model is any module with TorchRec's embedding collections, on {plural(plan.ranks, 'rank')} "
+        "that torchrun started; the rest of the script "
+        f"stays as it is ({page}). Before a job, oper doctor checks whether plan, model and "
+        "machines fit.",
+    )
 
 
 def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
@@ -238,6 +278,13 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
             "the run again"
         ) from error
     return [Section("run", "After a run", charts=[chart])]
+
+
+def _simple_steps(plan: Plan, profile: Profile) -> Mapping[SimpleMethod, float]:
+    """Return the step of the simple plans; nothing if the plan has none, or no step."""
+    if not plan.simple_plans or plan.step_time is None:
+        return {}
+    return simple_steps(problem_of(plan, profile))
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:

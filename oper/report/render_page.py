@@ -19,6 +19,15 @@ from oper.report.table_list import SortableTable
 
 
 @dataclass(frozen=True)
+class Snippet:
+    """Lines of code under a heading, and a sentence about them."""
+
+    title: str
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of the page with a heading; what is empty is left out."""
 
@@ -27,6 +36,7 @@ class Section:
     sentences: Sequence[str] = ()
     emphasis: bool = False  # larger sentences
     tiles: Sequence[tuple[str, str]] = ()  # names and values
+    snippet: Snippet | None = None
     charts: Sequence[Chart] = ()
     table: SortableTable | None = None
     words: Sequence[tuple[str, str]] = ()

@@ -1,17 +1,19 @@
-"""What a plan's figures say, as sentences for readers who have not seen oper before."""
+"""Sentences on a plan's figures, for readers who have not seen oper before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from oper.analysis.plan_facts import CopiesLimit, copies, fit
 from oper.analysis.wording import (
+    METHOD_NAMES,
     bound_note,
     fetching,
     held_out_sentence,
     hot_row,
-    simple_plans_of,
+    simple_plans_compared,
 )
 from oper.base.arrays import Floats
 from oper.base.formatting import (
@@ -24,10 +26,11 @@ from oper.base.formatting import (
     plural,
 )
 from oper.plan.plan import Plan
+from oper.plan.reference_figures import SimpleMethod
 from oper.plan.rows_by_kind import RowsByKind
 from oper.planner.compare import Comparison
 from oper.planner.memory_curve import CurvePoint
-from oper.report.charts.comparison_charts import beside
+from oper.report.charts.comparison_charts import NAMES, beside, next_best
 
 _NOTICED = 5e-5  # a share below it prints as 0.00%
 _EVEN = 1e-3  # ranks or links that differ by less are called even
@@ -40,14 +43,15 @@ _PLACED_BY = {
 }
 
 
-def headline(plan: Plan, run: Comparison | None) -> list[str]:
-    """What was placed where, what it costs beside the next best method of a comparison and beside
-    simple plans, how far it can be from optimal, and what it costs on data that it has not seen."""
-    simple = simple_plans_of(plan)
+def headline(plan: Plan, run: Comparison | None, steps: Mapping[SimpleMethod, float]) -> list[str]:
+    """Return what was placed where, the predicted step, each gain once, how far the plan can be
+    from optimal, and what it costs on data that it has not seen.
+
+    steps: seconds of a step by simple plans, if they were predicted.
+    """
     return [
         _placed(plan),
-        _predicted(plan, run),
-        *([] if simple is None else [f"{simple}."]),
+        *_times(plan, run, steps),
         optimality(plan),
         f"{held_out_sentence(plan.held_out)}.",
     ]
@@ -67,22 +71,37 @@ def _placed(plan: Plan) -> str:
     )
 
 
-def _predicted(plan: Plan, run: Comparison | None) -> str:
-    seconds = plan.cost.objective_seconds
-    predicted = (
-        f"Moving the rows of an iteration is predicted to take {format_duration(seconds)} on the "
-        "slowest rank"
-    )
-    compared = None if run is None else beside(run, seconds)
-    if compared is None or run is None:
-        return f"{predicted}."
-    sentence = f"{predicted}, {compared}"
+def _times(plan: Plan, run: Comparison | None, steps: Mapping[SimpleMethod, float]) -> list[str]:
+    """Return the predicted step, and how the plan compares with each other method, once."""
+    said, by_step = [], None
+    if plan.step_time is not None:
+        step = f"A step is predicted to take {format_duration(plan.step_time.seconds)}"
+        by_step = simple_plans_compared(plan, steps) if steps else None
+        said.append(f"{step}, {by_step}." if by_step else f"{step}.")
+    moves = [] if run is None else _gains(plan, run, by_step or "")
+    if by_step is None:
+        named = " ".join(moves)
+        others = tuple(s for s in plan.simple_plans if METHOD_NAMES[s.method] not in named)
+        by_transfer = simple_plans_compared(replace(plan, simple_plans=others), {})
+        moves += [] if by_transfer is None else [by_transfer]
+    moved = "Rows and gradients" if plan.workload.training else "Rows"
+    return [*said, f"{moved} move {'; '.join(moves)}."] if moves else said
+
+
+def _gains(plan: Plan, run: Comparison, named: str) -> list[str]:
+    """Return how much faster rows move than with the next best method of a comparison and with
+    TorchRec's planner, if these are not `named` already."""
+    seconds, gains = plan.cost.objective_seconds, []
+    best, compared = next_best(run), beside(run, seconds)
+    if best is not None and compared is not None and best[0] not in named:
+        gains.append(compared)
+    name = NAMES["torchrec"]
     other = run.methods.get("torchrec")
     longer = None if other is None else other.objective_seconds
-    if longer and "TorchRec's planner" not in compared:
-        factor = longer / seconds
-        sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"
-    return f"{sentence}."
+    if longer and seconds and name not in " ".join(gains):
+        how = f"take {format_factor(longer / seconds)} times as long"
+        gains.append(f"with {name} they {how}")
+    return gains
 
 
 def optimality(plan: Plan) -> str:
@@ -91,9 +110,11 @@ def optimality(plan: Plan) -> str:
     if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
     within = format_gap(certificate.certified_gap).removeprefix("<")
+    seconds = format_duration(plan.cost.objective_seconds)
     return (
-        f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
-        f"in as much memory takes less than {format_duration(certificate.lower_bound_seconds)}."
+        f"The transfer time of rows, {seconds} on the slowest rank, is proved optimal to within "
+        f"{within}: by the same cost model, no placement of whole rows in as much memory takes "
+        f"less than {format_duration(certificate.lower_bound_seconds)}."
     )
 
 
@@ -119,7 +140,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
             "Twice the memory, or all that is allowed, would make no plan faster."
             if found.saved_share < _NOTICED
             else f"With all of that memory no plan would save more than "
-            f"{format_share(found.saved_share)} of an iteration; this one uses the least that "
+            f"{format_share(found.saved_share)} of the transfer time; this one uses the least that "
             "comes within 1% of the fastest."
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
@@ -159,9 +180,9 @@ def time_sentences(plan: Plan) -> list[str]:
     taken = prediction.link_seconds + prediction.gradient_link_seconds
     said = [f"Bytes that can be read a second: {_link_speeds(plan)}."]
     if not fetched.any():
-        return [*said, "In an iteration no rank fetches rows from another."]
+        return [*said, "In a step no rank fetches rows from another."]
     said.append(
-        _evenness("In an iteration every rank fetches {} from every other", fetched, format_bytes)
+        _evenness("In a step every rank fetches {} from every other", fetched, format_bytes)
     )
     nodes = np.array(plan.topology.node_of)
     outside = nodes[:, None] != nodes[None, :]

@@ -115,7 +115,7 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
     moved = [prediction.communication_bytes for prediction in predictions]
     gaps = [plan.certificate and plan.certificate.certified_gap for plan in plans]
     rows = [
-        row("predicted iteration", [p.objective_seconds for p in predictions], format_duration),
+        row("transfer time", [p.objective_seconds for p in predictions], format_duration),
         row("above the proved bound, at most", gaps, format_gap),
         row("fullest rank", [float(p.memory_bytes.max()) for p in predictions], format_bytes),
         row("extra memory", [p.extra_memory_ratio for p in predictions], format_share),

@@ -55,6 +55,7 @@ def write_report(
     Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
     another plan.
     """
+    folder = None if isinstance(plan, Plan) else str(plan)
     plan = plan_given("write_report", "plan", plan)
     drifts = [drift] if isinstance(drift, str | Path) else drift
     compared = compare if isinstance(compare, str | Path) else None
@@ -66,7 +67,7 @@ def write_report(
         [_drift(file) for file in drifts],
         None if counters is None else _counters(counters),
     )
-    page = plan_page(plan, title or f"Plan for {plan.topology.name}", material, report)
+    page = plan_page(plan, title or f"Plan for {plan.topology.name}", material, report, folder)
     write_page(page, Path(path), overwrite)
     return not_given(material)
 

@@ -86,7 +86,8 @@ def test_numbers_are_those_of_the_plan(browser: Browser, reported: Reported) -> 
         "return Object.fromEntries([...document.querySelectorAll('.tiles div')].map(tile =>"
         " [tile.querySelector('dt').textContent, tile.querySelector('dd').textContent]))"
     )
-    assert tiles["iteration, moving rows alone"] == format_duration(figures["objective_seconds"])
+    assert tiles["transfer time"] == format_duration(figures["objective_seconds"])
+    assert tiles["predicted step"] == format_duration(plan["step_time"]["seconds"])
     held, room = max(figures["memory_bytes"]), max(figures["capacity_bytes"])
     assert tiles["fullest rank"] == f"{format_bytes(held)} of {format_bytes(room)}"
     assert tiles["above the proved bound, at most"] == format_gap(certificate["certified_gap"])
@@ -106,6 +107,8 @@ def test_numbers_are_those_of_the_plan(browser: Browser, reported: Reported) -> 
     assert f"{plan['rows']['total']:,} rows of 2 embedding tables" in words
     assert format_duration(figures["objective_seconds"]) in words
     assert format_duration(certificate["lower_bound_seconds"]) in words
+    code = browser.run("return document.querySelector('#plan pre').textContent")
+    assert f"oper.Plan.load({str(reported.file('plan'))!r})" in code
 
 
 def test_bars_are_as_high_as_their_figures(browser: Browser, reported: Reported) -> None:

@@ -1,15 +1,17 @@
-"""What the page of a plan is made of: figures that are the plan's, sentences that are true of it,
-and errors for what belongs to another plan."""
+"""The page of a plan: figures that are the plan's, sentences that are true of it, and errors if
+material belongs to another plan."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oper
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration
 from oper.cost.workload import Workload
@@ -36,7 +38,7 @@ from oper.report.two_plans_page import two_plans_page
 from oper.report.write_report import write_report
 from oper.tables.table import Table
 from oper.topology.topology import Topology
-from tests.report.conftest import Reported
+from tests.report.conftest import WORKLOAD, Reported
 from tests.support.commands import fine
 from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
@@ -321,12 +323,73 @@ def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: 
     assert section.charts[0].rows == comparison_chart(runs[1]).rows
 
 
+def times_said(page: Page) -> str:
+    """The sentences of the first screen with times and gains."""
+    return " ".join(page.sections[0].sentences[1:-2])
+
+
+def test_each_gain_is_said_once(plan: Plan, reported: Reported) -> None:
+    profile = Profile.load(reported.file("profile"))
+    runs = runs_of(reported)
+    for material in (Material(), Material(profile), Material(runs=runs), Material(profile, runs)):
+        said = times_said(plan_page(plan, "p", material))
+        for method in ("table-wise", "row-wise", "the paper's procedure"):
+            assert said.count(method) <= 1, said
+        assert said.count("table-wise") == said.count("row-wise") == 1
+        assert ("the paper's procedure" in said) == bool(material.runs)
+        by_step = "A step is predicted to take" in said.partition("table-wise")[0].split(". ")[-1]
+        assert by_step == (material.profile is not None)
+
+
+def test_steps_on_the_page_are_those_that_planning_printed(
+    reported: Reported, plan: Plan, tmp_path: Path
+) -> None:
+    command = ("plan", reported.file("profile"), *WORKLOAD, "--extra-memory", "20%")
+    content = json.loads(fine(*command, "-o", tmp_path / "again", "--json"))
+    steps = {each["method"]: each["step_seconds"] for each in content["simple_plans"]}
+    assert steps
+    profile = Profile.load(reported.file("profile"))
+    assert plan_page_module._simple_steps(plan, profile) == pytest.approx(steps)
+
+
+def test_the_page_says_how_to_use_the_plan(
+    reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines load the plan from the folder that was given, with caches for a tier."""
+    used: dict[str, Any] = {}
+
+    def shard(model: object, plan: Plan, cache: object = None) -> object:
+        used.update(model=model, plan=plan, cache=cache)
+        return model
+
+    monkeypatch.setattr(oper, "shard", shard)
+    profile = make_profile(3)
+    workload = Workload("training", batch_size=64)
+    tier = tmp_path / "it's a tier"
+    make_plan(profile, Topology.load("cpu:2"), workload, PlanSettings(tier="all")).save(tier)
+    for folder, title in ((reported.file("plan"), "Serve"), (tier, "Train")):
+        loaded = Plan.load(folder)
+        snippet = plan_page(loaded, "p", Material(), folder=str(folder)).sections[0].snippet
+        assert snippet is not None
+        assert snippet.title == f"{title} with this plan"
+        exec(snippet.code, {"model": "a model"})
+        assert used["plan"].digest == loaded.digest
+        assert (used["cache"] is not None) == (folder == tier)
+    unsaved = plan_page(loaded, "p", Material()).sections[0].snippet
+    assert unsaved is not None
+    assert "the folder of plan.save" in unsaved.code
+
+
 def test_equal_times_are_called_equal(reported: Reported) -> None:
     run, paper = runs_of(reported)[0], runs_of(reported)[0].methods["paper"]
     ours = run.methods["oper"].objective_seconds
     assert ours is not None
     assert paper.cost is not None
-    for factor, said in ((1.0, "as long as with"), (1.001, "0.10% less than"), (2.0, "2.00 times")):
+    for factor, said in (
+        (1.0, "as fast as with"),
+        (1.001, "0.10% faster than"),
+        (2.0, "2.00 times"),
+    ):
         cost = replace(paper.cost, rank_seconds=np.full(run.ranks, factor * ours))
         fits = replace(paper, cost=cost, certificate=Certificate(factor * ours, ours))
         compared = beside(replace(run, methods={"paper": fits}), ours)

@@ -47,13 +47,13 @@ def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
 
 
 def beside(run: Comparison, ours: float) -> str | None:
-    """How much faster `ours` is than the next best method, in words; None where none fits."""
+    """Say how much faster `ours` is than the next best method; None if no other fits."""
     best = next_best(run)
     if best is None or not ours:
         return None
     name, seconds = best
     factor = seconds / ours
-    named = f"the next best method that fits into memory, {name} ({format_duration(seconds)})"
+    named = f"the next best method that fits into memory, {name}"
     if abs(factor - 1) < _CLOSE:
         later = next_best(run, above=(1 + _CLOSE) * ours)
         after = ""
@@ -61,11 +61,11 @@ def beside(run: Comparison, ours: float) -> str | None:
             times = format_factor(later[1] / ours)
             after = f", and {times} times faster than with the best after it, {later[0]}"
         if abs(factor - 1) < _ALIKE:
-            return f"as long as with {named}{after}"
-        less = "less" if factor > 1 else "more"
-        return f"{format_share(abs(factor - 1))} {less} than with {named}{after}"
+            return f"as fast as with {named}{after}"
+        word = "faster" if factor > 1 else "slower"
+        return f"{format_share(abs(factor - 1))} {word} than with {named}{after}"
     if factor < 1:
-        return f"longer than with {named}"
+        return f"slower than with {named}"
     return f"{format_factor(factor)} times faster than with {named}"
 
 
