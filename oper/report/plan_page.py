@@ -162,10 +162,9 @@ def use_of(plan: Plan, folder: str | None) -> Snippet:
     return Snippet(
         f"{use} with this plan",
         f"import oper\n\n{loaded}\n{shard}",
-        f"The model is any module with TorchRec's embedding collections, on {plural(plan.ranks, 'rank')} "
-        "that torchrun started; the rest of the script "
-        f"stays as it is ({page}). Before a job, oper doctor checks whether plan, model and "
-        "machines fit.",
+        "The model is any module with TorchRec's embedding collections, on "
+        f"{plural(plan.ranks, 'rank')} that torchrun started; the rest of the script stays as it "
+        f"is ({page}). Before a job, oper doctor checks whether plan, model and machines fit.",
     )
 
 
