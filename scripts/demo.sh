@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job, end to end, on a generated log: profile, plan, compare, check; then a plan for two
-# ranks of this machine, a small DLRM trained by it beside TorchRec's own, and a page about each
-# plan. Writes into demo/.
+# ranks of this machine, a small DLRM trained with it and with TorchRec's own plan, from the same
+# values on the same batches, and a page about each plan. Writes into demo/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p demo
@@ -25,4 +25,15 @@ say oper report demo/plan --profile demo/profile --compare demo/compare.json \
   -o demo/plan.html --force
 say oper report demo/plan-cpu --profile demo/profile --counters demo/counters.json \
   -o demo/plan-cpu.html --force
-printf '\nThe plan is in demo/plan. Open demo/plan.html in a browser: it explains the plan.\n'
+cat <<'END'
+
+Done. Open in a browser:
+  demo/plan.html      the plan for 8 GPUs: memory, time, proof, and other methods
+  demo/plan-cpu.html  the plan that the DLRM was trained with: predicted and counted traffic
+
+Try next (after `source .venv/bin/activate`):
+  oper plan show demo/plan                      each rank, each table, and reasons
+  oper plan demo/profile --topology 2x4-a100 --batch-size 131072 -o demo/plan-of-2-nodes
+  oper profile YOUR_LOG -o profile              your own log; docs/tour.md goes on from here
+  python examples/train_dlrm.py --help          the training script
+END

@@ -99,8 +99,10 @@ def test_a_dlrm_is_trained_by_both_plans_and_counted(tmp_path: Path, start: str)
     said = run(start, EXAMPLE, log, plan)
     losses = re.findall(r"(OPER|TorchRec's plan) +[0-9.]+ ms a step, log loss ([0-9.]+)", said)
     assert [name for name, _ in losses] == ["OPER", "TorchRec's plan"]
-    # The plans draw other first values of tables, and train the same model.
+    # Both train the same model on the same batches, from the same values.
     assert float(losses[0][1]) == pytest.approx(float(losses[1][1]), abs=2e-4)
+    (apart,) = re.findall(r"Their losses differ by at most ([0-9.e+-]+)", said)
+    assert float(apart) < 2e-4
     # Guessing the share of clicks alone costs 0.53.
     assert all(float(loss) < 0.6 for _, loss in losses), losses
     traffic = re.findall(r"(fetch|gradient) +([0-9.]+) +([0-9.]+)", said)
