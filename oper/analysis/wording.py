@@ -42,11 +42,8 @@ HELD_OUT_DATA = {
 }
 NOT_MEASURED = "Not measured on data the plan has not seen"
 WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"
-# What a plan is best for, by its mode: plans for inference expect unread rows to be read.
-MADE_FOR = {
-    "training": "the data it was made from",
-    "inference": "the reads expected from its data",
-}
+# Data of a plan, by its mode: plans for inference expect unread rows to be read.
+MADE_FOR = {"training": "its data", "inference": "the reads expected from its data"}
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once a batch (distinct fetches)",
@@ -61,6 +58,18 @@ def fetching(plan: Plan) -> str:
     if pooled and plan.workload.fetch != "pooled":
         text += f", but of {pooled} of the tables other nodes add up the rows of each bag"
     return text
+
+
+def use(plan: Plan) -> str:
+    """Return the verb for a plan's mode."""
+    return "train" if plan.workload.training else "serve"
+
+
+def shard_line(plan: Plan, loaded: str) -> str:
+    """Return the line of a script that shards a model by the plan that the expression `loaded` is;
+    the tables of a tier get caches in training."""
+    cache = ', cache=oper.CacheSettings("10%")' if plan.tier and plan.workload.training else ""
+    return f"model = oper.shard(model, {loaded}{cache})"
 
 
 def work(workload: Workload) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oper.analysis.plan_facts import fit
+from oper.analysis.wording import shard_line, use
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share, plural
@@ -151,20 +152,18 @@ def _first_screen(
 
 def use_of(plan: Plan, folder: str | None) -> Snippet:
     """Return the lines of a script that shard a model by the plan."""
-    use = "Train" if plan.workload.training else "Serve"
-    loaded = f"plan = oper.Plan.load({folder or 'plan'!r})"
-    if folder is None:
-        loaded += "  # the folder of plan.save"
-    shard, page = "model = oper.shard(model, plan)", "docs/torchrec.md"
-    if plan.host is not None and plan.workload.training:
-        shard = 'model = oper.shard(model, plan, cache=oper.CacheSettings("10%"))'
-        page = "docs/scheduler.md"
+    where = "plan" if folder is None else folder
+    saved = "  # the folder of plan.save" if folder is None else ""
+    code = f"import oper\n\nplan = oper.Plan.load({where!r}){saved}\n{shard_line(plan, 'plan')}"
+    page = "docs/scheduler.md" if plan.tier else "docs/torchrec.md"
     return Snippet(
-        f"{use} with this plan",
-        f"import oper\n\n{loaded}\n{shard}",
+        f"{use(plan).capitalize()} with this plan",
+        code,
         "The model is any module with TorchRec's embedding collections, on "
         f"{plural(plan.ranks, 'rank')} that torchrun started; the rest of the script stays as it "
-        f"is ({page}). Before a job, oper doctor checks whether plan, model and machines fit.",
+        f"is ({page}). Its row ids must be those that the profile counted: oper.read(LOG, "
+        f"plan.tables, folder={where!r}) reads a log with them. Before a job, oper doctor checks "
+        "whether plan, model and machines fit.",
     )
 
 
@@ -356,7 +355,7 @@ def not_given(material: Material) -> list[str]:
         (material.drifts, f"{option('--drift')}, from `oper drift --json`: newer data"),
         (
             material.counters,
-            f"{option('--counters')}, from a run: predicted beside counted traffic",
+            f"{option('--counters')}, from a run: predicted and counted traffic",
         ),
     )
     return [option for value, option in given if not value]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from oper.cli import VERBS
 from oper.plan.row_moves import ENTRY
 from tests.support.commands import fine, make_folder
 
@@ -162,6 +163,18 @@ def test_the_log_of_the_quick_start_is_what_synth_writes(tmp_path: Path) -> None
     assert pq.read_table(tmp_path / "clicks.parquet").equals(pq.read_table(shipped))
     tables = "clicks.tables.yaml"
     assert (tmp_path / tables).read_text() == shipped.with_name(tables).read_text()
+
+
+def test_the_demo_ends_with_what_it_wrote_and_commands_that_exist() -> None:
+    steps, _, end = (REPOSITORY / "scripts/demo.sh").read_text("utf-8").partition("<<'END'")
+    written = set(re.findall(r"(?:-o|--counters) (demo/\S+)", steps.replace("\\\n", " ")))
+    named = set(re.findall(r"demo/[\w.-]+", end))
+    assert {"demo/plan.html", "demo/plan-cpu.html"} <= named
+    assert named - {"demo/plan-of-2-nodes"} <= written
+    commands = re.findall(r"^  (oper [\w ]+)", end, flags=re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert command.split()[1] in VERBS
 
 
 def test_the_commands_of_the_tour_run_one_after_the_other(

@@ -151,6 +151,6 @@ def make(
             print_plan(figures, str(output), verbose, gain)
         else:
             print_summary(figures, str(output), gain)
-        print_next(str(output), profile)
+        print_next(made, str(output), profile)
 
     emit(as_json, content, text, written=not curve)

@@ -130,7 +130,7 @@ def _held_out(plan: "Plan") -> str:
     gap = at_most(found.certified_gap)
     return (
         f"{data} ({plural(found.samples, 'sample')}): {said}, {gap} above the lower bound for "
-        f"those data{''.join(slower)}"
+        f"these data{''.join(slower)}"
     )
 
 
@@ -143,13 +143,16 @@ def _memory(found: "Fit", copied: float) -> str:
     )
 
 
-def print_next(plan: str, profile: str) -> None:
-    """Print commands that explain the plan in the folder `plan`, and the line that trains by it."""
-    folder, page = shlex.quote(plan), shlex.quote(f"{plan.rstrip('/')}.html")
+def print_next(plan: "Plan", folder: str, profile: str) -> None:
+    """Print commands that explain the plan in `folder`, and a script's line that uses it."""
+    from oper.analysis.wording import shard_line, use
+
+    page = shlex.quote(f"{folder.rstrip('/')}.html")
+    typed = shlex.quote(folder)
     for label, text in (
-        ("explain it", f"oper report {folder} --profile {shlex.quote(profile)} -o {page}"),
-        ("see each rank", f"oper plan show {folder}"),
-        ("train by it", f"model = oper.shard(model, oper.Plan.load({plan!r}))"),
+        ("explain it", f"oper report {typed} --profile {shlex.quote(profile)} -o {page}"),
+        ("see each rank", f"oper plan show {typed}"),
+        (f"{use(plan)} with it", shard_line(plan, f"oper.Plan.load({folder!r})")),
     ):
         tell(f"{label:<{_LABEL}}{text}")
 
