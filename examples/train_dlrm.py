@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import checkpoint
 from torch.distributed import run as torchrun
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
@@ -119,9 +120,9 @@ def start_alike(source: nn.Module, target: nn.Module) -> None:
     """Give a model the values of another one, whose tables are sharded in another way."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
-    checkpoint.save(source.state_dict(), checkpoint_id=folder[0])
+    save(source.state_dict(), checkpoint_id=folder[0])
     state = target.state_dict()
-    checkpoint.load(state, checkpoint_id=folder[0])  # it writes into the model's own tensors
+    load(state, checkpoint_id=folder[0])  # it writes into the model's own tensors
     target.load_state_dict(state)
     dist.barrier()
     if dist.get_rank() == 0:
