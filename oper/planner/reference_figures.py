@@ -17,7 +17,12 @@ from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.predict_step import predict_step
-from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
+from oper.planner.price_plan import (
+    costs_under,
+    problem_of,
+    problems_of_memories,
+    rank_seconds,
+)
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 
@@ -46,8 +51,16 @@ def with_reference_figures(
     )
 
 
-def simple_steps(problem: Problem) -> dict[SimpleMethod, float]:
-    """Return the predicted seconds of a step under the simple plans."""
+def simple_steps(
+    plan: Plan, profile: Profile, problem: Problem | None = None
+) -> dict[SimpleMethod, float]:
+    """Return the predicted seconds of a step under the simple plans that `plan` was priced beside;
+    none if it has no such plans, or no step itself. `problem` is the one that it solves, if that is
+    at hand."""
+    if not plan.simple_plans or plan.step_time is None:
+        return {}
+    if problem is None:
+        problem = problem_of(plan, profile)
     found = {}
     for method, place in _SIMPLE.items():
         baseline = place(problem)

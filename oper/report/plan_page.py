@@ -95,7 +95,7 @@ def plan_page(
         times = kind_times(plan, material.profile)
         report("memory curve")
         measured = Measured(
-            times, _curve(plan, material.profile), _simple_steps(plan, material.profile)
+            times, _curve(plan, material.profile), simple_steps(plan, material.profile)
         )
     report("page")
     sections = [
@@ -276,13 +276,6 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
             "the run again"
         ) from error
     return [Section("run", "After a run", charts=[chart])]
-
-
-def _simple_steps(plan: Plan, profile: Profile) -> Mapping[SimpleMethod, float]:
-    """Return the step of the simple plans; nothing if the plan has none, or no step."""
-    if not plan.simple_plans or plan.step_time is None:
-        return {}
-    return simple_steps(problem_of(plan, profile))
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:

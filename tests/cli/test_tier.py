@@ -11,7 +11,8 @@ PLAN = "plan p -o new --topology 2x2-a100"
 
 
 def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
-    text = fine(*PLAN.split(), "--tier", "C1")
+    text = fine(*PLAN.split(), "--tier", "C1", "-v")
+    assert "2 tables, 1 in the hosts' memory," in text
     assert "host memory" in text
     assert "C1 in the hosts' memory" in text
     assert "left for caches" in text
@@ -48,7 +49,8 @@ def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
 
 
 def test_all_tables(here: Path) -> None:
-    text = fine(*PLAN.split(), "--tier", "all")
+    assert "2 tables, all in the hosts' memory," in fine(*PLAN.split(), "--tier", "all")
+    text = fine("plan", "show", "new")
     assert "all tables in the hosts' memory" in text
     assert "extra memory" not in text
     fine("plan", "check", "new")

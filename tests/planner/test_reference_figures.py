@@ -201,6 +201,13 @@ def test_plans_in_two_memories_have_these_figures_too(held: Path, tier: tuple[st
         assert each.held_out_seconds is not None
         assert each.held_out_seconds > 0
     again = json.loads(fine("plan", "show", "q", "--json"))
+    with_profile = json.loads(fine("plan", "show", "q", "--profile", "p", "--json"))
+    assert (with_profile["held_out"], with_profile["simple_plans"]) == (
+        made["held_out"],
+        made["simple_plans"],
+    )
+    for each in made["simple_plans"]:  # a plan's folder has no steps of other plans
+        assert (each.pop("step_seconds", None) is None) == bool(tier)
     assert (again["held_out"], again["simple_plans"]) == (made["held_out"], made["simple_plans"])
 
 
@@ -210,10 +217,10 @@ def test_the_commands_say_it_or_that_it_was_not_measured(held: Path) -> None:
 
     measured = "On the held-out last part of the log (12,000 samples)"
     missing = "ot measured on data the plan has not seen"
-    assert measured in one_line("plan", "p", "-o", "q", *MAKE)
-    assert measured in one_line("plan", "show", "q")
+    assert "last part of the log (12,000 samples): " in one_line("plan", "p", "-o", "q", *MAKE)
+    assert "last part of the log (12,000 samples): " in one_line("plan", "show", "q")
     assert missing in one_line("plan", "w@3", "-o", "last", *MAKE)
-    assert "On the next window (10,000 samples)" in one_line("plan", "w@0", "-o", "first", *MAKE)
+    assert "the next window (10,000 samples): " in one_line("plan", "w@0", "-o", "first", *MAKE)
     methods = ("--methods", "oper,row_wise,access_greedy")
     told = one_line("compare", "p", *MAKE, *methods)
     assert measured in told

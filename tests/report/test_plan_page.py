@@ -24,6 +24,7 @@ from oper.planner import memory_curve as curve_module
 from oper.planner.compare import Comparison
 from oper.planner.make_plan import make_plan
 from oper.planner.memory_curve import CurvePoint
+from oper.planner.reference_figures import simple_steps
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report import plan_page as plan_page_module
@@ -349,7 +350,7 @@ def test_steps_on_the_page_are_those_that_planning_printed(
     steps = {each["method"]: each["step_seconds"] for each in content["simple_plans"]}
     assert steps
     profile = Profile.load(reported.file("profile"))
-    assert plan_page_module._simple_steps(plan, profile) == pytest.approx(steps)
+    assert simple_steps(plan, profile) == pytest.approx(steps)
 
 
 def test_the_page_says_how_to_use_the_plan(

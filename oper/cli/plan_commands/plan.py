@@ -127,9 +127,8 @@ def make(
         if curve:
             report("curve")
             points = memory_curve(placed, ranks)
-    comparable = made.simple_plans and made.step_time is not None
-    steps_of_others = simple_steps(placed.problem) if comparable else None
-    figures = PlanFigures.of(made, opened.accesses_of_tables, steps_of_others)
+    others = simple_steps(made, opened, placed.problem)
+    figures = PlanFigures.of(made, opened.accesses_of_tables, others)
     gain = estimated_gain(made, opened, ranks) if fetch is None else None
     content: dict[str, Any] = {
         "plan": None if output is None else str(output),

@@ -45,7 +45,10 @@ def title(plan: "Plan", name: str) -> str:
     fetches = f"{workload.fetch} fetches"
     if pooled and workload.fetch != "pooled":
         fetches += f", {plural(pooled, 'table')} pooled"
-    tier = f", {len(plan.tier)} in the hosts' memory," if plan.tier else ""
+    tier = ""
+    if plan.tier:
+        tables = "all" if len(plan.tier) == len(plan.tables) else f"{len(plan.tier):,}"
+        tier = f", {tables} in the hosts' memory,"
     return (
         f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
         f"{plural(len(plan.tables), 'table')}{tier} on {plural(plan.ranks, 'rank')} "

@@ -1,5 +1,6 @@
 """`oper plan show`, `diff` and `explain`: the content of plans, as text and as JSON."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -36,7 +37,8 @@ def show(
     profile: Path | None = typer.Option(
         None,
         "--profile",
-        help="The profile that the plan was made from: it has the accesses of striped rows.",
+        help="The profile that the plan was made from: it has the accesses of striped rows, and "
+        "gives the steps of simple plans.",
         metavar="FOLDER",
     ),
     verbose: bool = VERBOSE,
@@ -46,15 +48,18 @@ def show(
     from oper.analysis.plan_facts import PlanFigures
     from oper.analysis.row_facts import check_profile
     from oper.plan.plan import Plan
+    from oper.planner.reference_figures import simple_steps
     from oper.profiling.profile import Profile
 
-    loaded = Plan.load(plan)
-    accesses = None
+    figures = PlanFigures.of(loaded := Plan.load(plan))
     if profile is not None:
         opened = Profile.load(profile)
         check_profile(loaded, opened)
-        accesses = opened.accesses_of_tables
-    figures = PlanFigures.of(loaded, accesses)
+        figures = replace(
+            figures,
+            accesses=opened.accesses_of_tables,
+            simple_steps=simple_steps(loaded, opened),
+        )
     content = {
         "plan": str(plan),
         **figures.to_json(),
