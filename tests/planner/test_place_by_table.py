@@ -280,7 +280,7 @@ def test_commands_know_plans_with_some_pooled_tables(
     said = json.loads(fine("plan", "p", "-o", "d", *options, "--json"))["fetch_auto"]
     mine, auto = Plan.load("d"), Plan.load("q")
     assert 0 < 1 - auto.cost.objective_seconds / mine.cost.objective_seconds <= said["share"] + 1e-3
-    assert "--fetch auto: up to" in fine("plan", "p", "-o", "d", *options, "--force")
+    assert "--fetch auto    step up to " in fine("plan", "p", "-o", "d", *options, "--force")
     assert "--fetch auto" not in fine("plan", "p", "-o", "d2", *options, "--fetch", "distinct")
     fine("plan", "diff", "d", "q")
     fine("report", "q", "--profile", "p", "-o", "q.html")

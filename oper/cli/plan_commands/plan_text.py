@@ -208,16 +208,20 @@ _FETCHING = "fetches"
 
 
 def fetching_text(plan: "Plan") -> str:
-    """With which plans this one compares: those of the same fetches."""
+    """Return the way rows are fetched, and the plans that this one compares with."""
+    from oper.analysis.wording import fetching
+
     fetch = plan.workload.fetch
-    text = (
-        f"{fetch}: compare it with plans of {fetch} fetches alone, as those with others move other "
-        f"bytes. Without {option('--fetch')} they are raw on one node and distinct on several"
-    )
+    text = fetching(plan)
     if plan.pooled_tables and fetch != "pooled":
-        text = (
-            f"pooled of {len(plan.pooled_tables)} of {plural(len(plan.tables), 'table')} "
+        text += (
+            f": pooled of {len(plan.pooled_tables)} of {plural(len(plan.tables), 'table')} "
             f"({', '.join(plan.pooled_tables)}), {fetch} of the others"
+        )
+    else:
+        text += (
+            f". Compare it with plans of {fetch} fetches alone, as those with others move other "
+            f"bytes; without {option('--fetch')} they are raw on one node and distinct on several"
         )
     if plan.vector_ratio is not None:
         text += (
