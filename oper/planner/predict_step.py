@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, Ints
 from oper.base.portable_math import dot, expm1, log1p
 from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets
@@ -26,6 +26,23 @@ def predict_step(
     of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)
     figures = [dot(of_row[:, part], counts[part]) for part in (~pooled, pooled)]
     return _step(problem, sets, figures, method)
+
+
+def predict_step_of_cells(
+    problem: Problem, sets: HolderSets, class_of: Ints, group: Ints, rows: Ints
+) -> StepTime:
+    """Return the step of a placement without replicas, of which cell n has `rows[n]` rows of class
+    `class_of[n]` in holder set `group[n]`; without the matrix [C, G], large for many ranks."""
+    of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)[class_of]
+    figures = [
+        np.stack([_summed(row[class_of] * rows * part, group, len(sets)) for row in of_row])
+        for part in (~pooled, pooled)
+    ]
+    return _step(problem, sets, figures, "none")
+
+
+def _summed(values: Floats, group: Ints, sets: int) -> Floats:
+    return np.bincount(group, values, minlength=sets).astype(np.float64, copy=False)
 
 
 def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:

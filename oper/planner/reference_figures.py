@@ -16,7 +16,7 @@ from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.enough_accesses import warn_if_too_small
-from oper.planner.predict_step import predict_step
+from oper.planner.predict_step import predict_step_of_cells
 from oper.planner.price_plan import (
     costs_under,
     problem_of,
@@ -64,9 +64,12 @@ def simple_steps(
     found = {}
     for method, place in _SIMPLE.items():
         baseline = place(problem)
-        assert baseline.cells is not None, "its rows are whole"
-        counts = baseline.cells.dense(len(problem.classes), len(baseline.holder_sets))
-        found[method] = predict_step(problem, baseline.holder_sets, counts, "none").seconds
+        cells = baseline.cells
+        assert cells is not None, "its rows are whole"
+        step = predict_step_of_cells(
+            problem, baseline.holder_sets, cells.class_of, cells.group, cells.rows
+        )
+        found[method] = step.seconds
     return found
 
 

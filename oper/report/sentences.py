@@ -77,13 +77,17 @@ def _times(plan: Plan, run: Comparison | None, steps: Mapping[SimpleMethod, floa
     if plan.step_time is not None:
         step = f"A step is predicted to take {format_duration(plan.step_time.seconds)}"
         by_step = simple_plans_compared(plan, steps) if steps else None
-        said.append(f"{step}, {by_step}." if by_step else f"{step}.")
+        joint = ", " if any(each.fits for each in plan.simple_plans) else "; "
+        said.append(f"{step}{joint}{by_step}." if by_step else f"{step}.")
     moves = [] if run is None else _gains(plan, run, by_step or "")
     if by_step is None:
         named = " ".join(moves)
         others = tuple(s for s in plan.simple_plans if METHOD_NAMES[s.method] not in named)
         by_transfer = simple_plans_compared(replace(plan, simple_plans=others), {})
-        moves += [] if by_transfer is None else [by_transfer]
+        if by_transfer and not any(each.fits for each in others):
+            said.append(f"{by_transfer[:1].upper()}{by_transfer[1:]}.")
+        elif by_transfer:
+            moves.append(by_transfer)
     moved = "Rows and gradients" if plan.workload.training else "Rows"
     return [*said, f"{moved} move {'; '.join(moves)}."] if moves else said
 

@@ -342,6 +342,13 @@ def test_each_gain_is_said_once(plan: Plan, reported: Reported) -> None:
         assert by_step == (material.profile is not None)
 
 
+def test_simple_plans_that_do_not_fit_are_a_sentence_of_their_own(plan: Plan) -> None:
+    over = tuple(replace(each, fits=False, memory_factor=2.0) for each in plan.simple_plans)
+    said = times_said(plan_page(replace(plan, simple_plans=over), "p", Material()))
+    assert ". Table-wise does not fit: it takes 2.00 times " in said
+    assert "move" not in said
+
+
 def test_steps_on_the_page_are_those_that_planning_printed(
     reported: Reported, plan: Plan, tmp_path: Path
 ) -> None:

@@ -69,7 +69,8 @@ def summary(figures: "PlanFigures") -> list[tuple[str, str]]:
     if plan.step_time is not None:
         facts.append(("predicted step", step_text(plan.step_time)))
     if compared is not None:
-        facts.append(("compared", compared if steps else f"by transfer time {compared}"))
+        by_transfer = not steps and any(each.fits for each in plan.simple_plans)
+        facts.append(("compared", f"by transfer time {compared}" if by_transfer else compared))
     facts.append(("certificate", _certificate(plan)))
     facts.append(("held out", _held_out(plan)))
     found = fit(plan)
