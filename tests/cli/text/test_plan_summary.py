@@ -109,6 +109,8 @@ def test_plans_that_do_not_fit_are_named(planned: Plan) -> None:
         "40% faster than row-wise; table-wise does not fit: it takes 2.38 times the memory that "
         "devices leave for rows, "
     )
+    none = told(PlanFigures.of(replace(planned, simple_plans=simple[:1])))["compared"]
+    assert none.startswith("table-wise does not fit: it takes 2.38 times ")
 
 
 @pytest.mark.parametrize(
