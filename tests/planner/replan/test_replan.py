@@ -125,7 +125,7 @@ def test_unchanged_counts_move_nothing(seed):
 @pytest.mark.parametrize("capacity", [None, "2"])
 def test_copies_are_kept_where_memory_is_free(topology, capacity):
     """In inference, whatever rows later counts leave unread."""
-    cold = np.where(np.arange(600) < 300, zipf_counts(600, 1.1, 40_000), 0)
+    cold = np.where(np.arange(600) < 300, zipf_counts(600, 40_000), 0)
     table = (Table("t", 600, dim=16),)
     first, later = make_profile(table, [cold]), make_profile(table, [np.roll(cold, 150)])
     ranks = Topology.load(topology)
