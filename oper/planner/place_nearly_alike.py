@@ -11,7 +11,8 @@ more: homes of pooled tables, knapsacks of copies, even loads. So
 3. where few ranks fetch rows one by one, they are placed for the links as they are too, by a linear
    programme.
 
-The best is taken by T and by the predicted step.
+One takes the place of another if it has less T, and gains more of that than it loses of the
+predicted step.
 
 Where ranks are alike, or differ by more, there is one placement, for the ranks as they are.
 """
@@ -19,6 +20,7 @@ Where ranks are alike, or differ by more, there is one placement, for the ranks 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 
 from oper.base.errors import OperError
 from oper.planner.bounds.certify import certify
@@ -60,21 +62,25 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
         # Such as those of tables that the least capacity does not hold.
         with suppress(OperError):
             found.append(on_links(place(ranks), topology))
+    if not found:
+        return place(topology)
     pooled = any(isinstance(each.problem.topology, PooledTopology) for each in found)
-    if not found or (topology.ranks <= MANY_RANKS and not pooled):
-        found.append(place(topology))
-    return min(found, key=_badness)
+    if topology.ranks <= MANY_RANKS and not pooled:
+        with suppress(OperError):
+            found.append(place(topology))
+    return reduce(_better, found)
 
 
-def _badness(planned: Planned) -> float:
-    """What is compared of two placements: what placements make small, and where that is T of tables
-    on devices, T times the predicted step, so that none is taken that loses more of the one than it
-    gains of the other."""
-    problem = planned.problem
-    aimed = aimed_seconds(problem, planned.cost)
-    if problem.asked.balance == "link" or isinstance(problem.topology, TierTopology):
-        return aimed
-    return aimed * predict_step_of(problem, planned.row_placement).seconds
+def _better(one: Planned, other: Planned) -> Planned:
+    """The other placement if it has less of what placements make small, and, of tables on devices,
+    if that gain is larger than its loss in the predicted step; else the one."""
+    aimed = [aimed_seconds(each.problem, each.cost) for each in (one, other)]
+    if aimed[1] >= aimed[0]:
+        return one
+    if one.problem.asked.balance == "link" or isinstance(one.problem.topology, TierTopology):
+        return other
+    steps = [predict_step_of(each.problem, each.row_placement).seconds for each in (one, other)]
+    return other if aimed[1] * steps[1] < aimed[0] * steps[0] else one
 
 
 def on_links(planned: Planned, topology: Topology) -> Planned:
@@ -86,7 +92,7 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
     problem = problem_on_links(planned.problem, topology)
     kept = _within_capacities(problem, planned.row_placement)
     tried = kept, _swapped(problem, kept)
-    found = min((_priced(planned, problem, rows) for rows in tried), key=_badness)
+    found = _better(*(_priced(planned, problem, rows) for rows in tried))
     check_limits(found.problem, found.cost)
     certificate = certify(found.problem, found.cost.objective_seconds)
     if planned.certificate.full_memory_bound_seconds is not None:
