@@ -132,7 +132,7 @@ def test_a_larger_batch_beside_a_captured_step(
     case = Case(28, 2, optimizer="adagrad")
     plan = random_plan(28, tables_of(case), 2, replicated=replicated, method=method)
     said = mortal_ranks.run(2, steps.grow_beside_a_captured_step, case, plan, library, times)
-    if times == 3:  # for which there is room
+    if times == 3 and method == "bitmap":  # for which there is room
         assert said == ["", ""]
         return
     assert "give the step of oper.graph_step the largest batches first" in str(said[0])
