@@ -44,7 +44,7 @@ void each_launch(const std::vector<Replicas>& all, const F& f) {
 // The groups of rows, [2, groups + 1] on a device.
 inline const int64_t* lines_of(const at::Tensor& groups, const char* name) {
   OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
-                    ": expected [2, groups + 1], got ", groups.sizes());
+                   ": expected [2, groups + 1], got ", groups.sizes());
   return elements<int64_t>(groups, name);
 }
 
@@ -52,7 +52,7 @@ inline const int64_t* lines_of(const at::Tensor& groups, const char* name) {
 inline const int64_t* lines_of(const at::Tensor& groups, size_t buckets, const char* name) {
   const int64_t* const lines = lines_of(groups, name);
   OPER_CHECK_VALUE(groups.size(1) == static_cast<int64_t>(buckets) + 1, name, ": expected ",
-                    buckets, " groups, one per bucket, got ", groups.size(1) - 1);
+                   buckets, " groups, one per bucket, got ", groups.size(1) - 1);
   return lines;
 }
 
