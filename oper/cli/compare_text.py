@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oper.planner.baselines.baseline import TorchRecNotes
     from oper.planner.compare import Comparison, MethodResult
 
+_EQUAL = 5e-5  # steps that differ by a smaller share are called as long
 _READINGS = {"rank": "one rank", "all ranks": "all ranks"}
 # Of a rank's capacity: a factor above it that is not shown as 1.00.
 _SHOWN_OVER = 1.005
@@ -160,7 +161,7 @@ def verdict(run: "Comparison") -> list[str]:
     sentence = f"Best: {best}, {format_duration(seconds)} a step"
     if others:
         after, second = run.methods[others[0]].step_seconds or 0.0, others[0]
-        if not seconds or after / seconds - 1 < 5e-5:
+        if not seconds or after / seconds - 1 < _EQUAL:
             sentence += f"; {second}, the next that fits, takes as long"
         else:
             share = format_share(after / seconds - 1)
@@ -198,7 +199,10 @@ def held_out_verdict(run: "Comparison") -> str:
     (seconds, best), *others = found
     said += f" {best} is the fastest of those priced, {format_duration(seconds)} a step"
     if others and seconds:
-        said += f"; {others[0][1]} takes {format_share(others[0][0] / seconds - 1)} longer"
+        after, second = others[0]
+        longer = after / seconds - 1
+        takes = "takes as long" if longer < _EQUAL else f"takes {format_share(longer)} longer"
+        said += f"; {second} {takes}"
     if len(found) < len(run.fitting):
         said += ". held out: -, of methods that do not say which of equally hot rows go where"
     return said

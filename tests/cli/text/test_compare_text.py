@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.cli.compare_text import print_runs, remarks, verdict
+from oper.cli.compare_text import held_out_verdict, print_runs, remarks, verdict
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
+from oper.plan.reference_figures import HeldOutSource
 from oper.plan.settings import PlanSettings
 from oper.planner.baselines.baseline import PooledBytes, SolverNotes, Status, TorchRecNotes
 from oper.planner.baselines.registry import BASELINES
-from oper.planner.compare import Comparison, MethodResult, compare
+from oper.planner.compare import Comparison, HeldOutData, MethodResult, compare
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile
 
@@ -165,6 +166,19 @@ def test_oper_need_not_be_the_best(compared: Comparison) -> None:
     assert lines[0] == "Best: milp, 10 µs a step; oper, the next that fits, takes 10.00% longer"
     assert "at most 2% longer than the best possible" in lines[1]
     assert "less than 0.0001% longer" in verdict(among(compared, oper=fake(1.0, 0.0)))[1]
+
+
+@pytest.mark.parametrize(
+    ("later", "words"), [(1e-5, "row_wise takes as long"), (1.5e-5, "row_wise takes 50.00% longer")]
+)
+def test_held_out_steps_are_compared(compared: Comparison, later: float, words: str) -> None:
+    methods = {
+        name: replace(fake(1e-5), held_out_step_seconds=seconds)
+        for name, seconds in (("oper", 1e-5), ("row_wise", later))
+    }
+    data = HeldOutData(HeldOutSource.LAST_PART, 9, 1e-6)
+    said = held_out_verdict(replace(compared, methods=methods, held_out=data))
+    assert said.endswith(f" oper is the fastest of those priced, 10 µs a step; {words}")
 
 
 def test_sweeps_name_what_differs(capsys: Capture, compared: Comparison) -> None:
