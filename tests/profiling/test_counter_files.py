@@ -30,7 +30,7 @@ from oper.profiling.counter_files import (
     save_counters,
     sparse_counts,
 )
-from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.profiling.profile import Profile, in_order, merge, window_name, write_windows
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine
@@ -226,7 +226,9 @@ def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
     assert max(most) == 1
     assert most[-1] == 1
     assert not any("dense" in vars(one.stored("accesses")) for one in opened)
-    alone = drift_by_window(Plan.load(tmp_path / "plan"), [window(n, True) for n in range(3)], 0.05)
+    in_memory = [window(n, True) for n in range(3)]
+    in_order(in_memory)
+    alone = drift_by_window(Plan.load(tmp_path / "plan"), in_memory, 0.05)
     assert found.to_json() == alone.to_json()
 
 
