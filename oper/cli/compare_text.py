@@ -49,7 +49,7 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
     out.print()
     detailed = spoken("-v prints", "to_json() has")
     out.print(
-        "Steps are predicted, if OPER ran each placement; sorts and dense layers are left out."
+        "Steps are predicted, as if OPER ran each placement; sorts and dense layers are left out."
         + ("" if verbose else f" {detailed} memory, lookups and traffic of the ranks")
     )
 
@@ -197,7 +197,7 @@ def held_out_verdict(run: "Comparison") -> str:
     if not found:
         return f"{said}: no method that fits could be priced"
     (seconds, best), *others = found
-    said += f" {best} is the fastest of those priced, {format_duration(seconds)} a step"
+    said += f" {best} takes {format_duration(seconds)} a step, the least of those priced"
     if others and seconds:
         after, second = others[0]
         longer = after / seconds - 1

@@ -302,16 +302,17 @@ def _range(values: Floats) -> str:
 
 
 def left_out(plan: Plan) -> list[str]:
-    """What the predicted times do not have in them."""
+    """Return the parts of a job that the predicted times leave out."""
     moved = "rows and gradients" if plan.workload.training else "rows"
     said = [
-        f"Times are of moving {moved} alone: no launches of kernels, no dense layers, no reading "
-        "of input.",
-        "They follow from how often rows were read in the profiled log. Where other rows become "
+        "The predicted step includes launches of kernels, waits and exchanges, but no sorts, dense "
+        "layers or reading of input.",
+        f"All other times are transfer times: of moving {moved} alone, without launches, and as if "
+        "no rank waited for another. Reads from several ranks are added up, as if they came one "
+        "after the other.",
+        "Times follow from how often rows were read in the profiled log. Where other rows become "
         "hot, they change.",
-        "Each link has one speed, whatever else uses it at the time. Ranks work in parallel, and "
-        "none waits for another; what a rank reads from several others is added up, as if it came "
-        "one after the other.",
+        "Each link has one speed, whatever else uses it at the time.",
     ]
     if not plan.topology.name.startswith("cpu:"):
         said.append(

@@ -178,7 +178,7 @@ def test_held_out_steps_are_compared(compared: Comparison, later: float, words: 
     }
     data = HeldOutData(HeldOutSource.LAST_PART, 9, 1e-6)
     said = held_out_verdict(replace(compared, methods=methods, held_out=data))
-    assert said.endswith(f" oper is the fastest of those priced, 10 µs a step; {words}")
+    assert said.endswith(f" oper takes 10 µs a step, the least of those priced; {words}")
 
 
 def test_sweeps_name_what_differs(capsys: Capture, compared: Comparison) -> None:
