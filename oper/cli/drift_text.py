@@ -19,7 +19,7 @@ _MOST_TABLES = 10
 _NAMED_TABLES = 3
 _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more, the slowest
-# Of an iteration: a loss below is what rounding leaves.
+# Of a transfer time: a loss below is what rounding leaves.
 _NO_LOSS = 5e-5
 
 
@@ -35,7 +35,7 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
         left_out = len(drift.tables) - min(len(tables), _MOST_TABLES)
         if left_out:
             out.print(f"and {plural(left_out, 'table')} that lost less; {all_figures()} them all")
-        out.print("times are the table's part of a rank's iteration, the mean over ranks")
+        out.print("times are the table's part of a rank's transfer time, the mean over ranks")
         out.print()
     _print_ranks(out, drift.rank_seconds)
     out.print()
@@ -47,7 +47,7 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     seconds = drift.objective_seconds
     longer = format_share(drift.judged_worse)
     tolerated = format_percent(drift.threshold)
-    what = "an iteration takes"
+    what = "the transfer time of a step is"
     if abs((1 + drift.worse) * seconds.fresh - seconds.now) > _NO_LOSS * seconds.now:
         what = "the busiest link is in use"  # by --balance link the plan keeps that short
     data, fresh = _judged_on(drift, profile)
@@ -78,7 +78,7 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     if uneven:
         sentences.append(uneven)
     sentences.append(
-        f"Predicted iteration: {format_duration(seconds.then)} when the plan was made, "
+        f"Transfer time of a step: {format_duration(seconds.then)} when the plan was made, "
         f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch for "
         "these very data, within the plan's memory"
     )
@@ -112,7 +112,7 @@ def _unevenness(drift: "Drift", lost: float) -> str | None:
     if drift.worse < _NO_LOSS or lost >= (seconds.now - seconds.fresh) / 2:
         return None
     return (
-        f"The ranks have become uneven: an iteration takes {format_duration(min(now))} on the "
+        f"The ranks have become uneven: transfers take {format_duration(min(now))} on the "
         f"fastest and {format_duration(max(now))} on the slowest"
     )
 
@@ -143,7 +143,7 @@ def _tables(tables: "list[TableDrift]") -> Any:
 
 
 def _print_ranks(out: Any, ranks: "RankSeconds") -> None:
-    """The iteration of each rank; of many, of the slowest."""
+    """The transfer time of each rank; of many, of the slowest."""
     table = new_table("rank", "when made", "now", "from scratch", "longer")
     of_ranks = [*zip(ranks.then.tolist(), ranks.now.tolist(), ranks.fresh.tolist(), strict=True)]
     shown = list(range(len(of_ranks)))
@@ -183,8 +183,8 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     table = new_table(
         "window",
         "samples",
-        "iterations",
-        "iteration",
+        "steps",
+        "transfers",
         "from scratch",
         "longer",
         "lost",
@@ -204,8 +204,7 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
         )
     out.print(table)
     out.print(
-        "lost: by all iterations of a window, against a plan made from scratch for the window "
-        "before it"
+        "lost: by all steps of a window, against a plan made from scratch for the window before it"
     )
     if any(window.drift.unseen is None for window in drift.windows):
         out.print(
@@ -232,12 +231,12 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (
-            f"Replan: with {plan} an iteration takes up to {worst} longer than with a plan made "
+            f"Replan: with {plan} transfers take up to {worst} longer than with a plan made "
             f"from scratch, and more than the {tolerated} that {option('--worse')} tolerates in "
             f"{len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
         )
     return (
-        f"Keep {plan}: in no window of {profile} does an iteration take more than "
+        f"Keep {plan}: in no window of {profile} do transfers take more than "
         f"{worst} longer than with a plan made from scratch, and {option('--worse')} tolerates "
         f"{tolerated}. {cost}"
     )

@@ -39,7 +39,7 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
     aimed = [[format_duration(seconds)] if links_first else [] for seconds in made.aimed]
     links = ["slowest link"] if links_first else []
     table = new_table(
-        "plan", "iteration", *links, *later, "rows moved", "bytes moved", "time to move"
+        "plan", "transfers", *links, *later, "rows moved", "bytes moved", "time to move"
     )
     of_later = (
         [[]] * 3
@@ -134,16 +134,16 @@ def placed_text(made: "Replanned") -> str:
     rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
     longer = made.new_seconds / made.fresh_seconds - 1
     gap = (
-        f"takes {format_share(longer, 2)} longer than a plan made from scratch"
+        f"take {format_share(longer, 2)} longer than with a plan made from scratch"
         if longer > _SHOWN
-        else "takes no longer than a plan made from scratch"
+        else "take no longer than with a plan made from scratch"
     )
     if rows:
         return (
-            f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved; an "
-            f"iteration {gap}"
+            f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved; "
+            f"transfers {gap}"
         )
-    return f"An iteration {gap}"
+    return f"Transfers {gap}"
 
 
 def held_out_text(made: "Replanned") -> str:
@@ -155,20 +155,23 @@ def held_out_text(made: "Replanned") -> str:
         return f"{NOT_MEASURED}, where a plan gains less"
     said = f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')})"
     gain, promised = found.old_seconds - found.new_seconds, made.old_seconds - made.new_seconds
-    if gain <= 0:
+    if gain < 0:
+        lost = format_share(-gain / found.old_seconds)
+        return f"{said} transfers take {lost} longer with the new plan than with the old one"
+    if not gain:
         return f"{said} the new plan gains nothing over the old one"
     if promised <= 0:
-        return f"{said} it gains {format_duration(gain)} an iteration"
+        return f"{said} it saves {format_duration(gain)} a step"
     return (
-        f"{said} the new plan gains {format_duration(gain)} an iteration, "
-        f"{format_share(gain / promised, 0)} of what it gains on those it was made from"
+        f"{said} the new plan saves {format_duration(gain)} a step, "
+        f"{format_share(gain / promised, 0)} of its saving on the data it was made from"
     )
 
 
 def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     """Return the lines on the gain of the plan `new` and on the bytes that move."""
     before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
-    within = f"pays off within {made.horizon:,} iterations ({option('--horizon')})"
+    within = f"pays off within {made.horizon:,} steps ({option('--horizon')})"
     most = made.max_move_bytes
     limited = (
         "" if most is None else f", and at most {format_bytes(most)} move ({option('--max-move')})"
@@ -178,16 +181,16 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     )
     if made.carried_over is not None:
         return (
-            f"{new}: under {profile} an iteration takes {after}, and {before} if rows of {old} "
-            f"moved only where they must; each further move {within}{limited}"
+            f"{new}: under {profile} the transfers of a step take {after}, and {before} if rows of "
+            f"{old} moved only where they must; each further move {within}{limited}"
         )
     if not made.moves.changed_rows:
         return (
-            f"{new}: nothing moves, as no move {within}{fits}; under {profile} an "
-            f"iteration of {old} takes {before}"
+            f"{new}: nothing moves, as no move {within}{fits}; under {profile} the "
+            f"transfers of a step take {before} with {old}"
         )
     return (
-        f"{new}: under {profile} an iteration takes {after} instead of "
+        f"{new}: under {profile} the transfers of a step take {after} instead of "
         f"{before} with {old}, for moving {format_bytes(made.migration.link_bytes)} once; "
         f"each move {within}{limited}"
     )
@@ -203,7 +206,7 @@ def _print_curve(out: Any, made: "Replanned") -> None:
     table = new_table(
         option("--max-move"),
         "bytes moved",
-        "slowest link" if links_first else "iteration",
+        "slowest link" if links_first else "transfers",
         "of the gain",
         "new plan, cut",
         "of the gain",

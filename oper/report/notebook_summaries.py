@@ -109,12 +109,12 @@ def _drift(drift: Drift) -> Summary:
     seconds = drift.objective_seconds
     tables = sorted(drift.tables, key=lambda table: -table.worse_seconds)
     return Summary(
-        f"Verdict: {drift.verdict}. An iteration takes {format_share(drift.judged_worse)} longer "
+        f"Verdict: {drift.verdict}. Transfers take {format_share(drift.judged_worse)} longer "
         f"than with a plan made from scratch, on {_judged_on(drift)}",
         (
-            ("iteration when the plan was made", format_duration(seconds.then)),
-            ("iteration now", format_duration(seconds.now)),
-            ("iteration of a plan from scratch", format_duration(seconds.fresh)),
+            ("transfer time when the plan was made", format_duration(seconds.then)),
+            ("transfer time now", format_duration(seconds.now)),
+            ("transfer time of a plan from scratch", format_duration(seconds.fresh)),
         ),
         ("table", "time lost", "now", "from scratch"),
         [
@@ -141,7 +141,7 @@ def _windows(drift: WindowDrift) -> Summary:
     return Summary(
         f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
         f"{format_share(drift.cost_share)} of the time with a plan made after each window",
-        headers=("window", "samples", "iteration", "from scratch", "longer", "verdict"),
+        headers=("window", "samples", "transfers", "from scratch", "longer", "verdict"),
         rows=[
             (
                 f"@{number}",
@@ -179,8 +179,8 @@ def _replanned(made: Replanned) -> Summary:
     )
     return Summary(
         f"{plural(made.moves.changed_rows, 'row')} moved, as far as that pays within "
-        f"{made.horizon:,} iterations",
-        headers=("plan", "iteration", "on data held out", "rows moved", "bytes moved"),
+        f"{made.horizon:,} steps",
+        headers=("plan", "transfers", "on data held out", "rows moved", "bytes moved"),
         rows=[
             (
                 name,
@@ -202,7 +202,7 @@ def _differences(found: PlanDifferences) -> Summary:
     figures = (
         ("ranks", f"{old.ranks:,}", f"{new.ranks:,}"),
         (
-            "predicted iteration",
+            "transfer time",
             format_duration(old.objective_seconds),
             format_duration(new.objective_seconds),
         ),

@@ -232,7 +232,7 @@ SHOWN: dict[str, tuple[Callable[[Folders], Any], tuple[str, ...]]] = {
     ),
     "replanned": (
         lambda f: oper.replan(f.plan, f.newer),
-        ("within 10,000 iterations", "as it was", "from scratch"),
+        ("within 10,000 steps", "as it was", "from scratch"),
     ),
     "differences": (
         lambda f: oper.diff(f.plan, f.again),

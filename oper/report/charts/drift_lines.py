@@ -45,8 +45,8 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         ]
         now, fresh = map(format_duration, found.judged_seconds)
         caption = (
-            f"On {judged_data(found, drift.profile)} the plan takes {now} an iteration, and the "
-            f"one from scratch {fresh}. {_advice(found)}"
+            f"On {judged_data(found, drift.profile)} transfers take {now} a step with the plan, "
+            f"and {fresh} with the one from scratch. {_advice(found)}"
         )
     else:
         bars = _losses(found)
@@ -103,7 +103,7 @@ def _cost_of_windows(drift: WindowDrift) -> str:
     return (
         f"Not re-planning costs {format_share(drift.cost_share)} of the time that plans from "
         f"scratch, made after each of {plural(len(windows), 'window')} for the next, take: "
-        f"{format_duration(drift.cost_seconds)} over their {iterations} iterations. It costs the "
+        f"{format_duration(drift.cost_seconds)} over their {iterations} steps. It costs the "
         f"most in @{worst}, {format_share(windows[worst].drift.judged_worse)}. {_advice(drift)}"
         f"{left_out}"
     )
@@ -117,7 +117,7 @@ def _advice(drift: Drift | WindowDrift) -> str:
 
 
 def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
-    """The iteration when the plan was made and now, beside a plan from scratch."""
+    """The transfer time when the plan was made and now, beside a plan from scratch."""
     unit = duration_unit(max(max(now, fresh or 0.0) for _, now, fresh in points))
     values = [
         {
@@ -136,7 +136,7 @@ def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
         "y": {
             "field": "value",
             "type": "quantitative",
-            "axis": axis(f"predicted iteration, {unit.name}"),
+            "axis": axis(f"transfer time, {unit.name}"),
         },
         "color": {
             "field": "plan",
@@ -147,7 +147,7 @@ def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
         "tooltip": [
             {"field": "data", "title": "data"},
             {"field": "plan", "title": "plan"},
-            {"field": "shown", "title": "predicted iteration"},
+            {"field": "shown", "title": "transfer time"},
         ],
     }
     return spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding)

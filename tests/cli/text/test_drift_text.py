@@ -58,11 +58,11 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
     found = content(1.2e-5, [table("a", 1e-7), table("b", -2e-16), table("c", 9e-7)])
     first, second, third, fourth = sentences(found)
     assert first == (
-        "Replan: under w@3 an iteration takes 20.00% longer than with a plan made from scratch, "
-        "more than the 5% that --worse tolerates. Run: oper replan plan w@3 -o NEW"
+        "Replan: under w@3 the transfer time of a step is 20.00% longer than with a plan made "
+        "from scratch, more than the 5% that --worse tolerates. Run: oper replan plan w@3 -o NEW"
     )
     assert second == "Most of the time is lost in c (90%), a (10%)"
-    assert third.startswith("Predicted iteration: 9 µs when the plan was made, 12 µs now")
+    assert third.startswith("Transfer time of a step: 9 µs when the plan was made, 12 µs now")
     assert fourth.endswith("not measured on data the plan has not seen")
     print_drift(found, "plan", "w@3")
     text = capsys.readouterr().out
@@ -77,7 +77,8 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
 def test_a_plan_that_is_as_good_as_new_has_no_culprits() -> None:
     said = sentences(content(1e-5, [table("a", 3e-22), table("b", -1e-20)]))
     assert said[0] == (
-        "Keep plan: under w@3 an iteration takes no longer than with a plan made from scratch"
+        "Keep plan: under w@3 the transfer time of a step is no longer than with a plan made from "
+        "scratch"
     )
     assert len(said) == 3
     kept = sentences(content(1.02e-5, [table("a", 2e-7)]))[0]
@@ -92,21 +93,22 @@ def test_the_verdict_is_of_data_that_neither_plan_was_made_from() -> None:
     assert kept.verdict == "keep"
     said = sentences(kept)
     assert said[0] == (
-        "Keep plan: under w@3 an iteration takes 2.00% longer than with a plan made from scratch "
+        "Keep plan: under w@3 the transfer time of a step is 2.00% longer than with a plan made "
+        "from scratch "
         "for the window before, and --worse tolerates 5%"
     )
     assert not any("not measured" in sentence for sentence in said)
     later = replace(this, source=HeldOutSource.LAST_PART, worse=0.3)
     said = sentences(replace(found, unseen=later))
     assert said[0].startswith(
-        "Replan: on the held-out last part of the log an iteration takes 30.00% longer "
+        "Replan: on the held-out last part of the log the transfer time of a step is 30.00% longer "
         "than with a plan made from scratch for w@3, more than"
     )
 
 
 def test_uneven_ranks_are_named_where_no_table_explains_the_loss() -> None:
     said = " ".join(sentences(content(2e-5, [table("a", 1e-8)])))
-    assert "uneven: an iteration takes 10 µs on the fastest and 20 µs on the slowest" in said
+    assert "uneven: transfers take 10 µs on the fastest and 20 µs on the slowest" in said
     assert "uneven" not in " ".join(sentences(content(1.2e-5, [table("a", 2e-6)])))
 
 
@@ -166,7 +168,7 @@ def windows(verdicts: list[str]) -> WindowDrift:
 
 def test_windows_name_those_that_are_too_slow(capsys: Capture) -> None:
     keep = windows_verdict(windows(["keep"] * 3), "plan", "w")
-    assert keep.startswith("Keep plan: in no window of w does an iteration take more than 2.00% ")
+    assert keep.startswith("Keep plan: in no window of w do transfers take more than 2.00% ")
     assert "Not re-planning costs 1 ms in all, 1.00% of" in keep
     found = windows(["keep", "replan", "keep", "replan"])
     assert "in 2 of 4 windows (@1, @3)" in windows_verdict(found, "plan", "w")
