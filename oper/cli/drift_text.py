@@ -167,7 +167,7 @@ def _hot_set(hot: "HotSets") -> Any:
         "share of all accesses", "rows", "when made", "now", "of as many\nhottest rows now"
     )
     for name, rows in (
-        ("rows with an entry", hot.listed),
+        ("listed rows", hot.listed),
         ("of these, with copies", hot.replicated),
     ):
         shares = [format_share(share, 1) for share in (rows.then, rows.now, rows.hottest_now)]

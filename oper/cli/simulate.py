@@ -69,18 +69,17 @@ def simulate(
         "random,laia,esd,grouped",
         "--policy",
         help="Dispatch: random, in-order, laia[:TABLES], esd[:ALPHA], grouped[:ROUNDS]; with "
-        "@SHARE for that share of the samples alone; several by commas.",
+        "@SHARE for a share of the samples; by commas.",
         metavar="NAMES",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
-        help="bsp, on-demand, peer, fae:SHARE, het[:S] or het-exact:S (S: updates, or inf); "
-        "several by commas. fae is simulated only.",
+        help="bsp, on-demand, peer, fae:SHARE, het[:S], het-exact:S (S updates or inf); by commas.",
         metavar="NAMES",
     ),
     evict: str = typer.Option(
-        "lru", "--evict", help="lru, lfu, light-lfu or emark; by commas.", metavar="NAMES"
+        "lru", "--evict", help="lru, lfu, light-lfu, emark; by commas.", metavar="NAMES"
     ),
     links: str = typer.Option(
         "100",
@@ -115,10 +114,7 @@ def simulate(
     *,
     reading: "LogKeywords",
 ) -> None:
-    """Replay a log through caches; count what they transmit.
-
-    The defaults are Herald's settings, but for --dim, which is 512 there.
-    """
+    """Replay a log through caches by Herald's settings; count what they transmit."""
     from oper.logs import LogOptions, RowReader, open_log
     from oper.logs.table_discovery import tell_left_out
     from oper.profiling.table_options import TableOptions

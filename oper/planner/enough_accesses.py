@@ -24,9 +24,8 @@ def warn_if_too_small(profile: Profile, ranks: int, where: str) -> None:
     accesses = int(profile.accesses_of_tables.sum())
     if is_too_small(accesses, ranks):
         warnings.warn(
-            f"{where} have {accesses / ranks:,.0f} accesses a rank: of fewer than "
-            f"{ENOUGH_ACCESSES:,} chance looks like drift, and what a plan costs there may be "
-            "chance",
+            f"{where} have {accesses / ranks:,.0f} accesses per rank; with fewer than "
+            f"{ENOUGH_ACCESSES:,}, chance looks like drift and moves times: use more data",
             OperWarning,
             stacklevel=3,
         )

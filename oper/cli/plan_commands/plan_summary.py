@@ -136,9 +136,11 @@ def _held_out(plan: "Plan") -> str:
         and each.held_out_step_seconds < found.step_seconds * (1 - _SMALL)
     ]
     data = HELD_OUT_DATA[found.source].removeprefix("the held-out ")
-    gap = at_most(found.certified_gap)
+    gap = f"{at_most(found.certified_gap)} above"
+    if found.certified_gap > 1:
+        gap = f"at most {format_factor(1 + found.certified_gap)} times"
     return (
-        f"{data} ({plural(found.samples, 'sample')}): {said}; its transfers {gap} above the lower "
+        f"{data} ({plural(found.samples, 'sample')}): {said}; its transfers {gap} the lower "
         f"bound for these data{''.join(slower)}"
     )
 

@@ -112,8 +112,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             None,
             "--list-separator",
             help="Separator of the ids in a CSV field.",
-            metavar="TEXT",
-            rich_help_panel=READING,
+            metavar="SEP",
         ),
     ),
     "on_bad_id": (

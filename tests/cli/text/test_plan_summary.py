@@ -135,6 +135,12 @@ def test_held_out_data_are_compared_with_the_prediction(
     assert "is faster" not in said
 
 
+def test_a_large_gap_on_held_out_data_is_a_factor(planned: Plan) -> None:
+    held_out = HeldOut(HeldOutSource.LAST_PART, 600, 1.0, 16.7e-6, 1e-6)
+    said = told(PlanFigures.of(replace(planned, held_out=held_out)))["held out"]
+    assert said.endswith("its transfers at most 16.7 times the lower bound for these data")
+
+
 def test_a_simple_plan_that_is_faster_on_held_out_data_is_named(planned: Plan) -> None:
     held_out = HeldOut(HeldOutSource.NEXT_WINDOW, 600, 2.0, 2.0, 1.0)
     simple = (
