@@ -302,10 +302,9 @@ def _sized(
                 if low < 0 and log.options.on_bad_id == "error":
                     bad = int(np.argmin(ids.values))
                     raise OperError(
-                        f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
-                        f"row id of table {tables[index].name!r} cannot be negative: "
-                        f"{missing_is(low)} "
-                        "if it stands for a missing id, or give the table "
+                        f"{batch.location.of(ids.sample_of(bad))}: expected row ids of at least 0 "
+                        f"in column {column!r}, for table {tables[index].name!r}, got {low}; "
+                        f"{missing_is(low)} if it stands for a missing id, or give the table "
                         "`ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)

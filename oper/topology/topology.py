@@ -205,8 +205,8 @@ class Topology:
             hint = f"did you mean {near}?" if near else "`oper topology measure -o FILE` writes one"
             got = f" ({what_is(path)})" if spec and path.is_dir() else ""
             raise OperError(
-                f"topology {spec!r}{got}: neither a preset ({', '.join(PRESETS)}; N nodes of G "
-                f"devices) nor a file; {hint}"
+                f"topology: expected a preset ({', '.join(PRESETS)}; N nodes of G devices) or a "
+                f"file, got {spec!r}{got}; {hint}"
             )
         return cls(**parse_topology(Document.read(spec), path.stem))
 

@@ -62,7 +62,7 @@ def test_json_of_others_is_no_marker(tmp_path: Path) -> None:
         ("report q --profile log.parquet -o r.html", ["oper profile log.parquet -o PROFILE"]),
         ("profile p -o new", ["p: expected a log, got a profile's folder"]),
         ("simulate q", ["q: expected a log, got a plan's folder"]),
-        ("plan p --topology q -o new", ["topology 'q' (a plan's folder)"]),
+        ("plan p --topology q -o new", ["got 'q' (a plan's folder)"]),
         ("checkpoint inspect q", ["expected a checkpoint, got a plan's folder", "oper.save"]),
         ("checkpoint verify log.parquet", ["is a file; expected a checkpoint"]),
         ("top q", ["expected a file of a monitor's JSON lines, got a folder"]),

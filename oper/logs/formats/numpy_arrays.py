@@ -214,7 +214,8 @@ def _check_lengths(
     if len(sizes) and sizes.min() < 0:
         bad = int(np.argmax(sizes < 0))
         raise OperError(
-            f"{location.of(bad)}: {lengths!r} is {int(sizes[bad])}, and a length cannot be negative"
+            f"{location.of(bad)}: expected lengths of at least 0 in {lengths!r}, got "
+            f"{int(sizes[bad])}"
         )
     if (len(sizes) and int(sizes.max()) > left) or int(sizes.sum()) > left:
         bad = int(np.argmax(np.cumsum(sizes) > left))
