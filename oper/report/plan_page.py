@@ -136,7 +136,11 @@ def _first_screen(
         bars.append(kinds_of_row_bars(_time_parts(measured.times), bound))
     said = sentences.headline(plan, run)
     return Section(
-        *("plan", "The plan", said, True, tiles),
+        "plan",
+        "The plan",
+        said,
+        emphasis=True,
+        tiles=tiles,
         snippet=use_of(plan, folder),
         charts=[each.chart() for each in bars],
     )

@@ -42,8 +42,8 @@ _PLACED_BY = {
 
 
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
-    """Return what was placed where, the predicted step, each gain once, how far the plan can be
-    from optimal, and what it costs on data that it has not seen."""
+    """Return sentences on the placement, the predicted step, each gain once, the distance from
+    optimal, and the step on data that the plan has not seen."""
     unread = unread_sentence(plan)
     return [
         _placed(plan),
@@ -69,7 +69,7 @@ def _placed(plan: Plan) -> str:
 
 
 def _times(plan: Plan, run: Comparison | None) -> list[str]:
-    """Return the predicted step, and how the plan compares with each other method, once."""
+    """Return the predicted step, and the gain over each other method once."""
     if plan.step_time is None:
         return []
     simple = simple_plans_compared(plan)
@@ -82,8 +82,8 @@ def _times(plan: Plan, run: Comparison | None) -> list[str]:
 
 
 def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
-    """Return how much faster a step of so many seconds is than with the next best method of a
-    comparison and with TorchRec's planner, if these are not `named` already."""
+    """Return the gains of a step of so many seconds over the next best method of a comparison and
+    over TorchRec's planner, if these are not `named` already."""
     gains = []
     best, compared = next_best(run), beside(run, seconds)
     if best is not None and compared is not None and best[0] not in named:
@@ -132,8 +132,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
             "Twice the memory, or all that is allowed, would make no plan faster."
             if found.saved_share < _NOTICED
             else f"With all of that memory no plan would save more than "
-            f"{format_share(found.saved_share)} of the transfer time; this one uses the least that "
-            "comes within 1% of the fastest."
+            f"{format_share(found.saved_share)} of the transfer time."
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
     assert found.allowed_share is not None

@@ -28,7 +28,7 @@ from oper.profiling.profile import Profile
 
 @dataclass(frozen=True)
 class KindTimes:
-    """Seconds of an iteration, [M] each; they add up to each rank's T."""
+    """Parts of the transfer time in seconds, [M] each; they add up to each rank's T."""
 
     replicated: Floats
     listed: Floats

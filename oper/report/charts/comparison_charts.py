@@ -47,7 +47,7 @@ def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
 
 
 def beside(run: Comparison, ours: float) -> str | None:
-    """Say how much faster `ours` is than the next best method; None if no other fits."""
+    """Return the gain of `ours` over the next best method, in words; None if no other fits."""
     best = next_best(run)
     if best is None or not ours:
         return None

@@ -117,7 +117,7 @@ def _advice(drift: Drift | WindowDrift) -> str:
 
 
 def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
-    """The transfer time when the plan was made and now, beside a plan from scratch."""
+    """Return bars of the transfer time when the plan was made and now, and from scratch."""
     unit = duration_unit(max(max(now, fresh or 0.0) for _, now, fresh in points))
     values = [
         {

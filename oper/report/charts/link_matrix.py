@@ -47,7 +47,7 @@ def link_charts(plan: Plan) -> list[Chart]:
             f"A byte takes {format_digits(float(costs.max() / costs.min()), 3)} times as long over "
             f"the slowest links as over the fastest. Over the slowest a rank fetches "
             f"{format_bytes(slowest)} on average, over the fastest {format_bytes(fastest)}; the "
-            f"busiest takes {format_duration(taken.max())} of an iteration."
+            f"busiest takes {format_duration(taken.max())} of the transfer time."
         )
         title = "Time that each rank takes to fetch from each other"
         if plan.workload.training:
