@@ -80,7 +80,7 @@ class PlanDifferences(Summarised):
         return None if self.tables is None else sum(t.bytes_changed for t in self.tables)
 
     def to_json(self) -> dict[str, Any]:
-        """What `oper plan diff --json` prints."""
+        """Return the output of `oper plan diff --json`."""
         content: dict[str, Any] = to_json(self)
         return content | {
             "rows_changed": self.rows_changed,
@@ -165,6 +165,6 @@ def _compared(plan: Plan) -> ComparedPlan:
 
 
 def _holders(locator: RowLocator) -> NDArray[np.int64]:
-    """Who holds the rows of each extent, 0 or 1, [P, M]: groups, then each rank's stripes."""
+    """Return the holders of each extent's rows, 0 or 1, [P, M]: groups, then stripes."""
     stripes = np.eye(locator.ranks, dtype=np.int64)
     return np.concatenate([locator.layout.holds.astype(np.int64), stripes])

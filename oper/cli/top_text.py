@@ -1,4 +1,4 @@
-"""What `oper top` shows: the verdict, what was predicted and counted, and the last periods."""
+"""Text of `oper top`: the verdict, predicted and counted figures, and the last periods."""
 
 import datetime
 from pathlib import PurePath

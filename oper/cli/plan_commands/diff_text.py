@@ -74,7 +74,7 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
 
 
 def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
-    """How many rows are elsewhere, and by how many bytes."""
+    """Return the number of rows that changed ranks and their bytes, as a sentence."""
     changed, changed_bytes = found.rows_changed, found.bytes_changed
     if changed is None or changed_bytes is None:
         return (

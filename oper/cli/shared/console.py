@@ -38,7 +38,7 @@ def quietly(quiet: bool) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether a command was asked to print its result alone."""
+    """Return whether a command was asked to print its result alone."""
     return _QUIET.get()
 
 
@@ -136,7 +136,7 @@ def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTab
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> RichTable:
-    """A table of names on the left and sentences on the right, which wrap."""
+    """Return a table of names on the left and sentences on the right, which wrap."""
     table = RichTable.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     for name, sentence in facts:

@@ -29,7 +29,7 @@ class DefaultVerb(CommandGroup):
 
     @property
     def default(self) -> Any:
-        """What runs where no other command is named."""
+        """Command that runs if no other command is named."""
         return self.commands[DEFAULT]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -48,7 +48,8 @@ EXTRA_MEMORY = typer.Option(
     None,
     "--extra-memory",
     help="Memory for copies, as a share of the tables' bytes. [default: the least within 1% of the "
-    "best time; 5% with --capacity, on cpu:N, or without device memory]",
+    "best time, more in inference over links; 5% on cpu:N, without device memory, or in training "
+    "with --capacity]",
     metavar="SHARE",
 )
 RESERVE = typer.Option(
