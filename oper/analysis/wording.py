@@ -34,7 +34,7 @@ _NOTES = {
 
 
 METHOD_NAMES = {"table_wise": "table-wise", "row_wise": "row-wise"}
-# Of data that the plans beside them were not made from.
+# Names of data that plans were not made from.
 HELD_OUT_DATA = {
     HeldOutSource.LAST_PART: "the held-out last part of the log",
     HeldOutSource.NEXT_WINDOW: "the next window",

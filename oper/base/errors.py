@@ -25,17 +25,17 @@ def first_line(error: BaseException) -> str:
 
 
 class OperWarning(UserWarning):
-    """What a user should know of an input that is read all the same; the command line prints it."""
+    """A warning about an input that is read all the same; the command line prints it."""
 
 
 class OperNotice(OperWarning):
-    """How an input was read, where that is as it should be; the command line prints it, and calls
-    it no warning."""
+    """A note on the way in which an input was read, if it is right; the command line prints it
+    without the word warning."""
 
 
 def check_type(function: str, name: str, given: Any, *kinds: type) -> None:
-    """OperError where the argument `name` of a public function is of none of these types, such as a
-    path for what it names."""
+    """Raise OperError if the argument `name` of a public function is of none of these types, such
+    as a path in place of a plan."""
     if not isinstance(given, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise OperError(f"{function}: {name}: expected {expected}, got {type(given).__name__}")

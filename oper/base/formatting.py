@@ -53,7 +53,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def format_factor(value: float) -> str:
-    """How many times: '1.00', '12.3', '1,235'."""
+    """Return a factor as text: '1.00', '12.3', '1,235'."""
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{round(value, 2) + 0.0:.2f}" if value < 9.995 else f"{value:.1f}"

@@ -101,7 +101,7 @@ def load_nvshmem() -> None:
 
 
 class Kernels(Protocol):
-    """Where operators run: a device of the runtime."""
+    """A device of the runtime, on which operators run."""
 
     kind: str  # cpu or cuda
 

@@ -43,7 +43,7 @@ def finite_number(given: Any, what: str) -> float:
 
 
 def positive_seconds(given: Any, what: str) -> float:
-    """A finite number of seconds above 0; OperError names what it was for."""
+    """Return a finite number of seconds above 0; OperError names its purpose."""
     seconds = finite_number(given, what)
     if seconds <= 0:
         raise OperError(f"{what}: expected a positive number of seconds, got {seconds:g}")

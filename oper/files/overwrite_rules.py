@@ -49,7 +49,7 @@ class Format(NamedTuple):
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
-    """Why `folder`, which exists, may not be replaced by a folder; None where it may."""
+    """Return the reason that a folder may not replace `folder`, which exists; None if it may."""
     if not folder.is_dir() or folder.is_symlink():
         return "exists and is not a folder; choose another path, or remove it"
     if _holds_current(folder):
@@ -84,7 +84,7 @@ def was_written(folder: Path, kind: Format) -> bool:
 
 
 def file_refusal(path: Path, overwrite: bool) -> str | None:
-    """Why `path`, which exists, may not be replaced by a file; None where it may."""
+    """Return the reason that a file may not replace `path`, which exists; None if it may."""
     if path.is_dir():
         return "is a folder, and a file was to be written; choose another path"
     if not stat.S_ISREG(path.lstat().st_mode):

@@ -114,8 +114,8 @@ class Log:
 
     @cached_property
     def _values(self) -> dict[str, tuple[str, str]]:
-        """By column, a whole number with a point and a value that is not a whole number, if the
-        beginning of any text file has such."""
+        """A whole number with a point and a value that is not a whole number, by column, if the
+        beginning of a text file has such values."""
         found: dict[str, tuple[str, str]] = {}
         for column in (c for s in self._sources for c in s.columns if c.pointed or c.other):
             pointed, other = found.get(column.name, ("", ""))

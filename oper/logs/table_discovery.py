@@ -1,4 +1,4 @@
-"""What must be known before a log can be read as rows: the tables' sizes, and vocabularies.
+"""Tables' sizes and vocabularies, which must be known before a log can be read as rows.
 
 Without tables, one is inferred for each of the log's features: columns of row ids (integers below
 2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw fields and larger

@@ -45,7 +45,7 @@ from oper.report.time_by_row_kind import KindTimes, check_profile, kind_times
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made of, beside the plan."""
+    """Material of a report, in addition to the plan."""
 
     profile: Profile | None = None
     runs: Sequence[Comparison] = ()  # of a comparison
@@ -185,7 +185,7 @@ def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
 
 
 def _allowance(plan: Plan) -> str:
-    """What decides how much a rank may hold, where that is not its device."""
+    """Return the limit on a rank's memory, if it is not the device."""
     if plan.limits is None or plan.limits.by_devices:
         return ""
     return f" by the {100 * plan.limits.extra_memory:.4g}% of extra memory that was asked for"
@@ -333,7 +333,7 @@ def _fetch_of(run: Comparison, plan: Plan) -> Fetch | None:
 
 
 def not_given(material: Material) -> list[str]:
-    """What more the page could show, and the option for it."""
+    """Return the options for further parts of the page."""
     given = (
         (
             material.profile,

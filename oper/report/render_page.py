@@ -45,7 +45,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What is on the page."""
+    """Content of a page."""
 
     title: str
     kind: str  # a line above the title: what the page is of

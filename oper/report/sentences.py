@@ -97,7 +97,7 @@ def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
 
 
 def optimality(plan: Plan) -> str:
-    """How far from optimal the plan can be, and relative to what."""
+    """Return the distance of the plan from optimal, and its terms."""
     certificate = plan.certificate
     if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
@@ -111,7 +111,7 @@ def optimality(plan: Plan) -> str:
 
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
-    """Whether memory is what limits the plan, why it has no more copies, and what more would do."""
+    """Return whether memory limits the plan, why no more rows have copies, and the effect of more."""
     found, fits = copies(plan), fit(plan)
     if found.limit == CopiesLimit.IN_HOSTS:
         return ["All tables are in the hosts' memory, where each row is on one rank."]
@@ -162,7 +162,7 @@ def _why_no_copy(plan: Plan) -> str:
 
 
 def time_sentences(plan: Plan) -> list[str]:
-    """How a rank's time is made up, and what goes over which links."""
+    """Return the parts of a rank's time, and the traffic of links."""
     prediction = plan.cost
     total = float(prediction.rank_seconds.mean())
     if plan.ranks == 1 or not total:
@@ -191,7 +191,7 @@ def time_sentences(plan: Plan) -> list[str]:
 
 
 def _evenness(pattern: str, values: Floats, shown: Any) -> str:
-    """`Every … 258 kB …` where all are even, and the range where they are not."""
+    """Return `Every … 258 kB …` if all are even, and otherwise their range."""
     least, most = float(values.min()), float(values.max())
     if least >= (1 - _EVEN) * most:
         return f"{pattern.format(shown(most))}."
@@ -200,7 +200,7 @@ def _evenness(pattern: str, values: Floats, shown: Any) -> str:
 
 
 def kinds_sentence(plan: Plan, kinds: RowsByKind) -> str:
-    """What share of rows and of accesses each kind of row has."""
+    """Return the share of rows and of accesses of each kind of row."""
     every = int(plan.owner_accesses.sum()) + plan.replica_accesses
     listed = plan.counts.total_accesses - plan.replica_accesses
     rows = int(kinds.rows.sum())
@@ -222,7 +222,7 @@ def _are(number: int) -> str:
 
 
 def certificate_sentences(plan: Plan) -> list[str]:
-    """The certificate, said in words."""
+    """Return the certificate in words."""
     certificate = plan.certificate
     said = [optimality(plan)]
     if certificate is None:
@@ -250,7 +250,7 @@ def certificate_sentences(plan: Plan) -> list[str]:
 
 
 def making(plan: Plan) -> list[tuple[str, str]]:
-    """How the plan was made, as names and sentences for a reviewer."""
+    """Return the making of the plan, as names and sentences for a reviewer."""
     record, workload = plan.record, plan.workload
     batches = plan.samples / workload.batch_size
     part = ", of a part of the log" if plan.log_part else ""

@@ -16,7 +16,7 @@ _SHOWN = 5e-4  # a smaller share prints as 0.0%
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the number that it is sorted by."""
+    """A text, and the number that it is sorted by."""
 
     shown: str
     value: float | None = None  # None: sorted as text
@@ -90,7 +90,7 @@ def _share(share: float) -> Cell:
 
 
 def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
-    """Which tables dominate."""
+    """Return the tables that dominate, in a sentence."""
     said = [] if accesses is None else [_most(plan, accesses, "accesses")]
     return " ".join([*said, _most(plan, sizes, "bytes")])
 

@@ -72,7 +72,7 @@ class LabelModel:
 
 
 def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
-    """What to add to the logits for a mean probability of `clicks`."""
+    """Return the addend of the logits for a mean probability of `clicks`."""
     from scipy.optimize import brentq
 
     def excess(bias: float) -> float:

@@ -93,7 +93,7 @@ class CoAccess:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to generate: features in table order; `samples` in the whole log."""
+    """A log to generate: features in table order; `samples` in the whole log."""
 
     name: str
     features: tuple[Feature, ...]

@@ -1,4 +1,4 @@
-"""How many bags of each length each table has: over samples and features, empty bags too.
+"""Number of bags of each length, by table: over samples and features, with empty bags.
 
 In: pairs of a length and its bags, and how many distinct rows the bags have, counted or drawn. Out:
 `BagLengths`, and its summary by table.
@@ -80,7 +80,7 @@ class BagLengths:
 
     @classmethod
     def checked(cls, pairs: NDArray[np.generic], distinct: Ints) -> "BagLengths":
-        """What `pairs` and `distinct` gave, from files; ValueError where these are no such."""
+        """Return bag lengths from `pairs` and `distinct` of files; ValueError if invalid."""
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
             raise ValueError(f"expected int64 [pairs, 3], got {pairs.dtype} {pairs.shape}")
         table, length, bags = np.array(pairs, dtype=np.int64).T
@@ -110,7 +110,7 @@ class BagLengths:
 
     @cached_property
     def first(self) -> Ints:
-        """Where each table's pairs begin, int64 [T + 1]."""
+        """Beginning of each table's pairs, int64 [T + 1]."""
         return np.searchsorted(self.table, np.arange(self.tables + 1)).astype(np.int64)
 
     @property
@@ -130,8 +130,8 @@ class BagLengths:
 
     @property
     def new_shares(self) -> Floats:
-        """Of a bag's ids after its first the share that names a row that the bag does not have
-        yet, [T]; 1 where no bag has several ids."""
+        """Share of a bag's ids after its first that name a row that the bag does not have yet, [T];
+        1 if no bag has several ids."""
         filled = self.filled_bags
         more = self.ids_of_tables - filled
         shares: Floats = np.where(more > 0, (self.distinct - filled) / np.maximum(more, 1), 1.0)
@@ -149,7 +149,7 @@ class BagLengths:
         return self.length[mine], self.bags[mine]
 
     def select(self, tables: Sequence[int]) -> "BagLengths":
-        """Those of the tables with these numbers, ascending, numbered from 0."""
+        """Return the bags of the tables with these numbers, ascending, numbered from 0."""
         chosen = np.asarray(tables, dtype=np.int64)
         kept = np.isin(self.table, chosen)
         table = np.searchsorted(chosen, self.table[kept]).astype(np.int64)

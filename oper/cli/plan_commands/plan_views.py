@@ -48,7 +48,8 @@ def show(
     from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
-    loaded, accesses = Plan.load(plan), None
+    loaded = Plan.load(plan)
+    accesses = None
     if profile is not None:
         opened = Profile.load(profile)
         check_profile(loaded, opened)

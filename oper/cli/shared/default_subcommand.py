@@ -1,4 +1,4 @@
-"""Commands with a default sub-command: `oper plan PROFILE` beside `oper plan show PLAN`."""
+"""Commands with a default sub-command: `oper plan PROFILE` and `oper plan show PLAN`."""
 
 import copy
 from pathlib import Path

@@ -45,7 +45,7 @@ class Jagged:
         return int(values.min()), int(values.max())
 
     def offsets(self) -> Ints:
-        """Where each sample's values begin, and their number: int64 [samples + 1]."""
+        """Beginning of each sample's values, and their number: int64 [samples + 1]."""
         if self.lengths is None:
             return np.arange(len(self.values) + 1, dtype=np.int64)
         result = np.zeros(len(self.lengths) + 1, dtype=np.int64)
@@ -80,7 +80,7 @@ class Jagged:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a batch lies in its file: sample i of it is sample `first` + i of `file`."""
+    """Place of a batch in its file: its sample i is sample `first` + i of `file`."""
 
     file: str
     first: int = 0

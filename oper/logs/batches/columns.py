@@ -151,7 +151,7 @@ def no_ids(source: Source) -> OperError:
 
 
 def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[str, str]:
-    """Why each column is not read as ids that nobody said what it is: name -> reason.
+    """Return the columns that were left out by default: name -> reason.
 
     Nothing where `options` name the columns of ids: the others are left out by choice.
     """

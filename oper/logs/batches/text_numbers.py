@@ -31,7 +31,7 @@ for _digits, _first in ((b"0123456789", 0), (b"abcdef", 10), (b"ABCDEF", 10)):
 
 
 def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
-    """Which of the texts (`pa.StringArray`, no nulls) are integers, and those integers.
+    """Return whether each text (`pa.StringArray`, no nulls) is an integer, and the integers.
 
     bool [n] and int64 [number of true ones].
     """
@@ -64,7 +64,7 @@ def all_decimals(texts: Any) -> Ints | None:
 
 
 def hexadecimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
-    """Which of the texts are 1 to 8 hexadecimal digits, and the value of each (0 elsewhere)."""
+    """Return whether each text is 1 to 8 hexadecimal digits, and its value (otherwise 0)."""
     buffer, starts, lengths = _bytes_of(texts)
     digits = _HEX[_words(buffer, starts, lengths).view(np.uint8)].view(np.uint64)
     valid = (lengths >= 1) & (lengths <= 8) & (digits & np.uint64(0x8080808080808080) == 0)

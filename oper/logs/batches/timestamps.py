@@ -64,7 +64,7 @@ def guess_unit(numbers: NDArray[np.float64]) -> TimeUnit | None:
 
 
 def are_dates(numbers: NDArray[np.float64], unit: TimeUnit) -> NDArray[np.bool_]:
-    """Which of the numbers lie between 1990 and 2100 in a unit since 1970."""
+    """Return whether each number lies between 1990 and 2100 in a unit since 1970."""
     scale = PER_SECOND[unit]
     return (_EARLIEST * scale <= numbers) & (numbers < _LATEST * scale)
 

@@ -1,4 +1,4 @@
-"""What the columns of a CSV file are, by the file's beginning: ids, numbers, or neither.
+"""Kinds of a CSV file's columns, by the file's beginning: ids, numbers, or neither.
 
 The rule is that of Parquet: a column of whole numbers below 2^64 holds ids. Arrow reads a column
 in which one of them is 2^63 or more as floating-point numbers, so such columns are read again as

@@ -118,7 +118,7 @@ def _collect(given: Any, found: list[Any], seen: dict[int, Any]) -> None:
 
 
 def _parts(given: Any) -> list[Any]:
-    """What a container or an object holds: values, items, attributes and slots."""
+    """Return the content of a container or an object: values, items, attributes and slots."""
     if isinstance(given, Mapping):
         return list(given.values())
     if isinstance(given, list | tuple):

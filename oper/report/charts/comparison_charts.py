@@ -1,4 +1,4 @@
-"""Methods beside each other: the predicted time of each as a bar, and over a sweep as lines."""
+"""Methods side by side: the predicted step of each as a bar, and over a sweep as lines."""
 
 from collections.abc import Sequence
 
@@ -138,7 +138,7 @@ def comparison_chart(run: Comparison) -> Chart:
     }
     return Chart(
         key="comparison",
-        title="OPER beside other methods",
+        title="OPER and other methods",
         caption=_caption(run),
         spec=spec(values, height=34 * max(len(values), 2), layer=[bars, labels]),
         headers=(

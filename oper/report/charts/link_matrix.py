@@ -1,4 +1,4 @@
-"""Who reads how much from whom: a matrix of ranks, reader by source, as a heat map."""
+"""Bytes that ranks read from each other: a matrix, reader by source, as a heat map."""
 
 import numpy as np
 

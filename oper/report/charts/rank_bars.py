@@ -67,7 +67,7 @@ class RankBars:
 
     @property
     def top(self) -> float:
-        """How far the axis has to reach for all columns and lines."""
+        """End of an axis that holds all columns and lines."""
         return max([float(self.total.max()), *(line.value for line in self.lines)])
 
     def chart(self, top: float | None = None) -> Chart:
