@@ -111,7 +111,7 @@ def optimality(plan: Plan) -> str:
 
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
-    """Return whether memory limits the plan, why no more rows have copies, and the effect of more."""
+    """Return the effects of the memory limit, and the reason for no more copies."""
     found, fits = copies(plan), fit(plan)
     if found.limit == CopiesLimit.IN_HOSTS:
         return ["All tables are in the hosts' memory, where each row is on one rank."]
