@@ -70,7 +70,7 @@ class Document:
         raise OperError(f"{self.where(keys)} {problem}")
 
     def refuse(self, keys: KeyPath, expected: str, got: str) -> NoReturn:
-        """Raise OperError if the value under `keys` is another one than `expected`."""
+        """Raise OperError: the value under `keys` is `got` rather than `expected`."""
         raise OperError(f"{self.where(keys)}: expected {expected}, got {got}")
 
 
