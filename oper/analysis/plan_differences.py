@@ -90,7 +90,7 @@ class PlanDifferences(Summarised):
 
 
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
-    """The differences of the plan `new` from `old`; plans may be given by their folders.
+    """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
     Where the numbers of ranks differ, figures are compared and rows are not. OperError where the
     plans are for different tables.
@@ -147,7 +147,7 @@ def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
 
 
 def _compared(plan: Plan) -> ComparedPlan:
-    """The figures that are compared."""
+    """Return the figures that are compared."""
     return ComparedPlan(
         profile=plan.profile,
         ranks=plan.ranks,

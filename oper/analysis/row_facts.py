@@ -336,8 +336,8 @@ def _waits_for_allreduce(plan: Plan) -> bool:
 
 
 def _copies_bytes(plan: Plan, table: int) -> int:
-    """Bytes of the fewest copies that a row can get: one, and in training one on every rank, or of
-    a pooled table on every node."""
+    """Return bytes of the fewest copies that a row can get: one, and in training one on every rank,
+    or of a pooled table on every node."""
     copies = 1
     if plan.workload.training:
         pooled = plan.tables[table].name in plan.pooled_tables
@@ -346,7 +346,7 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 
 
 def _room_bytes(plan: Plan) -> float:
-    """Bytes for extra copies: what was asked for, within what the capacities leave."""
+    """Return bytes for extra copies: what was asked for, within what the capacities leave."""
     on_devices = [plan.tables[t] for t in plan.memories[0].tables]
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
     room = float(plan.cost.capacity_bytes.sum() - total)

@@ -12,14 +12,15 @@ class OperError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, as part of a line: without line ends, not long."""
+    """Return the message of another library's error, as part of a line: without line ends, not
+    long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none: what torch and the
-    system say takes many lines, of which the first says what happened."""
+    """Return the first line of an error's message, or its type where it has none: what torch and
+    the system say takes many lines, of which the first says what happened."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

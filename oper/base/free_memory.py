@@ -21,7 +21,7 @@ class FreeMemory:
 
 
 def machine_memory_bytes() -> int:
-    """The physical memory of this machine."""
+    """Return the physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -94,7 +94,7 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
 
 
 def _judged_on(drift: "Drift", profile: str) -> tuple[str, str]:
-    """The data that the verdict is of, and the plan from scratch that it compares with."""
+    """Return the data that the verdict is of, and the plan from scratch that it compares with."""
     from oper.analysis.wording import HELD_OUT_DATA
     from oper.plan.reference_figures import HeldOutSource
 
@@ -118,7 +118,8 @@ def _unevenness(drift: "Drift", lost: float) -> str | None:
 
 
 def _losing(drift: "Drift") -> "list[TableDrift]":
-    """The tables whose rows are where they cost time, by what they lose; none where nothing is."""
+    """Return the tables whose rows are where they cost time, by what they lose; none where nothing
+    is."""
     if drift.worse < _NO_LOSS:
         return []
     least = _NO_LOSS * drift.objective_seconds.now

@@ -138,7 +138,7 @@ def simulate(
 
 
 def _bandwidths(links: str) -> tuple[float, ...]:
-    """Bytes per second of links in Gbit/s."""
+    """Return bytes per second of links in Gbit/s."""
     try:
         given = [float(text) for text in links.split(",")]
     except ValueError:
@@ -183,7 +183,8 @@ def _table(
     last: str,
     risk: "Callable[[SimulatedRun], str]",
 ) -> "Table":
-    """A line for each of some runs, which ends with what its reads lack and with the time."""
+    """Return a line for each of some runs, which ends with what its reads lack and with the
+    time."""
     peers = _to_peers(found)
     pushes = ["update\npush", "evict\npush", *(["peer\npush"] if peers else [])]
     columns = ("sent", "saved", "miss\npull", *pushes, "hits", "link\ntime")

@@ -26,7 +26,7 @@ _MOST_LINKS = 5
 
 
 def view(run: str, reports: "list[PeriodReport]") -> Any:
-    """The newest of a run's reports, in order, and those before it in a line each."""
+    """Return the newest of a run's reports, in order, and those before it in a line each."""
     from rich.console import Group
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def _ranks(report: "PeriodReport") -> Any:
 
 
 def _links(report: "PeriodReport") -> Any | None:
-    """The links that carry most; None where there are none."""
+    """Return the links that carry most; None where there are none."""
     counted = report.counted.link_bytes
     ranks = len(counted)
     busiest = np.argsort(-counted, axis=None, kind="stable")[:_MOST_LINKS].tolist()
@@ -115,7 +115,8 @@ def _links(report: "PeriodReport") -> Any | None:
 
 
 def _periods(reports: "list[PeriodReport]") -> Any:
-    """The newest run's: a file may have those of runs before it, whose periods began at 0 too."""
+    """Return the reports of the newest run: a file may have those of earlier runs, whose periods
+    began at 0 too."""
     first = max(
         (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
     )

@@ -43,7 +43,7 @@ class Format(NamedTuple):
         return f"a {Path(self.marker).stem}"
 
     def has_schema(self, content: Any) -> bool:
-        """Whether the content of a marker is of this kind, of whatever version."""
+        """Return whether the content of a marker is of this kind, of whatever version."""
         given = content.get("schema") if isinstance(content, dict) else None
         return given is not None and given in (self.schema, self.old_schema)
 
@@ -79,7 +79,7 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
 
 
 def was_written(folder: Path, kind: Format) -> bool:
-    """Whether `folder` has the marker of a folder of this kind, which oper wrote."""
+    """Return whether `folder` has the marker of a folder of this kind, which oper wrote."""
     return (folder / kind.marker).is_file() and _listed(folder, kind) is not None
 
 
@@ -114,13 +114,14 @@ def _exists() -> str:
 
 
 def is_wholly(folder: Path, kind: Format) -> bool:
-    """Whether oper wrote everything in a folder."""
+    """Return whether oper wrote everything in a folder."""
     listed = _listed(folder, kind)
     return listed is not None and not any(True for _ in _foreign(folder, listed))
 
 
 def _listed(folder: Path, kind: Format) -> set[str] | None:
-    """The files that a folder's marker lists, by names below the folder; None without a marker."""
+    """Return the files that a folder's marker lists, by names below the folder; None without a
+    marker."""
     content = _marker(folder, kind)
     if content is None:
         return None

@@ -75,7 +75,7 @@ class Document:
 
 
 def _check_size(root: yaml.Node, path: Path) -> None:
-    """OperError where aliases make a small text a huge document, or one without an end."""
+    """Raise OperError if aliases make a small text a huge document, or one without an end."""
     sizes: dict[int, int] = {}  # values of each node with its aliases written out
     open_nodes: set[int] = set()
 

@@ -271,7 +271,7 @@ def _sized(
     found: dict[str, str],
     advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
-    """The tables with rows where dense ones lack them; inferred ones may need a vocabulary.
+    """Return the tables with rows where dense ones lack them; inferred ones may need a vocabulary.
 
     `looks` are those of columns that nobody named; why one is hardly a feature goes to `found`.
     """

@@ -158,7 +158,7 @@ def _windows(drift: WindowDrift) -> Summary:
 
 @summary_of.register
 def _replanned(made: Replanned) -> Summary:
-    """The old plan, the new one, and one from scratch."""
+    """Return the old plan, the new one, and one from scratch."""
     later = made.held_out
     moved = (
         ("as it was", made.old_seconds, None if later is None else later.old_seconds, 0, 0.0),
@@ -196,7 +196,7 @@ def _replanned(made: Replanned) -> Summary:
 
 @summary_of.register
 def _differences(found: PlanDifferences) -> Summary:
-    """The figures of both plans; how many rows are held elsewhere."""
+    """Return the figures of both plans; how many rows are held elsewhere."""
     old, new = found.old, found.new
     changed = "not compared" if found.rows_changed is None else f"{found.rows_changed:,}"
     figures = (
@@ -223,7 +223,7 @@ def _differences(found: PlanDifferences) -> Summary:
 
 @summary_of.register
 def _findings(findings: Findings) -> Summary:
-    """Whether all invariants hold, and each of them."""
+    """Return whether all invariants hold, and each of them."""
     wrong = findings.wrong
     title = f"{len(wrong)} of {len(findings)} invariants do not hold"
     return Summary(

@@ -61,7 +61,7 @@ def write_page(page: Page, path: Path, overwrite: bool) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     from jinja2 import Environment
     from markupsafe import Markup
 

@@ -275,7 +275,7 @@ def making(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _link_speeds(plan: Plan) -> str:
-    """Bytes a second of a rank's own rows, and of others' in the node and outside."""
+    """Return bytes a second of a rank's own rows, and of others' in the node and outside."""
     topology = plan.topology
     speeds = 1 / topology.link_cost
     own = np.eye(plan.ranks, dtype=bool)

@@ -42,7 +42,8 @@ class LabelModel:
         self._bias: float | None = None
 
     def effect(self, table: int, ids: Jagged) -> NDArray[np.float64]:
-        """The contribution of one feature's ids to the logit of each sample: float64 [samples]."""
+        """Return the contribution of one feature's ids to the logit of each sample: float64
+        [samples]."""
         import torch
 
         hashed = native.ops().place_ranks(

@@ -119,7 +119,7 @@ class Recipe:
 
 
 def workload_names() -> tuple[str, ...]:
-    """The names of the workloads that have a recipe."""
+    """Return the names of the workloads that have a recipe."""
     return tuple(_facts())
 
 

@@ -51,7 +51,7 @@ class BagLengths:
 
     @classmethod
     def of_pairs(cls, pairs: Ints, distinct: Ints) -> "BagLengths":
-        """The sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
+        """Return the sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
         table, length, bags = pairs[pairs[:, 2] > 0].T
         order = np.lexsort((length, table))
         table, length, bags = table[order], length[order], bags[order]
@@ -63,13 +63,13 @@ class BagLengths:
 
     @classmethod
     def sum(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
-        """The bags of several logs of the same tables."""
+        """Return the bags of several logs of the same tables."""
         distinct = np.sum([c.distinct for c in counted], axis=0)
         return cls.of_pairs(np.concatenate([c.pairs for c in counted]), distinct)
 
     @classmethod
     def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
-        """The bags of several lists of tables, as of one list."""
+        """Return the bags of several lists of tables, as of one list."""
         before = np.cumsum([0, *(c.tables for c in counted)])[:-1]
         return cls(
             np.concatenate([c.table + n for c, n in zip(counted, before, strict=True)]),
@@ -144,7 +144,7 @@ class BagLengths:
         return means
 
     def of_table(self, table: int) -> tuple[Ints, Ints]:
-        """The lengths of a table's bags, ascending, and how many bags have each."""
+        """Return the lengths of a table's bags, ascending, and how many bags have each."""
         mine = slice(*self.first[table : table + 2].tolist())
         return self.length[mine], self.bags[mine]
 
@@ -156,7 +156,7 @@ class BagLengths:
         return BagLengths(table, self.length[kept], self.bags[kept], self.distinct[chosen])
 
     def summary(self, table: int) -> BagSummary:
-        """The bags of one table in a few numbers; zeros where it has none."""
+        """Return the bags of one table in a few numbers; zeros where it has none."""
         length, bags = self.of_table(table)
         if not len(bags):
             return BagSummary(0, 0.0, 0.0, 0, 0, 1.0)
@@ -173,7 +173,7 @@ class BagLengths:
         )
 
     def summed(self, values: Ints) -> Ints:
-        """The sums by table of a value for each pair, int64 [T] of [N], exact."""
+        """Return the sums by table of a value for each pair, int64 [T] of [N], exact."""
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
         return np.diff(before[self.first])
 

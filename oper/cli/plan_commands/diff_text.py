@@ -90,7 +90,7 @@ def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
 
 
 def _change(old: float, new: float) -> str:
-    """The new value over the old one, as a signed share."""
+    """Return the new value over the old one, as a signed share."""
     if not old:
         return "-"
     share = format_share(new / old - 1)

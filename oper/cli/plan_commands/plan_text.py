@@ -84,7 +84,7 @@ def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
 
 
 def tables_table(figures: "PlanFigures", verbose: bool) -> tuple[Any, int]:
-    """The largest tables first, and how many are left out; with `verbose` none."""
+    """Return the largest tables first, and how many are left out; with `verbose` none."""
     kinds, tables = figures.kinds, figures.plan.tables
     sizes = kinds.bytes_of_tables
     order = sorted(range(len(tables)), key=lambda t: -int(sizes[t]))
@@ -104,8 +104,8 @@ def tables_table(figures: "PlanFigures", verbose: bool) -> tuple[Any, int]:
 
 
 def _accesses(figures: "PlanFigures", t: int) -> str:
-    """The table's share of all accesses, of which a plan without its profile has no counts of
-    striped rows."""
+    """Return the table's share of all accesses, of which a plan without its profile has no counts
+    of striped rows."""
     plan, listed = figures.plan, int(figures.kinds.listed_accesses[t])
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
     if not total:
@@ -146,7 +146,7 @@ def tables_text(figures: "PlanFigures", left_out: int) -> list[str]:
 
 
 def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
-    """A plan's properties as names and sentences; with `verbose` how it was made."""
+    """Return a plan's properties as names and sentences; with `verbose` how it was made."""
     from oper.analysis.plan_facts import copies, link_use, threshold
     from oper.analysis.wording import METHOD_NAMES, bound_note, hot_row, threshold_sentence
 
@@ -264,7 +264,8 @@ def _traffic(plan: "Plan") -> str:
 
 
 def _tier(plan: "Plan") -> str:
-    """The tables in the hosts' memory, what their reads take, and what is left for caches."""
+    """Return the tables in the hosts' memory, what their reads take, and what is left for
+    caches."""
     from oper.analysis.plan_facts import cache_replay, cache_room_bytes
 
     assert plan.host is not None

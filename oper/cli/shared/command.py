@@ -104,7 +104,7 @@ def _takes_path(parameter: Any) -> bool:
 
 @functools.cache
 def _shared_options() -> dict[str, Any]:
-    """The options that commands have without saying so, by their names."""
+    """Return the options that commands have without saying so, by their names."""
     app = typer.Typer(add_completion=False)
 
     @app.command()

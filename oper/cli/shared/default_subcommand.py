@@ -39,7 +39,7 @@ class DefaultVerb(CommandGroup):
         return super().parse_args(ctx, args)
 
     def _refuse_near_names(self, ctx: Any, word: str) -> None:
-        """OperError where a word is neither a folder nor a command, and near to a command's."""
+        """Raise OperError if a word is neither a folder nor a command, and near to a command's."""
         names = [name for name in self.commands if name != DEFAULT]
         hint = "" if Path(word.partition("@")[0]).exists() else near(word, names)
         if hint and not ctx.resilient_parsing:
@@ -64,5 +64,5 @@ class DefaultVerb(CommandGroup):
 
 
 def verb(help_text: str) -> typer.Typer:
-    """A typer application for such a command; register the default as `make`."""
+    """Return a typer application for such a command; register the default as `make`."""
     return typer.Typer(cls=DefaultVerb, help=help_text, no_args_is_help=True, rich_markup_mode=None)

@@ -101,7 +101,7 @@ TIER = typer.Option(
 
 
 def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
-    """The names of the tier's tables, or "all"."""
+    """Return the names of the tier's tables, or "all"."""
     if tier is None:
         return ()
     names = [name.strip() for name in tier.split(",")]
@@ -115,7 +115,8 @@ def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
 def parse_reserve(
     reserve: str | None, extra_memory: str | None, topology: Topology
 ) -> float | None:
-    """The share, or None; OperError where the memory of a plan does not follow from devices."""
+    """Return the share, or None; OperError where the memory of a plan does not follow from
+    devices."""
     if reserve is None:
         return None
     given = (
@@ -139,7 +140,7 @@ def parse_reserve(
 
 
 def load_topology(spec: str, capacity: str | None) -> Topology:
-    """The topology of that name or file, with the given capacities instead of its own."""
+    """Return the topology of that name or file, with the given capacities instead of its own."""
     topology = Topology.load(spec)
     if capacity is None:
         return topology

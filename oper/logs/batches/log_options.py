@@ -96,7 +96,7 @@ class LogOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> "LogOptions":
-        """The options that `LogKeywords` give. OperError names a keyword that is unknown."""
+        """Return the options that `LogKeywords` give. OperError names a keyword that is unknown."""
         unknown = keywords.keys() - {option.name for option in fields(cls)}
         if unknown:
             known = ", ".join(option.name for option in fields(cls))

@@ -29,7 +29,7 @@ class NamedDrift:
 
 
 def drift_chart(drift: NamedDrift, number: int) -> Chart:
-    """The drift of a plan as the `number`th chart of its kind on a page."""
+    """Return the drift of a plan as the `number`th chart of its kind on a page."""
     found = drift.found
     if isinstance(found, Drift):
         seconds = found.objective_seconds
