@@ -115,7 +115,7 @@ def _links(report: "PeriodReport") -> Any | None:
 
 
 def _periods(reports: "list[PeriodReport]") -> Any:
-    """Return the reports of the newest run: a file may have those of earlier runs, whose periods
+    """Return a table of the newest run: a file may have periods of earlier runs, which
     began at 0 too."""
     first = max(
         (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
