@@ -163,7 +163,7 @@ def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
 
 
 def save_counters(model: nn.Module, path: str) -> None:
-    """What each rank counted, in the ranks' order, for `oper report --counters`."""
+    """Save the counters of all ranks, in their order, for `oper report --counters`."""
     every: list[dict[str, Any]] | None = None
     if dist.get_rank() == 0:
         every = [{}] * dist.get_world_size()
@@ -212,7 +212,7 @@ def main() -> None:
         apart = max(abs(one - other) for one, other in zip(*losses, strict=True))
         print(
             "Both start from the same values and train the same batches. Their losses differ by at "
-            f"most {apart:.0e}, as float sums have another order"
+            f"most {apart:.0e}, because float sums have another order"
         )
         print_traffic(by_oper, plan)
     if given.counters is not None:

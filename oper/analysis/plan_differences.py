@@ -80,7 +80,7 @@ class PlanDifferences(Summarised):
         return None if self.tables is None else sum(t.bytes_changed for t in self.tables)
 
     def to_json(self) -> dict[str, Any]:
-        """What `oper plan diff --json` prints."""
+        """Return the output of `oper plan diff --json`."""
         content: dict[str, Any] = to_json(self)
         return content | {
             "rows_changed": self.rows_changed,
@@ -90,7 +90,7 @@ class PlanDifferences(Summarised):
 
 
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
-    """The differences of the plan `new` from `old`; plans may be given by their folders.
+    """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
     Where the numbers of ranks differ, figures are compared and rows are not. OperError where the
     plans are for different tables.
@@ -147,7 +147,7 @@ def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
 
 
 def _compared(plan: Plan) -> ComparedPlan:
-    """The figures that are compared."""
+    """Return the figures that are compared."""
     return ComparedPlan(
         profile=plan.profile,
         ranks=plan.ranks,
@@ -165,6 +165,6 @@ def _compared(plan: Plan) -> ComparedPlan:
 
 
 def _holders(locator: RowLocator) -> NDArray[np.int64]:
-    """Who holds the rows of each extent, 0 or 1, [P, M]: groups, then each rank's stripes."""
+    """Return the holders of each extent's rows, 0 or 1, [P, M]: groups, then stripes."""
     stripes = np.eye(locator.ranks, dtype=np.int64)
     return np.concatenate([locator.layout.holds.astype(np.int64), stripes])

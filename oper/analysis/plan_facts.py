@@ -38,7 +38,7 @@ class PlanFigures:
         return PlanFigures(plan, rows_by_kind(plan), accesses)
 
     def to_json(self) -> dict[str, Any]:
-        """What `oper plan --json` and `oper plan show --json` print, but the plan's folder."""
+        """Return the JSON of `oper plan` and `oper plan show`, without the folder."""
         plan, replay = self.plan, cache_replay(self.plan)
         return {
             **plan.to_json(),
@@ -54,9 +54,9 @@ class PlanFigures:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether the ranks hold their rows: `held_bytes` of `room_bytes` on the fullest rank, of the
-    devices, or of the hosts where these have all tables; `over_bytes` on the rank that exceeds its
-    capacity most, 0 where none does."""
+    """Memory of the ranks, and whether it suffices: `held_bytes` of `room_bytes` on the fullest
+    rank, of the devices, or of the hosts if these have all tables; `over_bytes` on the rank that
+    exceeds its capacity most, 0 if none does."""
 
     fits: bool
     held_bytes: int
@@ -66,7 +66,7 @@ class Fit:
 
 
 def fit(plan: Plan) -> Fit:
-    """Whether a plan fits, in all memories."""
+    """Return whether a plan fits, in all memories."""
     cost = plan.main.cost
     fullest = int(cost.memory_bytes.argmax())
     over = max((memory.cost for memory in plan.memories), key=lambda c: int(_over(c).max()))
@@ -84,7 +84,7 @@ def _over(cost: Any) -> Ints:
 
 
 class CopiesLimit(StrEnum):
-    """Why a plan has no more copies of rows."""
+    """Reasons for which a plan has no more copies of rows."""
 
     ONE_RANK = "one rank"
     IN_HOSTS = "all tables are in the hosts' memory"  # where each row is on one rank
@@ -99,7 +99,7 @@ class CopiesLimit(StrEnum):
 class Copies:
     """Bytes of copies, as shares of one copy of all tables on devices, and why there are no more.
 
-    saved_share: of an iteration, at most, with all the memory that plans may use; None: not known.
+    saved_share: of the transfer time, at most, with all memory that plans may use; None: unknown.
     """
 
     used_share: float
@@ -109,7 +109,7 @@ class Copies:
 
 
 def copies(plan: Plan) -> Copies:
-    """What the copies of a plan take, and why there are no more."""
+    """Return the memory of a plan's copies, and the reason for no more copies."""
     limits, certificate = plan.limits, plan.memories[0].certificate
     cost = plan.memories[0].cost
     used = cost.extra_memory_ratio
@@ -145,7 +145,7 @@ class Threshold:
 
 
 def threshold(plan: Plan) -> Threshold | None:
-    """The threshold of a plan; None of one that was put together by hand."""
+    """Return the threshold of a plan; None if the plan was put together by hand."""
     record = plan.record
     if record is None:
         return None
@@ -155,8 +155,8 @@ def threshold(plan: Plan) -> Threshold | None:
 
 
 def cache_room_bytes(plan: Plan) -> int | None:
-    """Bytes of the fullest device that are left for caches of rows in the hosts' memory; None where
-    there are none, or devices do not decide how much a plan may use."""
+    """Return bytes of the fullest device that are left for caches of rows in the hosts' memory;
+    None where there are none, or devices do not decide how much a plan may use."""
     host = plan.host
     if host is None or plan.limits is None or not plan.limits.by_devices:
         return None
@@ -167,8 +167,8 @@ def cache_room_bytes(plan: Plan) -> int | None:
 
 
 def cache_replay(plan: Plan) -> CacheReplay | None:
-    """What each rank's host needs to replay all caches, on demand and LRU, if all rows of the tier
-    were cached by every rank; None where there is no tier or the plan is for inference."""
+    """Return the memory of each rank's host to replay all caches, on demand and LRU, if every rank
+    cached all rows of the tier; None without a tier or in inference."""
     if plan.host is None or not plan.workload.training:
         return None
     rows = sum(plan.tables[t].rows for t in plan.tier)
@@ -176,7 +176,7 @@ def cache_replay(plan: Plan) -> CacheReplay | None:
 
 
 class LinkLoad(StrEnum):
-    """How the links of a plan are used, where they or their loads differ."""
+    """Uses of a plan's links, if the links or their loads differ."""
 
     UNEVEN = "equal links, used unevenly"
     SLOW_LESS = "slower links carry less"
@@ -199,7 +199,7 @@ class LinkUse:
 
 
 def link_use(plan: Plan) -> LinkUse | None:
-    """How links are used; None where there is nothing to explain, and of plans with tables in the
+    """Return the use of links; None if there is nothing to explain, or if a plan has tables in the
     hosts' memory, whose rows come over two kinds of links."""
     cost, topology = plan.cost, plan.topology
     if plan.ranks == 1 or plan.host is not None:

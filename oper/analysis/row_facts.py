@@ -32,7 +32,7 @@ from oper.topology.relays import relayed_sizes
 
 
 class RowReason(StrEnum):
-    """Why a row is where it is."""
+    """Reasons for a row's place."""
 
     ONE_RANK = "there is only one rank"
     COLD = "cold rows are spread over the ranks in turn"
@@ -51,7 +51,7 @@ class RowReason(StrEnum):
 
 
 class CountBasis(StrEnum):
-    """What a row's reads follow from."""
+    """Sources of a row's reads."""
 
     PLANNED = "what the plan was made for"
     COUNTED = "its count alone"  # of a row that was seldom read, where the profile is not given
@@ -60,8 +60,8 @@ class CountBasis(StrEnum):
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row takes of a rank's iteration, on average: with one owner, and with copies on every
-    rank. `reads` are those of a rank in an iteration."""
+    """Part of a row in a rank's transfer time, on average: with one owner, and with copies on every
+    rank. `reads` are those of a rank in a step."""
 
     reads: float
     basis: "CountBasis"
@@ -71,13 +71,13 @@ class RowCost:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Where a row of a table is and why.
+    """Place of a row of a table, and its reason.
 
-    accesses: in the profile; None where the plan does not know more than the bounds beside it.
-    partition: in order of accesses, from 0; None where it is not known. owner: the one rank that
+    accesses: in the profile; None if the plan knows only the bounds of the next two fields.
+    partition: in order of accesses, from 0; None if unknown. owner: the one rank that
     holds it; None of a replicated row. replicas: the ranks with a copy, of a replicated row. slots:
-    by the ranks that hold it. source: the rank that each rank reads it from, [M]. cost: None where
-    how often it is read is not known.
+    by the ranks that hold it. source: the rank that each rank reads it from, [M]. cost: None if
+    its number of reads is unknown.
     """
 
     table: str
@@ -96,13 +96,13 @@ class RowFacts:
     cost: RowCost | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `oper plan explain --json` prints."""
+        """Return the output of `oper plan explain --json`."""
         content: dict[str, Any] = to_json(self)
         return content | {"slots": {str(rank): slot for rank, slot in self.slots.items()}}
 
 
 class _Counted(NamedTuple):
-    """What is known of how often a row was accessed."""
+    """Bounds of a row's accesses."""
 
     at_least: int
     at_most: int | None
@@ -115,7 +115,7 @@ class _Counted(NamedTuple):
 
 
 def check_profile(plan: Plan, profile: Profile) -> None:
-    """OperError where the plan was made from another profile."""
+    """Raise OperError if the plan was made from another profile."""
     if profile.digest != plan.profile:
         raise OperError(
             f"expected the profile that the plan was made from (digest {plan.profile[:12]}…), got "
@@ -130,8 +130,8 @@ def explain(
     row: int,
     profile: Profile | Path | str | None = None,
 ) -> RowFacts:
-    """Where a row of the table called `table` is and why: its count, partition, owner, replicas and
-    sources. `row` is its number by the table's id rule, from 0.
+    """Return the place of a row of the table called `table` and its reason: count, partition,
+    owner, replicas and sources. `row` is its number by the table's id rule, from 0.
 
     Plan and profile may be given by their folders. With the profile that the plan was made from,
     the count is exact for every row. OperError where the plan has no such table or row, or was made
@@ -198,13 +198,13 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
 
 
 def _partition(plan: Plan, accesses: int | None) -> int | None:
-    """The partition of a listed row with so many accesses; None where it is in none."""
+    """Return the partition of a listed row with so many accesses; None if it is in none."""
     number = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
     return None if number is None or number >= len(plan.partition_floor) else number
 
 
 def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | None) -> _Counted:
-    """What the profile, or else the plan, knows of a row's accesses."""
+    """Return a row's accesses by the profile, or else by the plan."""
     counts, index = plan.counts, int(found.code_index[0])
     if profile is not None:
         accesses = int(profile.accesses[profile.offsets[table] + row])
@@ -224,7 +224,7 @@ def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | 
 def _expected(
     plan: Plan, profile: Profile, table: int, accesses: int, samples_with_row: int
 ) -> tuple[float, float]:
-    """The accesses and samples of a row that the plan was made for."""
+    """Return the accesses and samples of a row for which the plan was made."""
     if plan.workload.training:
         return accesses, samples_with_row
     of_table = profile.select([table])
@@ -238,13 +238,13 @@ def _expected(
 
 
 def _one_id_a_sample(plan: Plan) -> bool:
-    """Whether every row was accessed once by each sample with it."""
+    """Return whether each sample accessed each of its rows once."""
     return plan.counts.samples_with_row is plan.counts.accesses
 
 
 def _coldest_listed(plan: Plan, table: int) -> int | None:
-    """The fewest accesses of the table's listed rows; None where it has none, or where the plan was
-    made from another, after which a striped row may be hot."""
+    """Return the fewest accesses of the table's listed rows; None if it has none, or if the plan
+    was made from another plan, after which a striped row may be hot."""
     layout, counts = plan.layout, plan.counts
     if layout.stripe_bitmap is not None:
         return None
@@ -256,8 +256,8 @@ def _coldest_listed(plan: Plan, table: int) -> int | None:
 
 
 def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
-    """The row's part of the iteration with one owner, and with copies everywhere; None where there
-    is nothing to compare, as it is not read, or by one rank."""
+    """Return the row's part of the transfer time with one owner, and with copies everywhere; None
+    if no rank, or one rank, reads the row."""
     accesses, samples_with_row = counted.expected or (counted.at_least, counted.samples_with_row)
     workload = plan.workload
     pooled = plan.vector_ratio is not None and plan.tables[table].name in plan.pooled_tables
@@ -302,7 +302,7 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
 
 
 def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost | None) -> RowReason:
-    """Why a listed or replicated row is where it is."""
+    """Return the reason for the place of a listed or replicated row."""
     if plan.ranks == 1:
         return RowReason.ONE_RANK
     if cost is None:
@@ -328,16 +328,16 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost |
 
 
 def _waits_for_allreduce(plan: Plan) -> bool:
-    """Whether the first copy would cost the AllReduce's latency, as there is none yet, though there
-    is room for copies."""
+    """Return whether the first copy would cost the AllReduce's latency, because there is none yet,
+    although there is room for copies."""
     limits = plan.limits
     allowed = limits is not None and (limits.by_devices or limits.extra_memory > 0)
     return plan.workload.training and plan.allreduce_method == "none" and allowed
 
 
 def _copies_bytes(plan: Plan, table: int) -> int:
-    """Bytes of the fewest copies that a row can get: one, and in training one on every rank, or of
-    a pooled table on every node."""
+    """Return bytes of the fewest copies that a row can get: one, and in training one on every rank,
+    or of a pooled table on every node."""
     copies = 1
     if plan.workload.training:
         pooled = plan.tables[table].name in plan.pooled_tables
@@ -346,7 +346,7 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 
 
 def _room_bytes(plan: Plan) -> float:
-    """Bytes for extra copies: what was asked for, within what the capacities leave."""
+    """Return bytes for extra copies: what was asked for, within what the capacities leave."""
     on_devices = [plan.tables[t] for t in plan.memories[0].tables]
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
     room = float(plan.cost.capacity_bytes.sum() - total)

@@ -34,7 +34,7 @@ _NOTES = {
 
 
 METHOD_NAMES = {"table_wise": "table-wise", "row_wise": "row-wise"}
-# Of data that the plans beside them were not made from.
+# Names of data that plans were not made from.
 HELD_OUT_DATA = {
     HeldOutSource.LAST_PART: "the held-out last part of the log",
     HeldOutSource.NEXT_WINDOW: "the next window",
@@ -53,7 +53,7 @@ FETCHES = {
 
 
 def fetching(plan: Plan) -> str:
-    """How a plan's rows are fetched, as a part of a sentence."""
+    """Return the way in which a plan fetches rows, as a part of a sentence."""
     text, pooled = FETCHES[plan.workload.known_fetch], len(plan.pooled_tables)
     if pooled and plan.workload.fetch != "pooled":
         text += f", but of {pooled} of the tables other nodes add up the rows of each bag"
@@ -73,7 +73,7 @@ def shard_line(plan: Plan, loaded: str) -> str:
 
 
 def work(workload: Workload) -> str:
-    """What an iteration is: plans are compared by their times where this is the same."""
+    """Return the work of a step, in words; times of plans compare only if it is equal."""
     return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
 
 
@@ -166,7 +166,7 @@ def _faster(others: Sequence[tuple[str, float]], seconds: float) -> str:
 
 
 def hot_row(certificate: Certificate) -> str | None:
-    """What a single row does to the bound, where it is what binds."""
+    """Return the effect of a single row on the bound, if the row decides the bound."""
     if certificate.hot_row_share is None:
         return None
     return (
@@ -176,12 +176,12 @@ def hot_row(certificate: Certificate) -> str | None:
 
 
 def bound_note(certificate: Certificate) -> str | None:
-    """Why the bound may be lower than it had to be."""
+    """Return the reason for a bound that may be too low."""
     return None if certificate.bound_note is None else _NOTES[certificate.bound_note]
 
 
 def threshold_sentence(found: Threshold) -> str:
-    """The threshold as asked and as it ended, and why."""
+    """Return the threshold as asked and as it ended, with the reason."""
     said = f"{format_percent(found.asked)}, as asked"
     if found.halved:
         said = f"{format_percent(found.asked)} asked; halved to {format_percent(found.used)}"

@@ -27,7 +27,7 @@ WholePerRank = Annotated[Ints, OverRanks(1)]  # [M]
 
 
 def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
-    """A tensor over the array's memory.
+    """Return a tensor over the array's memory.
 
     The kernels only read it, so torch's warning about arrays that are mapped read-only is silenced.
     """
@@ -42,17 +42,17 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 
 
 def as_int64(array: NDArray[Any]) -> "torch.Tensor":
-    """An int64 tensor of any integers, copied where they are of another type."""
+    """Return an int64 tensor of any integers, copied where they are of another type."""
     return as_tensor(np.asarray(array, dtype=np.int64))
 
 
 def struct_words(structs: NDArray[Any]) -> "torch.Tensor":
-    """An array of structs [N] as the kernels take it, int64 [N, words of a struct]."""
+    """Return an array of structs [N] as the kernels take it, int64 [N, words of a struct]."""
     return as_tensor(structs.view(np.int64).reshape(len(structs), structs.itemsize // 8))
 
 
 def as_bytes(values: "torch.Tensor") -> "torch.Tensor":
-    """The bytes of a tensor, uint8 [n]."""
+    """Return the bytes of a tensor, uint8 [n]."""
     import torch
 
     if not values.numel():  # whose strides may be anything

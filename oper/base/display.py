@@ -31,7 +31,7 @@ class Summary:
         return f"and {more:,} more" if more > 0 else ""
 
     def to_html(self) -> str:
-        """The summary as HTML, with every text escaped."""
+        """Return the summary as HTML, with every text escaped."""
         escape = html.escape
         parts = [f"<p><b>{escape(self.title)}</b></p>"]
         if self.facts:
@@ -49,7 +49,7 @@ class Summary:
         return "".join(parts)
 
     def to_rich(self) -> "RenderableType":
-        """The summary as rich prints it."""
+        """Return the summary as rich prints it."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

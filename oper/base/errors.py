@@ -12,30 +12,31 @@ class OperError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, as part of a line: without line ends, not long."""
+    """Return the message of another library's error, as part of a line: without line ends, not
+    long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none: what torch and the
-    system say takes many lines, of which the first says what happened."""
+    """Return the first line of an error's message, or its type where it has none: what torch and
+    the system say takes many lines, of which the first says what happened."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 class OperWarning(UserWarning):
-    """What a user should know of an input that is read all the same; the command line prints it."""
+    """A warning about an input that is read all the same; the command line prints it."""
 
 
 class OperNotice(OperWarning):
-    """How an input was read, where that is as it should be; the command line prints it, and calls
-    it no warning."""
+    """A note on the way in which an input was read, if it is right; the command line prints it
+    without the word warning."""
 
 
 def check_type(function: str, name: str, given: Any, *kinds: type) -> None:
-    """OperError where the argument `name` of a public function is of none of these types, such as a
-    path for what it names."""
+    """Raise OperError if the argument `name` of a public function is of none of these types, such
+    as a path in place of a plan."""
     if not isinstance(given, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise OperError(f"{function}: {name}: expected {expected}, got {type(given).__name__}")

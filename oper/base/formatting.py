@@ -15,7 +15,8 @@ _LEAST = 1e-3  # of a row or a byte
 
 
 def format_digits(value: float, digits: int) -> str:
-    """A number rounded to so many significant digits: 0.00012345 -> '0.0001234', 1e20 in full."""
+    """Return a number rounded to so many significant digits: 0.00012345 -> '0.0001234', 1e20 in
+    full."""
     rounded = float(f"{value:.{digits}g}")
     if not rounded:
         return "0"
@@ -32,13 +33,13 @@ def format_number(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes in powers of ten: '1.23 MB'."""
+    """Return bytes in powers of ten: '1.23 MB'."""
     number, suffix = _scaled(value)
     return f"{number} {suffix}B"
 
 
 def _scaled(value: float) -> tuple[str, str]:
-    """A number with three digits, and the suffix of its power of ten."""
+    """Return a number with three digits, and the suffix of its power of ten."""
     for limit, suffix in _SUFFIXES:
         if abs(value) >= 0.9995 * limit:  # rounds up to the limit
             return format_digits(value / limit, 3), suffix
@@ -53,14 +54,14 @@ def plural(number: int, noun: str) -> str:
 
 
 def format_factor(value: float) -> str:
-    """How many times: '1.00', '12.3', '1,235'."""
+    """Return a factor as text: '1.00', '12.3', '1,235'."""
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{round(value, 2) + 0.0:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def format_gap(value: float) -> str:
-    """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+    """Return a certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
     if value < 1e-6:
         return "<0.0001%"
     if not value <= 1e6:  # of no plan, and far beyond it no integer
@@ -69,23 +70,24 @@ def format_gap(value: float) -> str:
 
 
 def at_most(gap: float) -> str:
-    """A certified gap as words: 'at most 0.0123%', 'less than 0.0001%'."""
+    """Return a certified gap as words: 'at most 0.0123%', 'less than 0.0001%'."""
     shown = format_gap(gap)
     return f"less than {shown[1:]}" if shown.startswith("<") else f"at most {shown}"
 
 
 def format_share(value: float, digits: int = 2) -> str:
-    """A fraction as a percentage with so many digits after the point; never -0."""
+    """Return a fraction as a percentage with so many digits after the point; never -0."""
     return f"{round(100 * value, digits) + 0.0:,.{digits}f}%"
 
 
 def format_percent(value: float) -> str:
-    """A fraction as a percentage with three digits: 0.00025 -> '0.025%'."""
+    """Return a fraction as a percentage with three digits: 0.00025 -> '0.025%'."""
     return f"{format_digits(100 * value, 3)}%"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as ns, µs, ms or s with four digits; 0 where only the rounding of sums is left."""
+    """Return seconds as ns, µs, ms or s with four digits; 0 where only the rounding of sums is
+    left."""
     if abs(seconds) < _ROUNDING_SECONDS:
         return "0 µs"
     for limit, suffix in _UNITS:

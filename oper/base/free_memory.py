@@ -21,12 +21,12 @@ class FreeMemory:
 
 
 def machine_memory_bytes() -> int:
-    """The physical memory of this machine."""
+    """Return the physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
-    """What is left under each limit of this process; the machine's comes first."""
+    """Return the memory left under each limit of this process, the machine's first."""
     free = machine_memory_bytes()
     with contextlib.suppress(OSError):
         free = min(free, 1024 * _numbers(proc / "meminfo").get("MemAvailable:", free))
@@ -87,5 +87,5 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def _unescape(field: str) -> str:
-    r"""Of a path in mountinfo, where blanks and the like are written \040."""
+    r"""Return a path of mountinfo, which writes blanks as \040, in plain text."""
     return field.encode("ascii", "backslashreplace").decode("unicode_escape")

@@ -29,7 +29,7 @@ _of_kernels: dict[str, str] = {}  # the same of the kernels, once they are loade
 
 @functools.cache
 def ops() -> Any:
-    """The operators `torch.ops.oper`.
+    """Return the operators `torch.ops.oper`.
 
     Raises:
         OperError: the extension is not built, was built for another torch or Python, or is of
@@ -101,7 +101,7 @@ def load_nvshmem() -> None:
 
 
 class Kernels(Protocol):
-    """Where operators run: a device of the runtime."""
+    """A device of the runtime, on which operators run."""
 
     kind: str  # cpu or cuda
 
@@ -110,11 +110,11 @@ class Kernels(Protocol):
         """The stream that work is started on, as the operators take it."""
 
     def ops(self) -> Any:
-        """The operators on tensors that are there."""
+        """Return the operators on tensors that are there."""
 
 
 def shared(name: str, value: Value) -> Value:
-    """A constant or the fields of a struct, which the kernels declare by the same name in
+    """Return a constant or the fields of a struct, which the kernels declare by the same name in
     csrc/shared_constants.cpp. They are compared when the kernels are loaded, or now if they are.
 
     Args:

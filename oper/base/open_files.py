@@ -11,7 +11,7 @@ REMEDY = "allow more open files, as by `ulimit -n 1024`, and run it again"
 
 
 def are_too_many(error: OSError) -> bool:
-    """Whether a file could not be opened because too many are."""
+    """Return whether a file could not be opened because too many are."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -19,7 +19,7 @@ _SHARE = re.compile(r"\s*([0-9.eE+-]+)\s*(%?)\s*")
 
 
 def whole_number(given: Any, what: str) -> int:
-    """A whole number, also NumPy's, as Python's; OperError names what it was for."""
+    """Return a whole number, also NumPy's, as Python's; OperError names what it was for."""
     try:
         if isinstance(given, bool):
             raise TypeError
@@ -29,8 +29,8 @@ def whole_number(given: Any, what: str) -> int:
 
 
 def finite_number(given: Any, what: str) -> float:
-    """A finite number, also NumPy's or torch's, as Python's float; OperError names what it was for.
-    A text is none: what it means depends on who wrote it."""
+    """Return a finite number, also NumPy's or torch's, as Python's float; OperError names what it
+    was for. A text is none: what it means depends on who wrote it."""
     try:
         if isinstance(given, bool | str | bytes):
             raise TypeError
@@ -43,7 +43,7 @@ def finite_number(given: Any, what: str) -> float:
 
 
 def positive_seconds(given: Any, what: str) -> float:
-    """A finite number of seconds above 0; OperError names what it was for."""
+    """Return a finite number of seconds above 0; OperError names its purpose."""
     seconds = finite_number(given, what)
     if seconds <= 0:
         raise OperError(f"{what}: expected a positive number of seconds, got {seconds:g}")

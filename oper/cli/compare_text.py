@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from oper.planner.baselines.baseline import TorchRecNotes
     from oper.planner.compare import Comparison, MethodResult
 
-_EQUAL = 5e-5  # steps that differ by a smaller share are called as long
+_EQUAL = 5e-5  # a relative difference of steps below which they are called equal
 _READINGS = {"rank": "one rank", "all ranks": "all ranks"}
-# Of a rank's capacity: a factor above it that is not shown as 1.00.
+# The least factor over a rank's capacity that is not shown as 1.00.
 _SHOWN_OVER = 1.005
 
 
@@ -55,7 +55,7 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
 
 
 def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
-    """What was compared, in a sentence."""
+    """Return the methods, data and machine of a comparison, in a sentence."""
     from oper.analysis.wording import FETCHES
 
     run = runs[0]
@@ -71,7 +71,7 @@ def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
 
 
 def _limits(run: "Comparison", with_threshold: bool) -> str:
-    """What plans may use."""
+    """Return the memory that plans may use, in words."""
     if run.limits.by_devices:
         held = dict.fromkeys(format_bytes(c) for c in sorted(run.capacity_bytes.tolist()))
         limits = f"{' to '.join([*held][:: max(len(held) - 1, 1)])} of memory a rank"
@@ -87,7 +87,7 @@ def _limits(run: "Comparison", with_threshold: bool) -> str:
 
 
 def methods_table(run: "Comparison") -> Any:
-    """How good each method is: the first thing to look at."""
+    """Return the table of the methods' steps and memory, the first thing to look at."""
     reference, against = _reference(run)
     later = [] if run.held_out is None else ["held out"]
     table = new_table(
@@ -141,7 +141,7 @@ def _times(seconds: float, reference: float | None) -> str:
 
 
 def _fits(result: "MethodResult") -> str:
-    """Whether a placement keeps the limits; if not, by how much it exceeds the memory."""
+    """Return whether a placement keeps the limits; if not, its memory as a factor of the limit."""
     factor = result.capacity_factor
     if result.cost is None or factor is None:
         return "no plan in time" if _stopped(result) else "no plan"
@@ -152,7 +152,7 @@ def _fits(result: "MethodResult") -> str:
 
 
 def verdict(run: "Comparison") -> list[str]:
-    """Which method is the best, by how much, and how far OPER is from optimal."""
+    """Return the best method, its gain, and the distance of OPER's plan from optimal."""
     fitting = run.fitting
     if not fitting:
         return ["No method fits: none has a plan within the limits"]
@@ -183,7 +183,7 @@ def verdict(run: "Comparison") -> list[str]:
 
 
 def held_out_verdict(run: "Comparison") -> str:
-    """Which method is the best on data that none has seen, or that this was not measured."""
+    """Return the best method on data that none has seen, or that this was not measured."""
     from oper.analysis.wording import HELD_OUT_DATA, WITHOUT_HELD_OUT
 
     if run.held_out is None:
@@ -209,7 +209,7 @@ def held_out_verdict(run: "Comparison") -> str:
 
 
 def pooled_remarks(run: "Comparison") -> list[str]:
-    """How the methods' tables are fetched, where that is not the same as without pooling."""
+    """Return the tables that each method pools, if any may be pooled."""
     fetch = run.workload.fetch
     if fetch == "pooled":
         return ["Other methods than oper place rows as without pooling"]
@@ -228,7 +228,7 @@ def pooled_remarks(run: "Comparison") -> list[str]:
 
 
 def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
-    """What the first table does not say: why there is no plan, what TorchRec and the solver did."""
+    """Return remarks on methods without a plan, the paper's reading, TorchRec and the solver."""
     from oper.planner.baselines.baseline import PaperNotes, SolverNotes, TorchRecNotes
 
     lines = []
@@ -259,8 +259,8 @@ def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
 
 
 def _torchrec_remarks(notes: "TorchRecNotes", verbose: bool) -> list[str]:
-    """How TorchRec's planner came to its plan: it counts memory itself, and was given more of it
-    until it found one."""
+    """Return remarks on the plan of TorchRec's planner, which counts memory itself and was given
+    more memory until it found a plan."""
     tables = ", ".join(f"{n} {kind}" for kind, n in notes.tables.items())
     found = f"torchrec: its planner shards tables {tables}"
     if notes.capacity_factor > 1:
@@ -318,7 +318,7 @@ def _print_details(out: Any, run: "Comparison") -> None:
 
 
 def pairs(matrix: list[list[float]]) -> list[float]:
-    """The values of ordered pairs of different ranks; a single 0 where there is one rank."""
+    """Return the values of ordered pairs of different ranks; a single 0 where there is one rank."""
     found = [v for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
     return found or [0.0]
 

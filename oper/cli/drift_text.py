@@ -19,7 +19,7 @@ _MOST_TABLES = 10
 _NAMED_TABLES = 3
 _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more, the slowest
-# Of a transfer time: a loss below is what rounding leaves.
+# Relative to a transfer time: a smaller loss is due to rounding.
 _NO_LOSS = 5e-5
 
 
@@ -43,7 +43,7 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
 
 
 def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
-    """Whether to replan, why, and which tables are to blame."""
+    """Return the advice on replanning, its reason, and the tables to blame."""
     seconds = drift.objective_seconds
     longer = format_share(drift.judged_worse)
     tolerated = format_percent(drift.threshold)
@@ -94,7 +94,7 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
 
 
 def _judged_on(drift: "Drift", profile: str) -> tuple[str, str]:
-    """The data that the verdict is of, and the plan from scratch that it compares with."""
+    """Return the data that the verdict is of, and the plan from scratch that it compares with."""
     from oper.analysis.wording import HELD_OUT_DATA
     from oper.plan.reference_figures import HeldOutSource
 
@@ -118,7 +118,8 @@ def _unevenness(drift: "Drift", lost: float) -> str | None:
 
 
 def _losing(drift: "Drift") -> "list[TableDrift]":
-    """The tables whose rows are where they cost time, by what they lose; none where nothing is."""
+    """Return the tables whose rows are where they cost time, by what they lose; none where nothing
+    is."""
     if drift.worse < _NO_LOSS:
         return []
     least = _NO_LOSS * drift.objective_seconds.now
@@ -143,7 +144,7 @@ def _tables(tables: "list[TableDrift]") -> Any:
 
 
 def _print_ranks(out: Any, ranks: "RankSeconds") -> None:
-    """The transfer time of each rank; of many, of the slowest."""
+    """Print the transfer times of the ranks, or of the slowest of many."""
     table = new_table("rank", "when made", "now", "from scratch", "longer")
     of_ranks = [*zip(ranks.then.tolist(), ranks.now.tolist(), ranks.fresh.tolist(), strict=True)]
     shown = list(range(len(of_ranks)))
@@ -162,7 +163,7 @@ def _print_ranks(out: Any, ranks: "RankSeconds") -> None:
 
 
 def _hot_set(hot: "HotSets") -> Any:
-    """How much of all reads the rows take that the plan treats one by one."""
+    """Return a table of the share of reads of rows that the plan places one by one."""
     made = new_table(
         "share of all accesses", "rows", "when made", "now", "of as many\nhottest rows now"
     )
@@ -214,7 +215,7 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
 
 
 def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
-    """Whether to replan, by the windows, and what it costs not to."""
+    """Return the advice on replanning by the windows, and the cost of keeping the plan."""
     judged = {number: window.drift for number, window in drift.judged.items()}
     left_out = _left_out(drift)
     if not judged:

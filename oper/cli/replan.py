@@ -37,7 +37,7 @@ def replan(
         HORIZON,
         "--horizon",
         min=1,
-        help="Iterations within which a move must save what its bytes cost.",
+        help="Steps within which a move must save the time of moving its bytes.",
         metavar="N",
     ),
     topology: str | None = typer.Option(

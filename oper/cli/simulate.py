@@ -138,7 +138,7 @@ def simulate(
 
 
 def _bandwidths(links: str) -> tuple[float, ...]:
-    """Bytes per second of links in Gbit/s."""
+    """Return bytes per second of links in Gbit/s."""
     try:
         given = [float(text) for text in links.split(",")]
     except ValueError:
@@ -183,7 +183,8 @@ def _table(
     last: str,
     risk: "Callable[[SimulatedRun], str]",
 ) -> "Table":
-    """A line for each of some runs, which ends with what its reads lack and with the time."""
+    """Return a line for each of some runs, which ends with what its reads lack and with the
+    time."""
     peers = _to_peers(found)
     pushes = ["update\npush", "evict\npush", *(["peer\npush"] if peers else [])]
     columns = ("sent", "saved", "miss\npull", *pushes, "hits", "link\ntime")
@@ -207,7 +208,7 @@ def _table(
 
 
 def _to_peers(found: "Simulation") -> bool:
-    """Whether a run sends rows straight to other workers, by `peer` or FAE's AllReduce."""
+    """Return whether a run sends rows straight to other workers, by `peer` or FAE's AllReduce."""
     return any(run.peer_push for run in found.runs.values())
 
 
@@ -225,14 +226,14 @@ def _shown(name: str) -> str:
 
 
 def _reference(found: "Simulation") -> str:
-    """The run with which others are compared: the first exact one, or the first."""
+    """Return the run that others are compared with: the first exact run, or the first."""
     exact = [name for name, run in found.runs.items() if run.exact]
     return exact[0] if exact else next(iter(found.runs))
 
 
 def least_sent(found: "Simulation") -> str:
-    """Which exact run sends the least, and how much less than the first one; and which of the
-    others sends less, and what it risks."""
+    """Return the exact run that sends the least, its saving over the first exact run, and any run
+    with staleness that sends less, with its risk."""
     reference, best = _reference(found), found.least_sent
     of_all = found.least_sent_of_all
     if best is None:

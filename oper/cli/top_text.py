@@ -1,4 +1,4 @@
-"""What `oper top` shows: the verdict, what was predicted and counted, and the last periods."""
+"""Text of `oper top`: the verdict, predicted and counted figures, and the last periods."""
 
 import datetime
 from pathlib import PurePath
@@ -26,7 +26,7 @@ _MOST_LINKS = 5
 
 
 def view(run: str, reports: "list[PeriodReport]") -> Any:
-    """The newest of a run's reports, in order, and those before it in a line each."""
+    """Return the newest of a run's reports, in order, and those before it in a line each."""
     from rich.console import Group
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def _ranks(report: "PeriodReport") -> Any:
 
 
 def _links(report: "PeriodReport") -> Any | None:
-    """The links that carry most; None where there are none."""
+    """Return the links that carry most; None where there are none."""
     counted = report.counted.link_bytes
     ranks = len(counted)
     busiest = np.argsort(-counted, axis=None, kind="stable")[:_MOST_LINKS].tolist()
@@ -115,7 +115,8 @@ def _links(report: "PeriodReport") -> Any | None:
 
 
 def _periods(reports: "list[PeriodReport]") -> Any:
-    """The newest run's: a file may have those of runs before it, whose periods began at 0 too."""
+    """Return a table of the newest run: a file may have periods of earlier runs, which
+    began at 0 too."""
     first = max(
         (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
     )

@@ -137,7 +137,7 @@ def _described(topology: Topology) -> dict[str, Any]:
 
 
 def _likeness(topology: Topology) -> str:
-    """How plans see the ranks."""
+    """Return whether plans treat the ranks as equal, in words."""
     if topology.homogeneous:
         return "all ranks alike"
     if as_alike(topology).homogeneous:
@@ -146,7 +146,7 @@ def _likeness(topology: Topology) -> str:
 
 
 def _latency(topology: Topology) -> str:
-    """What messages and kernels take, of the kinds that these ranks have."""
+    """Return the latencies of the kinds of messages and kernels that these ranks have."""
     found, several = topology.latency, topology.nodes > 1
     parts = [(found.same_node, "a hop in a node")] * (topology.nodes < topology.ranks)
     parts += [(found.other_node, "to another"), (found.message, "each further message")] * several

@@ -17,7 +17,7 @@ from oper.base.errors import OperError, one_line
 
 
 class Kind(NamedTuple):
-    """What a file is read as, and the most bytes that one of this kind has."""
+    """A kind of input file, and the most bytes that such a file has."""
 
     name: str
     most_bytes: int | None  # None: it is mapped or read in parts, and checked otherwise
@@ -70,7 +70,8 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
 
 
 def read_text(path: Path | str, kind: Kind) -> str:
-    """The text of a regular file in UTF-8; raises what `open_file` raises, and where it is none."""
+    """Return the text of a regular file in UTF-8; raises what `open_file` raises, and where it is
+    none."""
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -100,7 +101,7 @@ def refuse_url(path: Path | str, written: bool = False) -> None:
 
 
 def special_kind(mode: int) -> str:
-    """What a file is that is neither regular nor a folder: a pipe, a socket or a device."""
+    """Return the kind of a special file: a pipe, a socket or a device."""
     return next((name for name, is_kind in _SPECIAL.items() if is_kind(mode)), "a device")
 
 

@@ -49,7 +49,7 @@ def with_matrix_texts(content: Any, depth: int = _MATRIX_DEPTH) -> Any:
 
 
 def _matrix_text(matrix: NDArray[np.float64]) -> MatrixText:
-    """The text that `json.dumps` makes of the matrix as a list of lists."""
+    """Return the text that `json.dumps` makes of the matrix as a list of lists."""
     if not matrix.size:
         return MatrixText(json.dumps(matrix.tolist()))
     bits = np.ascontiguousarray(matrix).view(np.int64)  # by which 0.0 and -0.0 differ
@@ -67,8 +67,8 @@ def write_json(path: Path | str, content: Any) -> None:
 
 
 def canonical_json(content: Any, depth: int = _MATRIX_DEPTH) -> Iterator[str]:
-    """The text of `content`, whose matrices are texts (`with_matrix_texts`), in pieces, with sorted
-    keys and no white space."""
+    """Yield the text of `content`, whose matrices are texts (`with_matrix_texts`), in pieces, with
+    sorted keys and no white space."""
     if isinstance(content, dict) and content and depth:
         first = "{"
         for key in sorted(content):
@@ -94,7 +94,7 @@ def _has_objects(content: Any) -> bool:
 
 
 def _indented(content: Any, line: str) -> Iterator[str]:
-    """The text of `content` in pieces; `line` begins a line at its depth."""
+    """Yield the text of `content` in pieces; `line` begins a line at its depth."""
     if isinstance(content, dict) and content:
         first, last = "{}"
         items: Any = ((f"{json.dumps(str(key))}: ", value) for key, value in content.items())
@@ -126,7 +126,8 @@ def read_json(path: Path | str, kind: Kind = JSON) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The content of a JSON text; ValueError (JSONDecodeError for its syntax) where it has none."""
+    """Return the content of a JSON text; ValueError (JSONDecodeError for its syntax) where it has
+    none."""
     try:
         return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
     except RecursionError as error:

@@ -44,7 +44,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """The bytes and SHA-256 of a file, as a marker has them."""
+    """Return the bytes and SHA-256 of a file, as a marker has them."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
@@ -55,7 +55,7 @@ def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
 
 
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
-    """The content of a folder's marker, without its digest, which must be right.
+    """Return the content of a folder's marker, without its digest, which must be right.
 
     OperError where the folder is not of this kind and version, or its marker was changed.
     """
@@ -89,7 +89,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a file is there, and the folder that it is in can be read."""
+    """Return whether a file is there, and the folder that it is in can be read."""
     try:
         return path.is_file()
     except PermissionError:
@@ -134,7 +134,7 @@ def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
 
 
 def checked_files(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
-    """The marker's list of files, whose names must stay below the folder."""
+    """Return the marker's list of files, whose names must stay below the folder."""
     if not isinstance(described, dict):
         described = {"files": None}
     for name, expected in described.items():
@@ -161,7 +161,7 @@ def is_file_name(name: str) -> bool:
 
 
 def content_digest(content: dict[str, Any]) -> str:
-    """The digest of a marker's content, but for that digest."""
+    """Return the digest of a marker's content, but for that digest."""
     digest = hashlib.sha256()
     for piece in canonical_json(with_matrix_texts(content)):
         digest.update(piece.encode())

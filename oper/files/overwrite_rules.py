@@ -43,13 +43,13 @@ class Format(NamedTuple):
         return f"a {Path(self.marker).stem}"
 
     def has_schema(self, content: Any) -> bool:
-        """Whether the content of a marker is of this kind, of whatever version."""
+        """Return whether the content of a marker is of this kind, of whatever version."""
         given = content.get("schema") if isinstance(content, dict) else None
         return given is not None and given in (self.schema, self.old_schema)
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
-    """Why `folder`, which exists, may not be replaced by a folder; None where it may."""
+    """Return the reason that a folder may not replace `folder`, which exists; None if it may."""
     if not folder.is_dir() or folder.is_symlink():
         return "exists and is not a folder; choose another path, or remove it"
     if _holds_current(folder):
@@ -79,12 +79,12 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
 
 
 def was_written(folder: Path, kind: Format) -> bool:
-    """Whether `folder` has the marker of a folder of this kind, which oper wrote."""
+    """Return whether `folder` has the marker of a folder of this kind, which oper wrote."""
     return (folder / kind.marker).is_file() and _listed(folder, kind) is not None
 
 
 def file_refusal(path: Path, overwrite: bool) -> str | None:
-    """Why `path`, which exists, may not be replaced by a file; None where it may."""
+    """Return the reason that a file may not replace `path`, which exists; None if it may."""
     if path.is_dir():
         return "is a folder, and a file was to be written; choose another path"
     if not stat.S_ISREG(path.lstat().st_mode):
@@ -114,13 +114,14 @@ def _exists() -> str:
 
 
 def is_wholly(folder: Path, kind: Format) -> bool:
-    """Whether oper wrote everything in a folder."""
+    """Return whether oper wrote everything in a folder."""
     listed = _listed(folder, kind)
     return listed is not None and not any(True for _ in _foreign(folder, listed))
 
 
 def _listed(folder: Path, kind: Format) -> set[str] | None:
-    """The files that a folder's marker lists, by names below the folder; None without a marker."""
+    """Return the files that a folder's marker lists, by names below the folder; None without a
+    marker."""
     content = _marker(folder, kind)
     if content is None:
         return None

@@ -77,7 +77,7 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
 
 
 def check_output(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
-    """OperError where a folder of a `kind`, or a file where `kind` is None, may not be written.
+    """Raise OperError if a folder of a `kind`, or a file where `kind` is None, may not be written.
 
     Commands call it before they start to work. It also removes what killed commands left beside
     `path`.
@@ -172,8 +172,8 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
 
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape of a .npy array, whether it is stored by columns, and its dtype; the array follows
-    in the file. Raises one of `HEADER_ERRORS` where the header is damaged."""
+    """Return the shape of a .npy array, whether it is stored by columns, and its dtype; the array
+    follows in the file. Raises one of `HEADER_ERRORS` where the header is damaged."""
     read_header = _HEADERS.get(np.lib.format.read_magic(file))
     if read_header is None:
         raise ValueError("it has a version of the format that oper does not read")
@@ -182,7 +182,8 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 
 def _mapped(file: BufferedReader) -> NDArray[Any]:
-    """The array of an open .npy file, memory-mapped, as NumPy maps only what it opens itself."""
+    """Return the array of an open .npy file, memory-mapped, as NumPy maps only what it opens
+    itself."""
     shape, is_fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -219,7 +220,7 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
 
 
 def _followed(path: Path) -> Path:
-    """The path behind a link: the link stays, and its target is written."""
+    """Return the path behind a link: the link stays, and its target is written."""
     return Path(os.path.realpath(path))
 
 

@@ -70,12 +70,12 @@ class Document:
         raise OperError(f"{self.where(keys)} {problem}")
 
     def refuse(self, keys: KeyPath, expected: str, got: str) -> NoReturn:
-        """Raise OperError if the value under `keys` is another one than `expected`."""
+        """Raise OperError: the value under `keys` is `got` rather than `expected`."""
         raise OperError(f"{self.where(keys)}: expected {expected}, got {got}")
 
 
 def _check_size(root: yaml.Node, path: Path) -> None:
-    """OperError where aliases make a small text a huge document, or one without an end."""
+    """Raise OperError if aliases make a small text a huge document, or one without an end."""
     sizes: dict[int, int] = {}  # values of each node with its aliases written out
     open_nodes: set[int] = set()
 

@@ -67,7 +67,7 @@ class Log:
         return merged
 
     def _check_missing(self, missing: str | None) -> None:
-        """OperError where the value that means "no id" cannot be in any column of ids."""
+        """Raise OperError if the value that means "no id" cannot be in any column of ids."""
         texts = not self.texts.isdisjoint(self.features)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
@@ -114,8 +114,8 @@ class Log:
 
     @cached_property
     def _values(self) -> dict[str, tuple[str, str]]:
-        """By column, a whole number with a point and a value that is not a whole number, if the
-        beginning of any text file has such."""
+        """A whole number with a point and a value that is not a whole number, by column, if the
+        beginning of a text file has such values."""
         found: dict[str, tuple[str, str]] = {}
         for column in (c for s in self._sources for c in s.columns if c.pointed or c.other):
             pointed, other = found.get(column.name, ("", ""))
@@ -144,11 +144,11 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def no_ids(self) -> OperError:
-        """The error where no column looks like ids, and nobody named one."""
+        """Return the error where no column looks like ids, and nobody named one."""
         return no_ids(self._sources[0])
 
     def count_samples(self) -> int:
-        """The number of samples in all files; reads those that do not store it."""
+        """Return the number of samples in all files; reads those that do not store it."""
         return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
 
     def estimated_samples(self) -> int | None:
@@ -179,7 +179,7 @@ class Log:
     def batches(
         self, features: Sequence[str] | None = None, ids_only: bool = False
     ) -> Iterator[Batch]:
-        """The samples in order, with all features or those given.
+        """Yield the samples in order, with all features or those given.
 
         `ids_only` leaves out label and dense values. Each batch is from one file and holds at most
         `options.batch_rows` samples. OperError where the log, or the part of it that
@@ -285,7 +285,7 @@ def _warn_of_files_given_twice(files: Sequence[LogFile]) -> None:
 
 
 def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
-    """The readers of files; OperError if those of one folder are of different formats."""
+    """Yield the readers of files; OperError if those of one folder are of different formats."""
     first: dict[Path, Source] = {}
     in_folder = Counter(file.folder for file in files)
     for file in files:
@@ -326,7 +326,7 @@ def _refuse_written(folder: Path) -> None:
 
 
 def _check_regular(path: Path) -> None:
-    """OperError where reading the path might never end, or give other bytes the next time."""
+    """Raise OperError if reading the path might never end, or give other bytes the next time."""
     if not path.exists():
         what = "is a link to a file that is not there" if path.is_symlink() else "no such file"
         raise OperError(f"{path}: {what}")
@@ -339,7 +339,8 @@ def _check_regular(path: Path) -> None:
 
 
 def _open(path: Path, options: LogOptions) -> Source:
-    """The reader of one file, by its first bytes, and by its name where those do not tell."""
+    """Return the reader of one file, by its first bytes, and by its name where those do not
+    tell."""
     from oper.logs.formats import (
         csv_and_criteo,
         fbgemm_requests,

@@ -44,7 +44,7 @@ class PartitionedSource:
         return self._file.estimate()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         keys = self._keys
         of_file = replace(
             selection,
@@ -65,7 +65,7 @@ class PartitionedSource:
                 yield self._with_keys(Batch(size, {}, location.after(first)), selection, of_file)
 
     def _with_keys(self, batch: Batch, selection: Selection, of_file: Selection) -> Batch:
-        """The batch of the columns `of_file`, with the keys of `selection`."""
+        """Return the batch of the columns `of_file`, with the keys of `selection`."""
 
         def values(name: str, is_time: bool = False) -> pa.Array:
             key = self._keys[name]

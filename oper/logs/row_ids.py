@@ -136,7 +136,7 @@ class IdMapper:
 
 
 def missing_is(value: Any) -> str:
-    """What to do about a value that means "no id", for errors."""
+    """Return the remedy for a value that means "no id", for errors."""
     return f"pass {option('--missing', str(value))}"
 
 

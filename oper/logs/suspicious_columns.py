@@ -67,7 +67,7 @@ def first_look(log: Log, missing: Mapping[str, str | None]) -> dict[str, Look]:
 
 
 def is_time_name(name: str) -> bool:
-    """Whether a column's name is that of a time, such as ts, event_time or createdAt."""
+    """Return whether a column's name is that of a time, such as ts, event_time or createdAt."""
     return any(map(_TIME_WORDS.fullmatch, _words(name))) and not _is_id_name(name)
 
 

@@ -1,4 +1,4 @@
-"""What must be known before a log can be read as rows: the tables' sizes, and vocabularies.
+"""Tables' sizes and vocabularies, which must be known before a log can be read as rows.
 
 Without tables, one is inferred for each of the log's features: columns of row ids (integers below
 2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw fields and larger
@@ -271,7 +271,7 @@ def _sized(
     found: dict[str, str],
     advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
-    """The tables with rows where dense ones lack them; inferred ones may need a vocabulary.
+    """Return the tables with rows where dense ones lack them; inferred ones may need a vocabulary.
 
     `looks` are those of columns that nobody named; why one is hardly a feature goes to `found`.
     """

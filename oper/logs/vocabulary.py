@@ -51,11 +51,11 @@ class Vocabulary:
         return self._rows
 
     def rows_of_integers(self, values: Ints) -> Ints:
-        """The row of each integer: int64 [n]."""
+        """Return the row of each integer: int64 [n]."""
         return self._look_up(self._integers, self._integer_rows, values)[0]
 
     def rows_of_texts(self, texts: Any) -> Ints:
-        """The row of each text (`pa.StringArray` without integers): int64 [n]."""
+        """Return the row of each text (`pa.StringArray` without integers): int64 [n]."""
         rows, position, found = self._look_up(self._hashes, self._text_rows, hash64(texts))
         if found.any():
             # An unseen text may have the hash of a known one, so compare the texts themselves.
@@ -132,7 +132,8 @@ class ValueCounter:
 
 
 def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
-    """The vocabulary as an Arrow table: value, count, row; at most `rows` − 1 values, 0: all."""
+    """Return the vocabulary as an Arrow table: value, count, row; at most `rows` − 1 values, 0:
+    all."""
     integers, integer_counts = counter.totals("integers")
     texts, text_counts = counter.totals("texts")
     order = pc.sort_indices(texts)
@@ -158,7 +159,7 @@ def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
 
 
 def vocabulary_of(content: Any) -> Vocabulary:
-    """The vocabulary of an Arrow table that `ranked` made."""
+    """Return the vocabulary of an Arrow table that `ranked` made."""
     value = content["value"].combine_chunks()
     rows = content["row"].to_numpy()
     if value.type in (pa.int64(), pa.uint64()):
@@ -205,7 +206,7 @@ def file_names(tables: Sequence[str]) -> dict[str, str]:
 
 
 def _shortened(start: str, end: str) -> str:
-    """The start of a file's name, so that there is room for its end."""
+    """Return the start of a file's name, so that there is room for its end."""
     return start.encode()[: _MOST_NAME_BYTES - len(end)].decode("utf-8", "ignore")
 
 

@@ -8,7 +8,11 @@ from oper.planner.compare import Comparison
 UPDATING = "updating rows"
 WORDS = (
     ("rank", "a process with its device; it holds a part of the rows"),
-    ("iteration", "a batch through all ranks: reads of rows, and in training their updates"),
+    ("step", "a batch through all ranks: reads of rows, and in training their updates"),
+    (
+        "transfer time",
+        "transfers of rows and gradients in a step, summed on the slowest rank; plans minimise it",
+    ),
     (
         "replicated row",
         "has a copy on several ranks, mostly on all: they need not fetch it",
@@ -58,7 +62,7 @@ METHODS = (
 
 
 def words_of(plan: Plan, runs: Sequence[Comparison]) -> list[tuple[str, str]]:
-    """The words of the page: those of training and of the compared methods where they occur."""
+    """Return the words that occur on the page, those of training and of compared methods too."""
     known = [word for word in WORDS if plan.workload.training or word[0] != UPDATING]
     compared = {name for run in runs for name in run.methods}
     return known + [(word, said) for names, word, said in METHODS if compared & set(names)]

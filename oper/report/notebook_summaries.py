@@ -1,4 +1,4 @@
-"""What plans, profiles and the results of commands say of themselves in notebooks and to rich.
+"""Summaries of plans, profiles and results of commands, for notebooks and rich.
 
 In: an object. Out: `Summary`: a title, facts and a table (oper/base/display.py, which shows it).
 """
@@ -27,13 +27,13 @@ from oper.profiling.counter_arrays import RowCounts
 
 @singledispatch
 def summary_of(given: Any) -> Summary:
-    """What an object says of itself."""
+    """Return the summary of an object."""
     return Summary(repr(given))
 
 
 @summary_of.register
 def _plan(plan: Plan) -> Summary:
-    """The prediction, the certificate, and the ranks."""
+    """Return the prediction, the certificate, and the ranks."""
     cost, certificate, step = plan.cost, plan.certificate, plan.step_time
     gap = "not known" if certificate is None else format_gap(certificate.certified_gap)
     later = plan.held_out
@@ -45,7 +45,7 @@ def _plan(plan: Plan) -> Summary:
             ("on data held out", _held_out(None if later is None else later.step_seconds)),
             ("transfer time", format_duration(cost.objective_seconds)),
             ("from optimal, at most", gap),
-            *([] if simple is None else [("beside simple plans", simple)]),
+            *([] if simple is None else [("compared", simple)]),
             ("extra memory", format_share(cost.extra_memory_ratio)),
         ),
         ("rank", "memory", "transfer time"),
@@ -64,7 +64,7 @@ def _held_out(seconds: float | None) -> str:
 
 @summary_of.register
 def _profile(counts: RowCounts) -> Summary:
-    """What was counted, and the tables."""
+    """Return the counts, and the tables."""
     return Summary(
         f"{counts.rows:,} rows of {len(counts.tables)} tables, counted in {counts.samples:,} "
         "samples",
@@ -78,7 +78,7 @@ def _profile(counts: RowCounts) -> Summary:
 
 @summary_of.register
 def _comparison(comparison: Comparison) -> Summary:
-    """A line for each method."""
+    """Return a line for each method."""
     ours = None if comparison.oper is None else comparison.oper.step_seconds
     return Summary(
         f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
@@ -105,7 +105,7 @@ def _method(name: str, found: MethodResult, ours: float | None) -> tuple[str, ..
 
 @summary_of.register
 def _drift(drift: Drift) -> Summary:
-    """What the plan costs then and now, the verdict, and the tables, those that lose most first."""
+    """Return the times then and now, the verdict, and the tables, those that lose most first."""
     seconds = drift.objective_seconds
     tables = sorted(drift.tables, key=lambda table: -table.worse_seconds)
     return Summary(
@@ -137,7 +137,7 @@ def _judged_on(drift: Drift) -> str:
 
 @summary_of.register
 def _windows(drift: WindowDrift) -> Summary:
-    """What not re-planning costs, and a line for each window."""
+    """Return the cost of not re-planning, and a line for each window."""
     return Summary(
         f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
         f"{format_share(drift.cost_share)} of the time with a plan made after each window",
@@ -158,7 +158,7 @@ def _windows(drift: WindowDrift) -> Summary:
 
 @summary_of.register
 def _replanned(made: Replanned) -> Summary:
-    """The old plan, the new one, and one from scratch."""
+    """Return the old plan, the new one, and one from scratch."""
     later = made.held_out
     moved = (
         ("as it was", made.old_seconds, None if later is None else later.old_seconds, 0, 0.0),
@@ -196,7 +196,7 @@ def _replanned(made: Replanned) -> Summary:
 
 @summary_of.register
 def _differences(found: PlanDifferences) -> Summary:
-    """The figures of both plans; how many rows are held elsewhere."""
+    """Return the figures of both plans; how many rows are held elsewhere."""
     old, new = found.old, found.new
     changed = "not compared" if found.rows_changed is None else f"{found.rows_changed:,}"
     figures = (
@@ -223,7 +223,7 @@ def _differences(found: PlanDifferences) -> Summary:
 
 @summary_of.register
 def _findings(findings: Findings) -> Summary:
-    """Whether all invariants hold, and each of them."""
+    """Return whether all invariants hold, and each of them."""
     wrong = findings.wrong
     title = f"{len(wrong)} of {len(findings)} invariants do not hold"
     return Summary(

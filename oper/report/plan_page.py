@@ -45,7 +45,7 @@ from oper.report.time_by_row_kind import KindTimes, check_profile, kind_times
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made of, beside the plan."""
+    """Material of a report, in addition to the plan."""
 
     profile: Profile | None = None
     runs: Sequence[Comparison] = ()  # of a comparison
@@ -136,7 +136,11 @@ def _first_screen(
         bars.append(kinds_of_row_bars(_time_parts(measured.times), bound))
     said = sentences.headline(plan, run)
     return Section(
-        *("plan", "The plan", said, True, tiles),
+        "plan",
+        "The plan",
+        said,
+        emphasis=True,
+        tiles=tiles,
         snippet=use_of(plan, folder),
         charts=[each.chart() for each in bars],
     )
@@ -160,7 +164,7 @@ def use_of(plan: Plan, folder: str | None) -> Snippet:
 
 
 def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
-    """The memory of each rank's device by kind of row, and of its host's with a tier."""
+    """Return the memory of each rank's device by kind of row, and of its host's with a tier."""
     bars = []
     if plan.memories[0].tables:
         held = kinds.memory[DEVICE]
@@ -181,7 +185,7 @@ def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
 
 
 def _allowance(plan: Plan) -> str:
-    """What decides how much a rank may hold, where that is not its device."""
+    """Return the limit on a rank's memory, if it is not the device."""
     if plan.limits is None or plan.limits.by_devices:
         return ""
     return f" by the {100 * plan.limits.extra_memory:.4g}% of extra memory that was asked for"
@@ -197,7 +201,7 @@ def _time_parts(times: KindTimes) -> dict[str, Floats]:
 
 
 def work_of_ranks(plan: Plan) -> RankBars:
-    """The time of each rank by what it goes to."""
+    """Return the time of each rank by what it goes to."""
     prediction = plan.cost
     looked_up, fetched = prediction.lookup_seconds, prediction.link_seconds.sum(axis=1)
     parts = {"looking rows up": looked_up, "fetching rows": fetched}
@@ -271,7 +275,7 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
-    """The memory curve around the plan; none of plans with a tier."""
+    """Return the memory curve around the plan; none of plans with a tier."""
     if plan.tier:
         return []
     planned = place_alone(problem_of(plan, profile), Watch(lambda step: None))
@@ -293,8 +297,8 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
 
 
 def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
-    """The runs of a comparison, that with the extra memory (then the threshold) nearest to the
-    plan's first; OperError where they are of another topology, workload or profile."""
+    """Return the runs of a comparison, that with the extra memory (then the threshold) nearest to
+    the plan's first; OperError where they are of another topology, workload or profile."""
     for run in runs:
         for name, compared, mine in (
             ("topology", run.topology, plan.topology.name),
@@ -321,15 +325,15 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _fetch_of(run: Comparison, plan: Plan) -> Fetch | None:
-    """The fetch of a comparison; of one with `auto` that of a plan with the tables that OPER's
-    pools there."""
+    """Return the fetch of a comparison; of one with `auto` that of a plan with the tables that
+    OPER's pools there."""
     fetch, ours = run.workload.fetch, run.oper
     chosen = fetch == "auto" and ours is not None and ours.pooled_tables == plan.pooled_tables
     return plan.workload.fetch if chosen else fetch
 
 
 def not_given(material: Material) -> list[str]:
-    """What more the page could show, and the option for it."""
+    """Return the options for further parts of the page."""
     given = (
         (
             material.profile,

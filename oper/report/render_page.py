@@ -45,7 +45,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What is on the page."""
+    """Content of a page."""
 
     title: str
     kind: str  # a line above the title: what the page is of
@@ -61,7 +61,7 @@ def write_page(page: Page, path: Path, overwrite: bool) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     from jinja2 import Environment
     from markupsafe import Markup
 

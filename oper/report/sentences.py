@@ -42,8 +42,8 @@ _PLACED_BY = {
 
 
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
-    """Return what was placed where, the predicted step, each gain once, how far the plan can be
-    from optimal, and what it costs on data that it has not seen."""
+    """Return sentences on the placement, the predicted step, each gain once, the distance from
+    optimal, and the step on data that the plan has not seen."""
     unread = unread_sentence(plan)
     return [
         _placed(plan),
@@ -69,7 +69,7 @@ def _placed(plan: Plan) -> str:
 
 
 def _times(plan: Plan, run: Comparison | None) -> list[str]:
-    """Return the predicted step, and how the plan compares with each other method, once."""
+    """Return the predicted step, and the gain over each other method once."""
     if plan.step_time is None:
         return []
     simple = simple_plans_compared(plan)
@@ -82,8 +82,8 @@ def _times(plan: Plan, run: Comparison | None) -> list[str]:
 
 
 def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
-    """Return how much faster a step of so many seconds is than with the next best method of a
-    comparison and with TorchRec's planner, if these are not `named` already."""
+    """Return the gains of a step of so many seconds over the next best method of a comparison and
+    over TorchRec's planner, if these are not `named` already."""
     gains = []
     best, compared = next_best(run), beside(run, seconds)
     if best is not None and compared is not None and best[0] not in named:
@@ -97,7 +97,7 @@ def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
 
 
 def optimality(plan: Plan) -> str:
-    """How far from optimal the plan can be, and relative to what."""
+    """Return the distance of the plan from optimal, and its terms."""
     certificate = plan.certificate
     if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
@@ -111,7 +111,7 @@ def optimality(plan: Plan) -> str:
 
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
-    """Whether memory is what limits the plan, why it has no more copies, and what more would do."""
+    """Return the effects of the memory limit, and the reason for no more copies."""
     found, fits = copies(plan), fit(plan)
     if found.limit == CopiesLimit.IN_HOSTS:
         return ["All tables are in the hosts' memory, where each row is on one rank."]
@@ -132,8 +132,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
             "Twice the memory, or all that is allowed, would make no plan faster."
             if found.saved_share < _NOTICED
             else f"With all of that memory no plan would save more than "
-            f"{format_share(found.saved_share)} of the transfer time; this one uses the least that "
-            "comes within 1% of the fastest."
+            f"{format_share(found.saved_share)} of the transfer time."
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
     assert found.allowed_share is not None
@@ -163,7 +162,7 @@ def _why_no_copy(plan: Plan) -> str:
 
 
 def time_sentences(plan: Plan) -> list[str]:
-    """How a rank's time is made up, and what goes over which links."""
+    """Return the parts of a rank's time, and the traffic of links."""
     prediction = plan.cost
     total = float(prediction.rank_seconds.mean())
     if plan.ranks == 1 or not total:
@@ -192,7 +191,7 @@ def time_sentences(plan: Plan) -> list[str]:
 
 
 def _evenness(pattern: str, values: Floats, shown: Any) -> str:
-    """`Every … 258 kB …` where all are even, and the range where they are not."""
+    """Return `Every … 258 kB …` if all are even, and otherwise their range."""
     least, most = float(values.min()), float(values.max())
     if least >= (1 - _EVEN) * most:
         return f"{pattern.format(shown(most))}."
@@ -201,7 +200,7 @@ def _evenness(pattern: str, values: Floats, shown: Any) -> str:
 
 
 def kinds_sentence(plan: Plan, kinds: RowsByKind) -> str:
-    """What share of rows and of accesses each kind of row has."""
+    """Return the share of rows and of accesses of each kind of row."""
     every = int(plan.owner_accesses.sum()) + plan.replica_accesses
     listed = plan.counts.total_accesses - plan.replica_accesses
     rows = int(kinds.rows.sum())
@@ -223,7 +222,7 @@ def _are(number: int) -> str:
 
 
 def certificate_sentences(plan: Plan) -> list[str]:
-    """The certificate, said in words."""
+    """Return the certificate in words."""
     certificate = plan.certificate
     said = [optimality(plan)]
     if certificate is None:
@@ -251,7 +250,7 @@ def certificate_sentences(plan: Plan) -> list[str]:
 
 
 def making(plan: Plan) -> list[tuple[str, str]]:
-    """How the plan was made, as names and sentences for a reviewer."""
+    """Return the making of the plan, as names and sentences for a reviewer."""
     record, workload = plan.record, plan.workload
     batches = plan.samples / workload.batch_size
     part = ", of a part of the log" if plan.log_part else ""
@@ -276,7 +275,7 @@ def making(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _link_speeds(plan: Plan) -> str:
-    """Bytes a second of a rank's own rows, and of others' in the node and outside."""
+    """Return bytes a second of a rank's own rows, and of others' in the node and outside."""
     topology = plan.topology
     speeds = 1 / topology.link_cost
     own = np.eye(plan.ranks, dtype=bool)

@@ -16,7 +16,7 @@ _SHOWN = 5e-4  # a smaller share prints as 0.0%
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the number that it is sorted by."""
+    """A text, and the number that it is sorted by."""
 
     shown: str
     value: float | None = None  # None: sorted as text
@@ -34,7 +34,7 @@ class SortableTable:
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
-    """The list of a plan's tables; it has their accesses where there is a profile."""
+    """Return the list of a plan's tables; it has their accesses where there is a profile."""
     accesses = None if profile is None else profile.accesses_of_tables
     sizes = kinds.bytes_of_tables
     weights = sizes if accesses is None else accesses
@@ -85,18 +85,18 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
 
 
 def _share(share: float) -> Cell:
-    """A share, to a tenth of a percent."""
+    """Return a share, to a tenth of a percent."""
     return Cell("<0.1%" if 0 < share < _SHOWN else format_share(share, 1), share)
 
 
 def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
-    """Which tables dominate."""
+    """Return the tables that dominate, in a sentence."""
     said = [] if accesses is None else [_most(plan, accesses, "accesses")]
     return " ".join([*said, _most(plan, sizes, "bytes")])
 
 
 def _most(plan: Plan, values: Ints, noun: str) -> str:
-    """The tables that have most of something, or that none stands out."""
+    """Return the tables that have most of something, or that none stands out."""
     total, tables = int(values.sum()), len(values)
     if not total:
         return f"There are no {noun}."
@@ -121,9 +121,9 @@ def _most(plan: Plan, values: Ints, noun: str) -> str:
 
 
 def shares_that_add_up(amounts: Sequence[int]) -> list[str]:
-    """The share of each amount in their sum, which is positive, to a tenth of a percent. What is
-    printed adds up to 100 %: the largest remainders are rounded up. A part is never called nothing,
-    nor the whole."""
+    """Return the share of each amount in their sum, which is positive, to a tenth of a percent.
+    What is printed adds up to 100 %: the largest remainders are rounded up. A part is never called
+    nothing, nor the whole."""
     total = sum(amounts)
     tenths = [1000 * amount // total for amount in amounts]
     by_remainder = sorted(range(len(amounts)), key=lambda n: (-(1000 * amounts[n] % total), n))

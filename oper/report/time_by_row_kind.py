@@ -28,7 +28,7 @@ from oper.profiling.profile import Profile
 
 @dataclass(frozen=True)
 class KindTimes:
-    """Seconds of an iteration, [M] each; they add up to each rank's T."""
+    """Parts of the transfer time in seconds, [M] each; they add up to each rank's T."""
 
     replicated: Floats
     listed: Floats
@@ -37,7 +37,7 @@ class KindTimes:
 
 
 def kind_times(plan: Plan, profile: Profile) -> KindTimes:
-    """The time of each rank by kind of row.
+    """Return the time of each rank by kind of row.
 
     Raises OperError where the plan was not made from `profile`.
     """
@@ -56,7 +56,7 @@ def kind_times(plan: Plan, profile: Profile) -> KindTimes:
 
 
 def check_profile(plan: Plan, profile: Profile) -> None:
-    """OperError where the plan was made from another profile."""
+    """Raise OperError if the plan was made from another profile."""
     check_tables(plan, profile)
     if profile.digest != plan.profile:
         raise OperError(
@@ -67,7 +67,7 @@ def check_profile(plan: Plan, profile: Profile) -> None:
 
 
 def _times(plan: Plan, profile: Profile) -> Floats:
-    """Seconds of replicated, listed and striped rows on each rank, [3, M], in a plan of one
+    """Return seconds of replicated, listed and striped rows on each rank, [3, M], in a plan of one
     memory."""
     problem = problem_of(plan, profile)
     locator = RowLocator(plan)

@@ -24,9 +24,9 @@ from oper.report.table_list import Cell, SortableTable
 
 
 def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
-    """The page of two plans for the same tables, called `names`.
+    """Return the page of two plans for the same tables, called `names`.
 
-    Raises OperError where they are for different tables.
+    Raises OperError if they are for different tables.
     """
     changes = diff(old, new)
     sections = [
@@ -55,12 +55,14 @@ def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: PlanDiffere
     ]
     if old.workload != new.workload:
         said.append(
-            "They are for different work, so their times are not compared: "
-            f"{work(old.workload)} takes {format_duration(before)} an iteration, "
+            "They are for different work, so their times are not compared: transfers of "
+            f"{work(old.workload)} take {format_duration(before)} a step, "
             f"{work(new.workload)} {format_duration(after)}."
         )
     else:
-        said.append(f"{names[1]} {_longer(before, after)}. {_COUNTS[old.profile == new.profile]}")
+        said.append(
+            f"With {names[1]}, {_longer(before, after)}. {_COUNTS[old.profile == new.profile]}"
+        )
     if changes.rows_changed is None or changes.bytes_changed is None:
         said.append("Their numbers of ranks differ, so single rows are not compared.")
     else:
@@ -79,19 +81,19 @@ _COUNTS = {
 
 
 def _longer(before: float, after: float) -> str:
-    """What the second plan's time is beside the first's."""
-    times = f"{format_duration(after)} an iteration instead of {format_duration(before)}"
+    """Return the transfer time of the second plan, compared with the first."""
+    times = f"{format_duration(after)} a step instead of {format_duration(before)}"
     if before and after > 2 * before:
-        return f"is predicted to take {format_factor(after / before)} times as long: {times}"
+        return f"transfers take {format_factor(after / before)} times as long: {times}"
     if not before or abs(after / before - 1) < 5e-5:
-        return f"is predicted to take as long: {format_duration(after)} an iteration"
+        return f"transfers take as long: {format_duration(after)} a step"
     word = "less" if after < before else "more"
-    return f"is predicted to take {format_share(abs(1 - after / before))} {word} time: {times}"
+    return f"transfers take {format_share(abs(1 - after / before))} {word} time: {times}"
 
 
 def _charts(plans: tuple[Plan, Plan], names: tuple[str, str]) -> list[Chart]:
-    """Memory and time of the ranks under each plan; charts of a kind reach equally far, so that
-    columns of the same height are of the same amount."""
+    """Return charts of memory and time of the ranks under each plan, in which equal heights are
+    equal amounts."""
     bars = [[*memory_of_ranks(plan, rows_by_kind(plan)), work_of_ranks(plan)] for plan in plans]
     tops: dict[str, float] = {}
     for each in (*bars[0], *bars[1]):

@@ -178,7 +178,7 @@ def _described(content: Any) -> str:
 
 
 def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
-    """OperError where a number is not finite, or negative without being a difference."""
+    """Raise OperError if a number is not finite, or negative without being a difference."""
     if isinstance(content, dict):
         for name, value in content.items():
             _check_numbers(path, value, name)
@@ -192,7 +192,7 @@ def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
 
 
 def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
-    """OperError where a page would replace what it is made of, or lie in a folder of oper's."""
+    """Raise OperError if a page would replace what it is made of, or lie in a folder of oper's."""
     target = path.resolve()
     if any(given is not None and Path(given).resolve() == target for given in inputs):
         raise OperError(f"{path}: is what the report is made of; choose another path")

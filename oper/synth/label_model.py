@@ -42,7 +42,8 @@ class LabelModel:
         self._bias: float | None = None
 
     def effect(self, table: int, ids: Jagged) -> NDArray[np.float64]:
-        """The contribution of one feature's ids to the logit of each sample: float64 [samples]."""
+        """Return the contribution of one feature's ids to the logit of each sample: float64
+        [samples]."""
         import torch
 
         hashed = native.ops().place_ranks(
@@ -72,7 +73,7 @@ class LabelModel:
 
 
 def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
-    """What to add to the logits for a mean probability of `clicks`."""
+    """Return the addend of the logits for a mean probability of `clicks`."""
     from scipy.optimize import brentq
 
     def excess(bias: float) -> float:

@@ -74,7 +74,7 @@ def synthesize_counts(
     end: int | None = None,
     advance: Callable[[int], None] = _ignore,
 ) -> Profile:
-    """The profile of samples begin … end - 1 of the log that `synthesizer` describes.
+    """Return the profile of samples begin … end - 1 of the log that `synthesizer` describes.
 
     Large counters are in files of `folder`, which is being written, if given.
     """
@@ -121,7 +121,7 @@ def synthesize_counts(
 
 
 def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLengths:
-    """The lengths of all bags, as if no row repeated in one."""
+    """Return the lengths of all bags, as if no row repeated in one."""
     pairs = []
     for table, feature in enumerate(synthesizer.recipe.features):
         lengths = np.array([round(feature.ids)])
@@ -139,8 +139,8 @@ def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLeng
 
 
 def poisson(mean: float) -> Floats:
-    """The chance of each length of a bag, [n], so many that longer ones have none to speak of:
-    all of them together less than 1e-20."""
+    """Return the chance of each length of a bag, [n], so many that longer ones have none to speak
+    of: all of them together less than 1e-20."""
     if mean == 0:
         return np.ones(1)
     most = math.ceil(mean + 12 * math.sqrt(mean) + 30)

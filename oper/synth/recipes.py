@@ -93,7 +93,7 @@ class CoAccess:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to generate: features in table order; `samples` in the whole log."""
+    """A log to generate: features in table order; `samples` in the whole log."""
 
     name: str
     features: tuple[Feature, ...]
@@ -119,7 +119,7 @@ class Recipe:
 
 
 def workload_names() -> tuple[str, ...]:
-    """The names of the workloads that have a recipe."""
+    """Return the names of the workloads that have a recipe."""
     return tuple(_facts())
 
 

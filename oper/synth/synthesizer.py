@@ -47,7 +47,7 @@ _BATCH_IDS = 1 << 22
 
 
 def stream_key(seed: int, *what: str | int) -> int:
-    """A 63-bit key for one purpose; different purposes get independent random numbers."""
+    """Return a 63-bit key for one purpose; different purposes get independent random numbers."""
     digest = hashlib.blake2b(repr((seed, *what)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -84,7 +84,7 @@ class Synthesizer:
 
     @property
     def source(self) -> dict[str, Any]:
-        """What the log was generated from, for the profile."""
+        """Return the settings that the log was generated from, for the profile."""
         return {
             **self.recipe.source,
             "samples": self.samples,
@@ -94,7 +94,8 @@ class Synthesizer:
         }
 
     def batches(self, auc: BayesAuc | None = None) -> Iterator[Batch]:
-        """The log's samples in order, with label and dense values; adds their logits to `auc`."""
+        """Yield the log's samples in order, with label and dense values; adds their logits to
+        `auc`."""
         model = LabelModel(self.recipe, stream_key(self.seed, "model"))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             for index, first in enumerate(range(0, self.samples, self.batch_samples)):
@@ -104,11 +105,11 @@ class Synthesizer:
                 yield batch
 
     def row_key(self, table: int) -> int:
-        """The key of the bijection from ranks to rows of a table."""
+        """Return the key of the bijection from ranks to rows of a table."""
         return stream_key(self.seed, "rows", table)
 
     def moved_share(self, begin: int, end: int) -> float:
-        """The share of accesses of samples begin … end - 1 that have moved, on average."""
+        """Return the share of accesses of samples begin … end - 1 that have moved, on average."""
         return self.drift * (begin + end - 1) / 2 / max(1, self.samples - 1)
 
     def _batch(

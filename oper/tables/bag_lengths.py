@@ -1,4 +1,4 @@
-"""How many bags of each length each table has: over samples and features, empty bags too.
+"""Number of bags of each length, by table: over samples and features, with empty bags.
 
 In: pairs of a length and its bags, and how many distinct rows the bags have, counted or drawn. Out:
 `BagLengths`, and its summary by table.
@@ -51,7 +51,7 @@ class BagLengths:
 
     @classmethod
     def of_pairs(cls, pairs: Ints, distinct: Ints) -> "BagLengths":
-        """The sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
+        """Return the sum of pairs in any order: table, length and bags of each, int64 [N, 3]."""
         table, length, bags = pairs[pairs[:, 2] > 0].T
         order = np.lexsort((length, table))
         table, length, bags = table[order], length[order], bags[order]
@@ -63,13 +63,13 @@ class BagLengths:
 
     @classmethod
     def sum(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
-        """The bags of several logs of the same tables."""
+        """Return the bags of several logs of the same tables."""
         distinct = np.sum([c.distinct for c in counted], axis=0)
         return cls.of_pairs(np.concatenate([c.pairs for c in counted]), distinct)
 
     @classmethod
     def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
-        """The bags of several lists of tables, as of one list."""
+        """Return the bags of several lists of tables, as of one list."""
         before = np.cumsum([0, *(c.tables for c in counted)])[:-1]
         return cls(
             np.concatenate([c.table + n for c, n in zip(counted, before, strict=True)]),
@@ -80,7 +80,7 @@ class BagLengths:
 
     @classmethod
     def checked(cls, pairs: NDArray[np.generic], distinct: Ints) -> "BagLengths":
-        """What `pairs` and `distinct` gave, from files; ValueError where these are no such."""
+        """Return bag lengths from `pairs` and `distinct` of files; ValueError if invalid."""
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
             raise ValueError(f"expected int64 [pairs, 3], got {pairs.dtype} {pairs.shape}")
         table, length, bags = np.array(pairs, dtype=np.int64).T
@@ -110,7 +110,7 @@ class BagLengths:
 
     @cached_property
     def first(self) -> Ints:
-        """Where each table's pairs begin, int64 [T + 1]."""
+        """Beginning of each table's pairs, int64 [T + 1]."""
         return np.searchsorted(self.table, np.arange(self.tables + 1)).astype(np.int64)
 
     @property
@@ -130,8 +130,8 @@ class BagLengths:
 
     @property
     def new_shares(self) -> Floats:
-        """Of a bag's ids after its first the share that names a row that the bag does not have
-        yet, [T]; 1 where no bag has several ids."""
+        """Share of a bag's ids after its first that name a row that the bag does not have yet, [T];
+        1 if no bag has several ids."""
         filled = self.filled_bags
         more = self.ids_of_tables - filled
         shares: Floats = np.where(more > 0, (self.distinct - filled) / np.maximum(more, 1), 1.0)
@@ -144,19 +144,19 @@ class BagLengths:
         return means
 
     def of_table(self, table: int) -> tuple[Ints, Ints]:
-        """The lengths of a table's bags, ascending, and how many bags have each."""
+        """Return the lengths of a table's bags, ascending, and how many bags have each."""
         mine = slice(*self.first[table : table + 2].tolist())
         return self.length[mine], self.bags[mine]
 
     def select(self, tables: Sequence[int]) -> "BagLengths":
-        """Those of the tables with these numbers, ascending, numbered from 0."""
+        """Return the bags of the tables with these numbers, ascending, numbered from 0."""
         chosen = np.asarray(tables, dtype=np.int64)
         kept = np.isin(self.table, chosen)
         table = np.searchsorted(chosen, self.table[kept]).astype(np.int64)
         return BagLengths(table, self.length[kept], self.bags[kept], self.distinct[chosen])
 
     def summary(self, table: int) -> BagSummary:
-        """The bags of one table in a few numbers; zeros where it has none."""
+        """Return the bags of one table in a few numbers; zeros where it has none."""
         length, bags = self.of_table(table)
         if not len(bags):
             return BagSummary(0, 0.0, 0.0, 0, 0, 1.0)
@@ -173,7 +173,7 @@ class BagLengths:
         )
 
     def summed(self, values: Ints) -> Ints:
-        """The sums by table of a value for each pair, int64 [T] of [N], exact."""
+        """Return the sums by table of a value for each pair, int64 [T] of [N], exact."""
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
         return np.diff(before[self.first])
 

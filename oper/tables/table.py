@@ -185,7 +185,8 @@ class Table:
 
     @classmethod
     def of_model(cls, model: Any, *, optimizer: str = OPTIMIZER) -> "dict[str, Table]":
-        """The tables of a model, by the names of their parameters in its `named_parameters()`.
+        """Return the tables of a model, by the names of their parameters in its
+        `named_parameters()`.
 
         Args:
             model: a `torch.nn.Module` with TorchRec's embedding (bag) collections, unsharded or
@@ -216,7 +217,7 @@ class Table:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Table":
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         return cls(
             **{
                 **content,
@@ -227,7 +228,8 @@ class Table:
 
 
 def check_names(tables: Sequence[Table], where: str) -> None:
-    """OperError where two tables have one name, by which models, logs and plans tell them apart."""
+    """Raise OperError if two tables have one name, by which models, logs and plans tell them
+    apart."""
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         [(repeated, _)] = Counter(names).most_common(1)
@@ -237,7 +239,7 @@ def check_names(tables: Sequence[Table], where: str) -> None:
 
 
 def index_of(tables: Sequence[Table], name: str, where: str) -> int:
-    """The number of the table called `name`; OperError where there is none."""
+    """Return the number of the table called `name`; OperError where there is none."""
     for index, table in enumerate(tables):
         if table.name == name:
             return index
@@ -249,7 +251,7 @@ def index_of(tables: Sequence[Table], name: str, where: str) -> int:
 
 
 def check_known(tables: Sequence[Table], where: str) -> None:
-    """OperError where there are no tables, two have one name, or one has no rows yet."""
+    """Raise OperError if there are no tables, two have one name, or one has no rows yet."""
     if not tables:
         raise OperError(f"{where}: expected at least one table, got none")
     check_names(tables, where)
@@ -278,7 +280,7 @@ def offsets(tables: Sequence[Table]) -> NDArray[np.int64]:
 
 
 def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, ...]:
-    """The tables, with `missing` added to the id rules that have no such value."""
+    """Return the tables, with `missing` added to the id rules that have no such value."""
     return tuple(
         replace(t, ids=replace(t.ids, missing=missing)) if t.ids.missing is None else t
         for t in tables
@@ -286,7 +288,7 @@ def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, .
 
 
 def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
-    """The tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
+    """Return the tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
 
     Sizes, dtype, pooling and features are taken from the configs; the optimizer is the one that
     `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. OperError where
@@ -310,8 +312,8 @@ def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
 
 
 def tables_of_list(given: Any) -> tuple[Table, ...]:
-    """The tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the tables of
-    a collection of those. OperError where it is neither."""
+    """Return the tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the
+    tables of a collection of those. OperError where it is neither."""
     expected = (
         "expected oper.Table, or TorchRec's EmbeddingBagConfig or EmbeddingConfig, in a list; or a "
         "model, a profile, a file of tables, or None"
@@ -330,8 +332,8 @@ def tables_of_list(given: Any) -> tuple[Table, ...]:
 
 
 def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
-    """The embedding (bag) collections of a module by their path, unsharded ones and those that
-    TorchRec or OPER sharded."""
+    """Yield the embedding (bag) collections of a module by their path, unsharded ones and those
+    that TorchRec or OPER sharded."""
     within: list[str] = []  # Parts of a collection are no collections of their own.
     for path, inner in module.named_modules():
         if configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
@@ -340,8 +342,8 @@ def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def tables_of_collection(collection: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
-    """The tables of one collection, by the rules of `tables_of`. All tables of a sharded collection
-    get `optimizer`, as its parameters no longer tell theirs."""
+    """Return the tables of one collection, by the rules of `tables_of`. All tables of a sharded
+    collection get `optimizer`, as its parameters no longer tell theirs."""
     weights, tables = _weights(collection), []
     for config in configs_of(collection) or ():
         parameter = weights[config.name].weight if config.name in weights else None
@@ -350,12 +352,12 @@ def tables_of_collection(collection: Any, *, optimizer: str = OPTIMIZER) -> tupl
 
 
 def _weights(collection: Any) -> Any:
-    """The modules that hold the weight of each table, by its name."""
+    """Return the modules that hold the weight of each table, by its name."""
     return getattr(collection, "embedding_bags", None) or getattr(collection, "embeddings", {})
 
 
 def configs_of(collection: Any) -> Sequence[Any] | None:
-    """The configs of a collection's tables, unsharded or not; None of another module."""
+    """Return the configs of a collection's tables, unsharded or not; None of another module."""
     for name in ("embedding_bag_configs", "embedding_configs"):
         # Collections that TorchRec sharded have the configs as an attribute.
         found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
@@ -384,7 +386,7 @@ def _table_of(config: Any, optimizer: str) -> Table:
 
 
 def _optimizer_of(parameter: Any, default: str) -> str:
-    """The fused optimizer that was put on an unsharded parameter, if any."""
+    """Return the fused optimizer that was put on an unsharded parameter, if any."""
     classes = getattr(parameter, "_optimizer_classes", None)
     if not classes:
         return default

@@ -25,7 +25,7 @@ def load_tables(
     optimizer: str = OPTIMIZER,
     ids: IdKind = "dense",
 ) -> tuple[Table, ...]:
-    """The tables of a YAML or JSON file, or of a published data set by name.
+    """Return the tables of a YAML or JSON file, or of a published data set by name.
 
     A file is a list of tables, or a mapping with that list under `tables` and default settings
     under `defaults`. The arguments are the defaults below those. OperError names the file,
@@ -83,7 +83,7 @@ def _table(document: Document, keys: KeyPath, entry: Any, base: dict[str, Any]) 
 
 
 def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
-    """The given fields of a table, or of the defaults, each checked for its type."""
+    """Return the given fields of a table, or of the defaults, each checked for its type."""
     if not isinstance(entry, dict):
         document.refuse(keys, "a mapping", repr(entry))
     result: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def _check_names(document: Document, keys: KeyPath, tables: Sequence[Table]) -> 
 
 
 def published_names() -> tuple[str, ...]:
-    """The data sets whose tables `load_tables` knows by name."""
+    """Return the data sets whose tables `load_tables` knows by name."""
     return tuple(_published_facts())
 
 

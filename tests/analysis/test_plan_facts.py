@@ -1,4 +1,4 @@
-"""What follows from a plan's figures, by hand."""
+"""Facts of plans with figures that are set by hand."""
 
 from dataclasses import replace
 

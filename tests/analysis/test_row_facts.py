@@ -38,7 +38,7 @@ def planned(
 
 
 def said_of(plan: Plan, table: str, row: int) -> str:
-    """What `oper plan explain` says of a row."""
+    """Return the output of `oper plan explain` for a row."""
     return " ".join(row_sentences(explain(plan, table, row)))
 
 

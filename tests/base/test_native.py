@@ -1,4 +1,4 @@
-"""What Python and the kernels both declare: complete, and compared when the kernels are loaded."""
+"""Declarations shared by Python and the kernels: complete, and compared as kernels are loaded."""
 
 import importlib
 import pkgutil
@@ -51,7 +51,7 @@ def test_another_version_of_the_kernels_is_refused(
     native.ops()
 
 
-NONE = torch.zeros(0, dtype=torch.int64)
+EMPTY = torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ NONE = torch.zeros(0, dtype=torch.int64)
         ),
         (
             "draw_ranks",
-            (torch.zeros(1, dtype=torch.float64), 5, -0.5, NONE, NONE.double()),
+            (torch.zeros(1, dtype=torch.float64), 5, -0.5, EMPTY, EMPTY.double()),
             ValueError,
             "exponent: expected 0 to 1000, got -0.5",
         ),
         (
             "count_rows",
-            (NONE, NONE, NONE.int(), torch.zeros(2, 3, 4)),
+            (EMPTY, EMPTY, EMPTY.int(), torch.zeros(2, 3, 4)),
             ValueError,
             "counts: expected [classes, columns], got [2, 3, 4]",
         ),

@@ -1,4 +1,4 @@
-"""What is printed within the block does not appear; what is printed before and after does."""
+"""Output within the block does not appear; output before and after does."""
 
 import subprocess
 import sys

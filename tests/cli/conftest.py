@@ -12,7 +12,7 @@ from tests.support.commands import Before, make_folder
 
 @pytest.fixture(scope="module", autouse=True)
 def _plans_need_not_be_the_best(small_programmes: None) -> None:
-    """What commands say and write is the subject."""
+    """The subject is the output of commands."""
 
 
 @pytest.fixture(scope="session")

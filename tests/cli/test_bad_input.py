@@ -1,4 +1,4 @@
-"""What the command line refuses: each error names the place and the remedy, and leaves nothing."""
+"""Bad input on the command line: each error names the place and the remedy, and leaves nothing."""
 
 import gzip
 import os

@@ -11,7 +11,7 @@ from tests.support.commands import fine, oper, refused, tree
 
 
 def as_typed(folder: Path, file: str, command: str, *typed: str) -> None:
-    """What a command writes with the file is what it writes with `typed`."""
+    """Assert that a command writes the same with the file as with `typed`."""
     (folder / "project.yaml").write_text(file)
     fine(*command.split(), "--config", "project.yaml", "-o", "by-file")
     fine(*command.split(), *typed, "-o", "by-hand")

@@ -64,7 +64,7 @@ def test_signals_while_a_folder_is_replaced(
 # SIGHUP goes the way of SIGTERM, as above.
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_native_code(here: Path, number: signal.Signals) -> None:
-    """Where Python does not come to raise anything: its temporary goes with the next command."""
+    """Python cannot raise anything: the next command removes the temporary."""
     endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select max(x) from c"
     script = f"""
 import sqlite3, threading
@@ -86,7 +86,7 @@ main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_process_that_catches_them(number: signal.Signals) -> None:
-    """As a library may in the middle of its import."""
+    """A library may do so in the middle of its import."""
     script = """
 import contextlib, time
 from oper.base import process_signals
@@ -138,7 +138,7 @@ except KeyboardInterrupt:
 
 
 def test_ignored_signals_stay_ignored(here: Path, before: Before) -> None:
-    """As nohup has it."""
+    """nohup sets the signal so."""
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         before("_sync_tree", lambda: signal.raise_signal(signal.SIGHUP))
@@ -150,7 +150,7 @@ def test_ignored_signals_stay_ignored(here: Path, before: Before) -> None:
 # SIGINT and SIGHUP go the way of SIGTERM: test_signals_end_a_command.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_and_run_again(tmp_path: Path, number: signal.Signals) -> None:
-    """What a killed command leaves goes with the next one, and a living one's stays."""
+    """The next command removes the leftovers of a killed command, but not those of a living one."""
     process, other = (start_long(tmp_path) for _ in range(2))
     try:
         process.send_signal(number)
@@ -216,7 +216,7 @@ def test_what_other_hosts_write_is_not_swept(here: Path) -> None:
 
 
 def test_without_locks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems: all works, and what was left stays."""
+    """On some network file systems: all works, and leftovers stay."""
 
     def flock(*_: object) -> None:
         raise OSError(37, "No locks available")

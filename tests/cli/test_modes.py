@@ -29,7 +29,7 @@ def mode(path: Path) -> int:
 
 
 def modes(path: Path) -> dict[str, int]:
-    """Those of a file or folder and of all that is in it."""
+    """Return the modes of a file or folder and of its content."""
     return {str(p): mode(p) for p in (path, *path.rglob("*"))}
 
 

@@ -1,4 +1,4 @@
-"""What commands replace: only what oper wrote, only when asked, and never what came meanwhile."""
+"""Replacing outputs: oper replaces only its own, if asked, and nothing that came meanwhile."""
 
 import json
 import os

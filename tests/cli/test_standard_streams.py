@@ -37,7 +37,7 @@ def test_output_that_cannot_be_written(command: str, redirected: str, why: str) 
     ],
 )
 def test_a_reader_that_has_gone(command: str, buffered: dict[str, str]) -> None:
-    """As `| head` leaves it: no word, and the status of a program that SIGPIPE ends."""
+    """`| head` closes it: no word, and the status of a program that SIGPIPE ends."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -67,7 +67,7 @@ def test_errors_that_cannot_be_written(redirected: str) -> None:
 def test_files_are_whole_where_the_output_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a command that prints nothing needs no standard output."""
+    """A command that prints nothing needs no standard output."""
     monkeypatch.chdir(tmp_path)
     assert shell(f"{WRITES} >/dev/full")[0] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "log.tables.yaml"]

@@ -117,7 +117,7 @@ def test_on_a_terminal_it_follows_the_file_until_ctrl_c(run: Path) -> None:
 
 
 def read_until(terminal: int, words: str) -> str:
-    """What is shown until these words are."""
+    """Return the output up to these words."""
     shown, end = "", time.monotonic() + 60
     while words not in shown:
         assert time.monotonic() < end, shown

@@ -1,4 +1,4 @@
-"""What commands write, they write whole or not at all: places taken, full disks, Ctrl-C."""
+"""Commands write whole or not at all: places taken, full disks, Ctrl-C."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a path leads to that is no file, or none of such a size, is refused at once."""
+"""Paths to other things than files, and to files that are too large, are refused at once."""
 
 import os
 import socket

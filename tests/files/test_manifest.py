@@ -1,4 +1,4 @@
-"""What changed in a folder since it was written is found, whatever reads it."""
+"""Changes of a folder since it was written are found, whatever reads it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Which columns hold ids where nobody names them, and what is said of those that are doubtful."""
+"""Columns that hold ids by default, and the warnings about doubtful columns."""
 
 import json
 import warnings

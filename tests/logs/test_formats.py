@@ -353,7 +353,7 @@ def test_inferred_tables(tmp_path: Path) -> None:
 
 
 def test_the_rule_travels(tmp_path: Path) -> None:
-    """What one log's vocabulary says is read from its folder for another log."""
+    """The vocabulary of one log is read from its folder for another log."""
     pq.write_table(pa.table({"c": ["a", "b", "a"]}), tmp_path / "old.parquet")
     pq.write_table(pa.table({"c": ["b", "new", "a"]}), tmp_path / "new.parquet")
     prepared = prepare(open_log(tmp_path / "old.parquet"))

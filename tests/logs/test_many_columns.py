@@ -14,7 +14,7 @@ from oper.profiling.counting import count
 
 
 def seconds(folder: Path, columns: int, kind: str) -> float:
-    """Of this process, for a log's profile."""
+    """Return the seconds of this process for a log's profile."""
     names = [f"c{i}" for i in range(columns)]
     table = pa.table({name: [3] for name in names})
     if kind == "csv":

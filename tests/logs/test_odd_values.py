@@ -94,7 +94,7 @@ def test_lines_of_types_and_totals(tmp_path: Path) -> None:
 def test_the_share_of_stray_values(
     tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the different values, 1 in 21 may be another; with more, the ids are texts."""
+    """One in 21 of the different values may be a text; with more, the ids are texts."""
     if late:
         monkeypatch.setattr("oper.logs.formats.text_lines.PEEK_BYTES", 100)
         monkeypatch.setattr("oper.logs.formats.text_lines._CHUNK_BYTES", 150)

@@ -132,7 +132,7 @@ def test_a_report_is_written(folders: Folders, tmp_path: Path) -> None:
     compared = oper.compare(folders.profile, "2x2-a100", workload, methods=["oper", "row_wise"])
     page = tmp_path / "page.html"
     missing = oper.write_report(folders.plan, page, folders.profile, compared)
-    assert "OPER beside other methods" in page.read_text()
+    assert "OPER and other methods" in page.read_text()
     assert [option.split()[0].strip(":,") for option in missing] == ["`drift`", "`counters`"]
 
 

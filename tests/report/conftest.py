@@ -82,7 +82,7 @@ def write_log(path: Path, samples: int = 30_000) -> None:
 
 
 def counters(plan: Path) -> list[dict[str, object]]:
-    """What four ranks may have counted in ten steps: the prediction, and a tenth more."""
+    """Return counts of four ranks in ten steps: the prediction, and a tenth more."""
     figures = json.loads((plan / "plan.json").read_text())["memories"][0]["cost"]
     moved = figures["communication_bytes"]
 

@@ -112,7 +112,7 @@ def test_numbers_are_those_of_the_plan(browser: Browser, reported: Reported) -> 
 
 
 def test_bars_are_as_high_as_their_figures(browser: Browser, reported: Reported) -> None:
-    """Of the drawing itself, not of the table beside it: the counted bytes are 1.1 times those
+    """The drawing itself, not the table next to it: the counted bytes are 1.1 times those
     predicted."""
     browser.open(reported.page)
     bars = browser.run(

@@ -324,7 +324,7 @@ def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: 
 
 
 def times_said(page: Page) -> str:
-    """The sentence of the first screen with the step and the gains."""
+    """Return the sentence of the first screen with the step and the gains."""
     (said,) = (s for s in page.sections[0].sentences if s.startswith("A step is predicted"))
     return said
 
@@ -340,7 +340,7 @@ def test_each_gain_is_said_once(plan: Plan, reported: Reported) -> None:
         assert ("the paper's procedure" in said) == bool(material.runs)
 
 
-def test_simple_plans_that_do_not_fit_are_no_times(plan: Plan) -> None:
+def test_simple_plans_that_do_not_fit_have_no_times(plan: Plan) -> None:
     over = tuple(replace(each, fits=False, memory_factor=2.0) for each in plan.simple_plans)
     said = times_said(plan_page(replace(plan, simple_plans=over), "p", Material()))
     assert "s; table-wise does not fit: it takes 2.00 times " in said
@@ -471,10 +471,10 @@ def test_a_little_more_memory_is_drawn_as_a_little() -> None:
     least, most = drawn.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert most / least == pytest.approx(2, rel=1e-3)
     assert least < 22.33 < 22.42 < most
-    assert "0.40% more than this one, and take at best 33.33% less time" in drawn.caption
+    assert "0.40% more than this one, and take at best 33.33% less transfer time" in drawn.caption
     same = memory_curve_chart(curve((10**9, 3e-6), (10**9 + 1, 3e-6)))
     assert same is not None
-    assert "as much as this one, and take at best no less time" in same.caption
+    assert "as much as this one, and take at best no less transfer time" in same.caption
     wide = memory_curve_chart(curve((10**6, 3e-6), (10**7, 2e-6)))
     assert wide is not None
     assert wide.spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == [1, 10]

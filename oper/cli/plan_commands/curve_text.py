@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def curve_table(curve: Sequence["CurvePoint"]) -> Any:
-    """Memory and transfer time of plans; the plan itself is marked."""
+    """Return a table of memory and transfer time of plans, in which the plan itself is marked."""
     table = new_table(
         "extra memory",
         "used by copies",

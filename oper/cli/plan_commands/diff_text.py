@@ -74,7 +74,7 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
 
 
 def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
-    """How many rows are elsewhere, and by how many bytes."""
+    """Return the number of rows that changed ranks and their bytes, as a sentence."""
     changed, changed_bytes = found.rows_changed, found.bytes_changed
     if changed is None or changed_bytes is None:
         return (
@@ -90,7 +90,7 @@ def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
 
 
 def _change(old: float, new: float) -> str:
-    """The new value over the old one, as a signed share."""
+    """Return the new value over the old one, as a signed share."""
     if not old:
         return "-"
     share = format_share(new / old - 1)

@@ -1,7 +1,7 @@
 """A plan in a few lines, as `oper plan` prints it: content, time, proof, memory and next commands.
 
-A user reads one predicted time, the step's. The transfer time, by which plans are compared and
-certified, stands beside the certificate alone; other comparisons are relative to it.
+A user reads one predicted time, the step's. The transfer time, which the planner minimises, stands
+next to its certificate only.
 """
 
 import shlex
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oper.planner.place_by_table import EstimatedGain
 
 _LABEL = 16  # columns of a label with the space after it
-_SMALL = 1e-3  # a share below which a transfer time is called as predicted
+_SMALL = 1e-3  # a relative difference below which steps are called equal
 
 
 def print_summary(figures: "PlanFigures", name: str, gain: "EstimatedGain | None" = None) -> None:
@@ -40,7 +40,7 @@ def print_summary(figures: "PlanFigures", name: str, gain: "EstimatedGain | None
 
 
 def title(plan: "Plan", name: str) -> str:
-    """Return what a plan places, on which ranks and for which work."""
+    """Return the rows, ranks and work of a plan, in a sentence."""
     workload, pooled = plan.workload, len(plan.pooled_tables)
     fetches = f"{workload.fetch} fetches"
     if pooled and workload.fetch != "pooled":
@@ -106,7 +106,7 @@ def _certificate(plan: "Plan") -> str:
 
 
 def _held_out(plan: "Plan") -> str:
-    """Return how much longer the step is on data that the plan was not made from."""
+    """Return the step on data that the plan was not made from, compared with the predicted step."""
     from oper.analysis.wording import (
         HELD_OUT_DATA,
         METHOD_NAMES,
@@ -146,7 +146,7 @@ def _held_out(plan: "Plan") -> str:
 
 
 def _memory(found: "Fit", copied: float) -> str:
-    """Return what the fullest rank holds, and the share of all bytes that copies take."""
+    """Return the bytes on the fullest rank, and the share of the tables' bytes in copies."""
     copies = f"copies take {format_percent(copied)} of the tables' bytes" if copied else "no copies"
     return (
         f"{format_bytes(found.held_bytes)} of {format_bytes(found.room_bytes)} on the fullest "

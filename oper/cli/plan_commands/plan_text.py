@@ -84,7 +84,7 @@ def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
 
 
 def tables_table(figures: "PlanFigures", verbose: bool) -> tuple[Any, int]:
-    """The largest tables first, and how many are left out; with `verbose` none."""
+    """Return the largest tables first, and how many are left out; with `verbose` none."""
     kinds, tables = figures.kinds, figures.plan.tables
     sizes = kinds.bytes_of_tables
     order = sorted(range(len(tables)), key=lambda t: -int(sizes[t]))
@@ -104,8 +104,8 @@ def tables_table(figures: "PlanFigures", verbose: bool) -> tuple[Any, int]:
 
 
 def _accesses(figures: "PlanFigures", t: int) -> str:
-    """The table's share of all accesses, of which a plan without its profile has no counts of
-    striped rows."""
+    """Return the table's share of all accesses, of which a plan without its profile has no counts
+    of striped rows."""
     plan, listed = figures.plan, int(figures.kinds.listed_accesses[t])
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
     if not total:
@@ -119,7 +119,7 @@ def _accesses(figures: "PlanFigures", t: int) -> str:
 
 
 def tables_text(figures: "PlanFigures", left_out: int) -> list[str]:
-    """What the table leaves out, and what its columns are."""
+    """Return the meaning of the table's columns, and the tables that it leaves out."""
     kinds = figures.kinds
     rows = max(int(kinds.rows.sum()), 1)
     parts = [
@@ -146,7 +146,7 @@ def tables_text(figures: "PlanFigures", left_out: int) -> list[str]:
 
 
 def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
-    """A plan's properties as names and sentences; with `verbose` how it was made."""
+    """Return a plan's properties as names and sentences; with `verbose` how it was made."""
     from oper.analysis.plan_facts import copies, link_use, threshold
     from oper.analysis.wording import METHOD_NAMES, bound_note, hot_row, threshold_sentence
 
@@ -188,12 +188,12 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
 
 
 def phases_text(step: "StepTime") -> str:
-    """The phases of a step, and what each takes."""
+    """Return the phases of a step with their times."""
     return ", ".join(f"{phase.name} {format_duration(phase.seconds)}" for phase in step.phases)
 
 
 def _step_memory(plan: "Plan") -> str:
-    """What a step takes of a rank beside rows."""
+    """Return the memory of a step on a rank, in addition to rows."""
     cost, what = plan.cost, "gradients"
     if plan.topology.of_devices:
         what = "batches, their sort, sums and mailbox" if plan.workload.training else "batches"
@@ -238,7 +238,7 @@ def _range_of(values: tuple[float, ...]) -> str:
 
 
 def simple_plan_text(found: "SimplePlan") -> str:
-    """What a simple plan costs, and whether it fits."""
+    """Return the steps of a simple plan, and whether it fits."""
     parts = [f"{format_duration(found.step_seconds)} a step"]
     if found.held_out_step_seconds is not None:
         parts.append(f"held out {format_duration(found.held_out_step_seconds)}")
@@ -264,7 +264,8 @@ def _traffic(plan: "Plan") -> str:
 
 
 def _tier(plan: "Plan") -> str:
-    """The tables in the hosts' memory, what their reads take, and what is left for caches."""
+    """Return the tables in the hosts' memory, what their reads take, and what is left for
+    caches."""
     from oper.analysis.plan_facts import cache_replay, cache_room_bytes
 
     assert plan.host is not None
@@ -289,7 +290,7 @@ def _tier(plan: "Plan") -> str:
 
 
 def copies_text(plan: "Plan", found: "Copies") -> str:
-    """What copies take, and why no more of them."""
+    """Return the memory of copies, and the reason for no more copies."""
     from oper.analysis.plan_facts import CopiesLimit
 
     if found.limit == CopiesLimit.ONE_RANK:
@@ -321,7 +322,7 @@ def copies_text(plan: "Plan", found: "Copies") -> str:
 
 
 def links_text(found: "LinkUse") -> str:
-    """Why links are used unevenly where that is right."""
+    """Return the reason that links are used unevenly, if that is right."""
     from oper.analysis.plan_facts import LinkLoad
 
     even = (
@@ -350,7 +351,7 @@ def links_text(found: "LinkUse") -> str:
 
 
 def _making(plan: "Plan") -> list[tuple[str, str]]:
-    """How even the ranks are, and by which steps."""
+    """Return the balance of the ranks, and the stages that reached it."""
     dob, record, parts = plan.cost.dob, plan.record, plan.main.partitions
     even = (
         f"{label} {'-' if value is None else format_share(value, 3)}"

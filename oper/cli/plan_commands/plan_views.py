@@ -1,6 +1,5 @@
 """`oper plan show`, `diff` and `explain`: the content of plans, as text and as JSON."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -49,11 +48,13 @@ def show(
     from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
-    figures = PlanFigures.of(loaded := Plan.load(plan))
+    loaded = Plan.load(plan)
+    accesses = None
     if profile is not None:
         opened = Profile.load(profile)
         check_profile(loaded, opened)
-        figures = replace(figures, accesses=opened.accesses_of_tables)
+        accesses = opened.accesses_of_tables
+    figures = PlanFigures.of(loaded, accesses)
     content = {
         "plan": str(plan),
         **figures.to_json(),

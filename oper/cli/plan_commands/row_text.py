@@ -1,4 +1,4 @@
-"""Where a row is and why, as `oper plan explain` prints it: a sentence, the reason, the details."""
+"""Place of a row, as `oper plan explain` prints it: a sentence, the reason, the details."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ def print_row(row: "RowFacts", verbose: bool) -> None:
 
 
 def row_sentences(row: "RowFacts") -> list[str]:
-    """Where the row is and how often it was read, then why."""
+    """Return the row's place and its number of reads, then the reason."""
     from oper.analysis.row_facts import RowReason
 
     name, read = f"Row {row.row:,} of table {row.table}", _read(row)
@@ -43,7 +43,7 @@ def row_sentences(row: "RowFacts") -> list[str]:
 
 
 def _reason(row: "RowFacts") -> str:
-    """Why a listed or replicated row is where it is, with what it takes of the transfer time."""
+    """Return the reason for the place of a listed or replicated row, with its transfer time."""
     from oper.analysis.row_facts import CountBasis, RowReason
 
     if row.cost is None:
@@ -107,7 +107,7 @@ def _reason(row: "RowFacts") -> str:
 
 
 def _read(row: "RowFacts") -> str:
-    """How often the row was read in the profile, as far as that is known."""
+    """Return the number of reads of the row in the profile, as far as it is known."""
     if row.accesses is not None:
         return (
             f"read {plural(row.accesses, 'time')} in the profile" if row.accesses else "never read"

@@ -105,8 +105,8 @@ def _tables(summary: "ProfileSummary", most: int) -> Any:
 
 
 def _bags(summary: "ProfileSummary") -> Any:
-    """The lengths of bags, of tables of which some bag has several ids, and which of the ids after
-    a bag's first name a row again."""
+    """Return the lengths of bags, of tables of which some bag has several ids, and which of the ids
+    after a bag's first name a row again."""
     made = new_table(
         "bags of table", "bags", "empty", "mean length", "99% up to", "longest", "repeats"
     )
@@ -161,7 +161,8 @@ def _sampling_lines(sampled: "Sampled") -> list[str]:
 
 
 def _windows(summary: "ProfileSummary", brief: bool) -> Any:
-    """Bounds and sizes of the windows, and of the part held out; if `brief`, of the last ones."""
+    """Return bounds and sizes of the windows, and of the part held out; if `brief`, of the last
+    ones."""
     made = new_table("window", "from", "to", "samples", "accesses", left=3)
     windows, held_out = summary.windows or (), summary.held_out
     names = [f"@{number}" for number in range(len(windows))]

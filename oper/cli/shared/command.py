@@ -97,14 +97,14 @@ _HELP_ALL = typer.Option(
 
 
 def _takes_path(parameter: Any) -> bool:
-    """Whether it is the name of a file or folder, or, as PROFILE and NAME|FILE, has one in it."""
+    """Return whether a parameter is a path or, like PROFILE and NAME|FILE, may contain one."""
     is_path = parameter.type_descriptor.annotation in (Path, list[Path])
     return is_path or "FILE" in (parameter.metavar or "")
 
 
 @functools.cache
 def _shared_options() -> dict[str, Any]:
-    """The options that commands have without saying so, by their names."""
+    """Return the options that commands have without saying so, by their names."""
     app = typer.Typer(add_completion=False)
 
     @app.command()

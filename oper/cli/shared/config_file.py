@@ -22,7 +22,7 @@ _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def use(context: typer.Context, path: Path | None) -> Path | None:
-    """The option's callback: the file's values become defaults of the command that is parsed."""
+    """Make the file's values defaults of the command that is parsed; the option's callback."""
     if path is not None and not context.resilient_parsing:
         context.default_map = _Config(context, Document.read(path, as_text=True)).defaults()
     return path
@@ -115,6 +115,6 @@ def _options(command: Any, context: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _command(root: Any, name: str) -> Any:
-    """The command, or what `oper NAME` runs without the name of a sub-command."""
+    """Return the command, or what `oper NAME` runs without the name of a sub-command."""
     command = root.command.commands[name]
     return getattr(command, "default", command)

@@ -38,7 +38,7 @@ def quietly(quiet: bool) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether a command was asked to print its result alone."""
+    """Return whether a command was asked to print its result alone."""
     return _QUIET.get()
 
 
@@ -55,7 +55,7 @@ class _PlainTable(RichTable):
 
 
 def new_console() -> Console:
-    """A console for standard output, at most 100 columns wide, or for `printed`."""
+    """Return a console for standard output, at most 100 columns wide, or for `printed`."""
     if (into := _INTO.get()) is not None:
         plain: Any = {"color_system": None, "force_terminal": False, "force_jupyter": False}
         return _PlainConsole(
@@ -127,7 +127,7 @@ def emit(
 
 
 def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTable:
-    """A table with its first `left` columns left-aligned and the others right-aligned."""
+    """Return a table with its first `left` columns left-aligned and the others right-aligned."""
     made = _PlainTable(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for index, header in enumerate(headers):
         justify = "left" if index < left else "right"
@@ -136,7 +136,7 @@ def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTab
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> RichTable:
-    """A table of names on the left and sentences on the right, which wrap."""
+    """Return a table of names on the left and sentences on the right, which wrap."""
     table = RichTable.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     for name, sentence in facts:

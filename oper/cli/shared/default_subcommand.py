@@ -1,4 +1,4 @@
-"""Commands with a default sub-command: `oper plan PROFILE` beside `oper plan show PLAN`."""
+"""Commands with a default sub-command: `oper plan PROFILE` and `oper plan show PLAN`."""
 
 import copy
 from pathlib import Path
@@ -29,7 +29,7 @@ class DefaultVerb(CommandGroup):
 
     @property
     def default(self) -> Any:
-        """What runs where no other command is named."""
+        """Command that runs if no other command is named."""
         return self.commands[DEFAULT]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -39,7 +39,7 @@ class DefaultVerb(CommandGroup):
         return super().parse_args(ctx, args)
 
     def _refuse_near_names(self, ctx: Any, word: str) -> None:
-        """OperError where a word is neither a folder nor a command, and near to a command's."""
+        """Raise OperError if a word is neither a folder nor a command, and near to a command's."""
         names = [name for name in self.commands if name != DEFAULT]
         hint = "" if Path(word.partition("@")[0]).exists() else near(word, names)
         if hint and not ctx.resilient_parsing:
@@ -64,5 +64,5 @@ class DefaultVerb(CommandGroup):
 
 
 def verb(help_text: str) -> typer.Typer:
-    """A typer application for such a command; register the default as `make`."""
+    """Return a typer application for such a command; register the default as `make`."""
     return typer.Typer(cls=DefaultVerb, help=help_text, no_args_is_help=True, rich_markup_mode=None)

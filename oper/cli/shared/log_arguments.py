@@ -53,7 +53,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         typer.Option(
             None,
             "--missing",
-            help="A value that means no id, besides nulls: -1.",
+            help="A value that means no id, in addition to nulls: -1.",
             metavar="VALUE",
         ),
     ),

@@ -48,7 +48,8 @@ EXTRA_MEMORY = typer.Option(
     None,
     "--extra-memory",
     help="Memory for copies, as a share of the tables' bytes. [default: the least within 1% of the "
-    "best time; 5% with --capacity, on cpu:N, or without device memory]",
+    "best time, more in inference over links; 5% on cpu:N, without device memory, or in training "
+    "with --capacity]",
     metavar="SHARE",
 )
 RESERVE = typer.Option(
@@ -100,7 +101,7 @@ TIER = typer.Option(
 
 
 def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
-    """The names of the tier's tables, or "all"."""
+    """Return the names of the tier's tables, or "all"."""
     if tier is None:
         return ()
     names = [name.strip() for name in tier.split(",")]
@@ -114,7 +115,8 @@ def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
 def parse_reserve(
     reserve: str | None, extra_memory: str | None, topology: Topology
 ) -> float | None:
-    """The share, or None; OperError where the memory of a plan does not follow from devices."""
+    """Return the share, or None; OperError where the memory of a plan does not follow from
+    devices."""
     if reserve is None:
         return None
     given = (
@@ -138,7 +140,7 @@ def parse_reserve(
 
 
 def load_topology(spec: str, capacity: str | None) -> Topology:
-    """The topology of that name or file, with the given capacities instead of its own."""
+    """Return the topology of that name or file, with the given capacities instead of its own."""
     topology = Topology.load(spec)
     if capacity is None:
         return topology

@@ -17,7 +17,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # which typer does 
 
 
 def usage_error(error: Any) -> OperError:
-    """An error of typer's in the options, as an OperError that says what to give."""
+    """Return an error of typer's in the options, as an OperError that says what to give."""
     path = error.ctx.command_path if error.ctx is not None else "oper"
     text = _text(error, path, getattr(error, "typed", ()))
     return OperError(" ".join(text.split()))
@@ -102,7 +102,7 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def _value(parameter: Any, typed: Sequence[str]) -> str | None:
-    """The last value that was typed for an option."""
+    """Return the last value that was typed for an option."""
     found = None
     for number, word in enumerate(typed):
         for name in parameter.opts:

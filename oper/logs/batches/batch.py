@@ -32,7 +32,7 @@ class Jagged:
     unsigned: bool = False
 
     def shown(self, position: int) -> str:
-        """The value at a position as the log has it."""
+        """Return the value at a position as the log has it."""
         value = self.values[position]
         if isinstance(value, pa.Scalar):
             return repr(value.as_py())
@@ -40,12 +40,12 @@ class Jagged:
         return f"{number:08x} (hexadecimal)" if self.hexadecimal else repr(number)
 
     def bounds(self) -> tuple[int, int]:
-        """The least and the largest of its integers, of which there is one at least."""
+        """Return the least and the largest of its integers, of which there is one at least."""
         values = self.values.view(np.uint64) if self.unsigned else self.values
         return int(values.min()), int(values.max())
 
     def offsets(self) -> Ints:
-        """Where each sample's values begin, and their number: int64 [samples + 1]."""
+        """Beginning of each sample's values, and their number: int64 [samples + 1]."""
         if self.lengths is None:
             return np.arange(len(self.values) + 1, dtype=np.int64)
         result = np.zeros(len(self.lengths) + 1, dtype=np.int64)
@@ -62,7 +62,7 @@ class Jagged:
         return replace(self, values=values, lengths=lengths)
 
     def keep(self, mask: NDArray[np.bool_]) -> "Jagged":
-        """The values where `mask` is true; samples lose the others."""
+        """Return the values where `mask` is true; samples lose the others."""
         if self.lengths is None:
             lengths = mask.astype(np.int32)
         else:
@@ -74,13 +74,13 @@ class Jagged:
         return replace(self, values=values, lengths=lengths)
 
     def sample_of(self, position: int) -> int:
-        """The sample that the value at `position` belongs to."""
+        """Return the sample that the value at `position` belongs to."""
         return int(np.searchsorted(self.offsets(), position, side="right")) - 1
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a batch lies in its file: sample i of it is sample `first` + i of `file`."""
+    """Place of a batch in its file: its sample i is sample `first` + i of `file`."""
 
     file: str
     first: int = 0
@@ -94,7 +94,7 @@ class Location:
         return f"{self.file}, {self.unit} {self.number_of(number) if self.number_of else number}"
 
     def after(self, samples: int) -> "Location":
-        """The location of the batch without its first `samples` samples."""
+        """Return the location of the batch without its first `samples` samples."""
         return Location(self.file, self.first + samples, self.unit, self.number_of)
 
 
@@ -130,7 +130,8 @@ class Batch:
         )
 
     def to_kjt(self) -> Any:
-        """A TorchRec `KeyedJaggedTensor` of the batch's row ids, one key for each feature."""
+        """Return a TorchRec `KeyedJaggedTensor` of the batch's row ids, one key for each
+        feature."""
         import torch
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 

@@ -65,13 +65,13 @@ class Source(Protocol):
         """The number of samples; None where only reading the source tells."""
 
     def count(self) -> int:
-        """The number of samples, for which the source is read through if necessary."""
+        """Return the number of samples, for which the source is read through if necessary."""
 
     def estimate(self) -> int | None:
         """About how many samples there are, by the beginning; None where unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in order, at most `selection.batch_rows` at a time."""
+        """Return the samples in order, at most `selection.batch_rows` at a time."""
 
 
 class NoSuchColumnError(OperError):
@@ -151,7 +151,7 @@ def no_ids(source: Source) -> OperError:
 
 
 def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[str, str]:
-    """Why each column is not read as ids that nobody said what it is: name -> reason.
+    """Return the columns that were left out by default: name -> reason.
 
     Nothing where `options` name the columns of ids: the others are left out by choice.
     """
@@ -166,7 +166,7 @@ def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[
 
 
 def match_feature(wanted: str, names: Collection[str]) -> str | None:
-    """The column of a table's feature, by its name or by the other name of Criteo's columns.
+    """Return the column of a table's feature, by its name or by the other name of Criteo's columns.
 
     Criteo's categories are C1 … C26 in its files, and cat_0 … cat_25 in TorchRec.
     """

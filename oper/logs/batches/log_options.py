@@ -1,4 +1,4 @@
-"""How to read a log: which columns, which rows, and which value means "no id"."""
+"""Options of reading a log: columns, rows, and the value that means "no id"."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class LogKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How a log is read; all commands and functions that read one share these options.
+    """Options of reading a log, which all commands and functions that read a log share.
 
     columns: names and patterns of the columns that hold ids; () means all that look like ids.
     dense: names and patterns of the columns of numbers; None means all that look like floats.
@@ -96,7 +96,7 @@ class LogOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> "LogOptions":
-        """The options that `LogKeywords` give. OperError names a keyword that is unknown."""
+        """Return the options that `LogKeywords` give. OperError names a keyword that is unknown."""
         unknown = keywords.keys() - {option.name for option in fields(cls)}
         if unknown:
             known = ", ".join(option.name for option in fields(cls))

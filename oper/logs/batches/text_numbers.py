@@ -31,7 +31,7 @@ for _digits, _first in ((b"0123456789", 0), (b"abcdef", 10), (b"ABCDEF", 10)):
 
 
 def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
-    """Which of the texts (`pa.StringArray`, no nulls) are integers, and those integers.
+    """Return whether each text (`pa.StringArray`, no nulls) is an integer, and the integers.
 
     bool [n] and int64 [number of true ones].
     """
@@ -49,7 +49,8 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 
 
 def all_decimals(texts: Any) -> Ints | None:
-    """The integers that the texts are, where all are digits of at most 18 characters; else None.
+    """Return the integers that the texts are, where all are digits of at most 18 characters; else
+    None.
 
     None does not mean that no text is an integer: `decimals` tells.
     """
@@ -64,7 +65,7 @@ def all_decimals(texts: Any) -> Ints | None:
 
 
 def hexadecimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
-    """Which of the texts are 1 to 8 hexadecimal digits, and the value of each (0 elsewhere)."""
+    """Return whether each text is 1 to 8 hexadecimal digits, and its value (otherwise 0)."""
     buffer, starts, lengths = _bytes_of(texts)
     digits = _HEX[_words(buffer, starts, lengths).view(np.uint8)].view(np.uint64)
     valid = (lengths >= 1) & (lengths <= 8) & (digits & np.uint64(0x8080808080808080) == 0)
@@ -77,7 +78,7 @@ def hexadecimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 
 
 def hash64(texts: Any) -> Words:
-    """The stable 64-bit hash of each text (`pa.StringArray`, no nulls): uint64 [n]."""
+    """Return the stable 64-bit hash of each text (`pa.StringArray`, no nulls): uint64 [n]."""
     buffer, starts, lengths = _bytes_of(texts)
     result = _fmix64(lengths.astype(np.uint64) * _GOLDEN)
     active = np.flatnonzero(lengths > 0)
@@ -91,7 +92,8 @@ def hash64(texts: Any) -> Words:
 
 
 def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
-    """The UTF-8 bytes of all texts with 8 zeros behind, where each begins, and its length."""
+    """Return the UTF-8 bytes of all texts with 8 zeros behind, where each begins, and its
+    length."""
     kind = texts.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -109,7 +111,7 @@ def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
 
 
 def _words(buffer: NDArray[np.uint8], starts: Ints, lengths: Ints) -> Words:
-    """The little-endian word at each start, zero beyond its text's remaining length."""
+    """Return the little-endian word at each start, zero beyond its text's remaining length."""
     every = np.ndarray((len(buffer) - 7,), dtype="<u8", buffer=buffer.data, strides=(1,))
     excess = (8 * (8 - np.minimum(lengths, 8))).astype(np.uint64)
     return every[starts] & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.minimum(excess, 63))

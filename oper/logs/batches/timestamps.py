@@ -32,7 +32,8 @@ _TEXTS = (pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"
 def times_of(
     column: Any, name: str, location: Location, unit: TimeUnit | None
 ) -> tuple[NDArray[np.float64], bool]:
-    """An Arrow column as seconds since 1970, float64 [n], and whether it is plain numbers instead.
+    """Return an Arrow column as seconds since 1970, float64 [n], and whether it is plain numbers
+    instead.
 
     Plain are numbers without a `unit`; they are returned as they are.
     """
@@ -59,18 +60,18 @@ def times_of(
 
 
 def guess_unit(numbers: NDArray[np.float64]) -> TimeUnit | None:
-    """The unit in which all numbers are from 1990 to 2100; None where there is none."""
+    """Return the unit in which all numbers are from 1990 to 2100; None where there is none."""
     return next((unit for unit in PER_SECOND if are_dates(numbers, unit).all()), None)
 
 
 def are_dates(numbers: NDArray[np.float64], unit: TimeUnit) -> NDArray[np.bool_]:
-    """Which of the numbers lie between 1990 and 2100 in a unit since 1970."""
+    """Return whether each number lies between 1990 and 2100 in a unit since 1970."""
     scale = PER_SECOND[unit]
     return (_EARLIEST * scale <= numbers) & (numbers < _LATEST * scale)
 
 
 def date_text(seconds: float) -> str | None:
-    """Seconds since 1970 as an ISO 8601 text; None outside of the years 1 to 9999."""
+    """Return seconds since 1970 as an ISO 8601 text; None outside of the years 1 to 9999."""
     try:
         date = _EPOCH + timedelta(seconds=seconds)
     except OverflowError:
@@ -79,7 +80,7 @@ def date_text(seconds: float) -> str | None:
 
 
 def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
-    """The column as int64 or float64, and its unit where the type has one."""
+    """Return the column as int64 or float64, and its unit where the type has one."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
@@ -102,7 +103,7 @@ def _of_texts(texts: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type holds texts."""
+    """Return whether an Arrow type holds texts."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)

@@ -52,12 +52,12 @@ def column_of(field: Any, bags: bool = False) -> Column:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether an Arrow type holds lists of any kind."""
+    """Return whether an Arrow type holds lists of any kind."""
     return any(is_kind(kind) for is_kind in _LISTS)
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Whether an Arrow type, or that of its values, is bytes that may be texts."""
+    """Return whether an Arrow type, or that of its values, is bytes that may be texts."""
     while is_list(kind) or pa.types.is_dictionary(kind):
         kind = kind.value_type
     return is_text(kind) and not any(is_kind(kind) for is_kind in _STRINGS)
@@ -269,7 +269,7 @@ def _without_nulls(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
 
 
 def floats_of(column: Any, name: str, location: Location) -> NDArray[np.float32]:
-    """A column of numbers as float32 [samples]; nulls are 0."""
+    """Return a column of numbers as float32 [samples]; nulls are 0."""
     try:
         values = pc.fill_null(column.cast(pa.float32(), safe=False), 0.0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -65,7 +65,7 @@ class TextSource:
         self._form = form
 
     def count(self) -> int:
-        """The number of samples: lines that are not empty, without the header."""
+        """Return the number of samples: lines that are not empty, without the header."""
         return sum(chunk.samples() for chunk in self._chunks())
 
     def estimate(self) -> int | None:
@@ -73,7 +73,7 @@ class TextSource:
         return estimated_lines(self._path)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         form = self._form
         numbers = [*selection.dense, *([selection.label] if selection.label else [])]
         types = dict.fromkeys(numbers, pa.float32())
@@ -133,7 +133,7 @@ class TextSource:
 
 
 def open_criteo(path: Path) -> TextSource | None:
-    """A file in Criteo's own format; None where its first line is not in it."""
+    """Return a file in Criteo's own format; None where its first line is not in it."""
     fields = first_line(path).split(b"\t")
     if len(fields) not in (39, 40):
         return None
@@ -256,7 +256,7 @@ def _trimmed(field: str) -> str:
 
 
 def _split(part: Any, selection: Selection, separator: str) -> Any:
-    """The batch with fields of features split into bags, without brackets and quotes."""
+    """Return the batch with fields of features split into bags, without brackets and quotes."""
     columns = []
     for name in part.schema.names:
         column = part.column(name)

@@ -1,4 +1,4 @@
-"""What the columns of a CSV file are, by the file's beginning: ids, numbers, or neither.
+"""Kinds of a CSV file's columns, by the file's beginning: ids, numbers, or neither.
 
 The rule is that of Parquet: a column of whole numbers below 2^64 holds ids. Arrow reads a column
 in which one of them is 2^63 or more as floating-point numbers, so such columns are read again as
@@ -157,8 +157,8 @@ def _first_text(texts: Any, mask: Any) -> str:
 
 
 def _names_are_alike(without: Any, with_names: Any) -> bool:
-    """Whether the first line, of names, is like those below: where these have no texts, it has none
-    either, and somewhere it is not empty.
+    """Return whether the first line, of names, is like those below: where these have no texts, it
+    has none either, and somewhere it is not empty.
 
     These are the types of the columns `without` it and `with_names` as values.
     """
@@ -196,7 +196,8 @@ def _looks_like_bags(texts: Any) -> str:
 
 
 def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int], int]) -> Column:
-    """A column of numbers as one of ids where none of them is `odd`, else with the reason."""
+    """Return a column of numbers as one of ids where none of them is `odd`, else with the
+    reason."""
     if odd is None:
         return replace(column, kind="ids", reason="")
     sample, value = odd

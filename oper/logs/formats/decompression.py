@@ -21,14 +21,14 @@ MOST_RATIO = 250
 
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
-    """A file's bytes, decompressed where it is gzip."""
+    """Return a file's bytes, decompressed where it is gzip."""
     with open_file(path, LOG) as file:
         compressed = file.read(2) == b"\x1f\x8b"
     return _Bounded(path) if compressed else open_file(path, LOG)
 
 
 def check_ratio(path: Path, unpacked: int) -> None:
-    """OperError where a file that unpacks to so many bytes, or more, is no log."""
+    """Raise OperError if a file that unpacks to so many bytes, or more, is no log."""
     packed = os.stat(path).st_size
     if unpacked > max(MOST_BYTES, MOST_RATIO * packed):
         raise OperError(
@@ -38,7 +38,7 @@ def check_ratio(path: Path, unpacked: int) -> None:
 
 
 def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
-    """OperError where the members of a zip file unpack to far more than it has bytes."""
+    """Raise OperError if the members of a zip file unpack to far more than it has bytes."""
     check_ratio(path, sum(member.file_size for member in archive.infolist()))
 
 

@@ -39,7 +39,7 @@ class RequestSource(KnownSize):
         self.columns = tuple(Column(f"t{t}", bags=True) for t in range(tables))
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in order."""
+        """Yield the samples in order."""
         total = self.samples
         indices, all_offsets, _ = _load(self._path)
         tables = [(name, int(name[1:])) for name in selection.features]
@@ -132,7 +132,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _check_members(name: Path, path: Path) -> None:
-    """OperError where a byte of a file of torch.save is not the one that was written.
+    """Raise OperError if a byte of a file of torch.save is not the one that was written.
 
     torch itself does not compare its members with their CRC-32, nor does it compress them. Files of
     its old format, which are no zip files, have no checksums.

@@ -197,7 +197,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _is_tfrecord(head: bytes) -> bool:
-    """Whether a file begins with the length of a record and the length's masked CRC-32C."""
+    """Return whether a file begins with the length of a record and the length's masked CRC-32C."""
     if len(head) < 12:
         return False
     crc = 0xFFFFFFFF

@@ -21,8 +21,8 @@ import pyarrow.json as pajson
 from oper.base.errors import OperError, one_line
 from oper.logs.formats.text_lines import BOM, Chunk, chunks
 
-_PIECE_BYTES = 1 << 20  # Python's parser reads so many if one line has a new kind of value.
-_MOST_BRACKETS = 1000  # per line that Arrow parses; its recursion would end the process
+_PIECE_BYTES = 1 << 20  # for Python's parser, if a line has a new kind of value
+_MOST_BRACKETS = 1000  # per line that Arrow parses: more could end the process in its recursion
 _MOST_CELLS = 1 << 24  # that Arrow fills per piece, with values or nulls
 # Lines without such bytes have integers from 0 to 10^18.
 _EXTREME = re.compile(rb"[0-9]{19}|-")

@@ -80,7 +80,7 @@ class JsonLinesSource(KnownSize):
         self.columns = tuple(columns)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         wanted = [*selection.features, *selection.dense]
         wanted += [c for c in (selection.label, selection.time) if c is not None]
         reasons = {column.name: column.reason for column in self.columns}

@@ -38,7 +38,7 @@ class KjtSource:
         self.columns = tuple(Column(key, bags=True) for key in _features(first, self._where(0)))
 
     def count(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return sum(
             samples_of(keyed_jagged_tensors(given), self._where(n))
             for n, given in enumerate(self._pass())
@@ -48,7 +48,7 @@ class KjtSource:
         """None: the length of an iterable is not known."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in order."""
+        """Yield the samples in order."""
         for index, given in enumerate(self._pass()):
             location = Location(self._where(index), 0, "sample")
             held = _features(given, location.file)
@@ -118,7 +118,7 @@ def _collect(given: Any, found: list[Any], seen: dict[int, Any]) -> None:
 
 
 def _parts(given: Any) -> list[Any]:
-    """What a container or an object holds: values, items, attributes and slots."""
+    """Return the content of a container or an object: values, items, attributes and slots."""
     if isinstance(given, Mapping):
         return list(given.values())
     if isinstance(given, list | tuple):
@@ -131,7 +131,8 @@ def _parts(given: Any) -> list[Any]:
 
 
 def samples_of(tensors: Sequence[Any], where: str) -> int:
-    """The samples that all KeyedJaggedTensors of a batch have; OperError where they differ."""
+    """Return the samples that all KeyedJaggedTensors of a batch have; OperError where they
+    differ."""
     counts = {int(tensor.stride()) for tensor in tensors}
     if len(counts) > 1 or any(tensor.variable_stride_per_key() for tensor in tensors):
         raise OperError(
@@ -151,7 +152,7 @@ def samples_of(tensors: Sequence[Any], where: str) -> int:
 
 
 def _features(given: Any, where: str) -> dict[str, Any]:
-    """The KeyedJaggedTensor that holds each feature of a batch."""
+    """Return the KeyedJaggedTensor that holds each feature of a batch."""
     found: dict[str, Any] = {}
     for tensor in keyed_jagged_tensors(given):
         for key in list(tensor.keys()):
@@ -167,8 +168,8 @@ def _features(given: Any, where: str) -> dict[str, Any]:
 
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:
-    """The ids of one feature, a JaggedTensor. OperError where they are no integers, or its lengths
-    are none of bags that hold them."""
+    """Return the ids of one feature, a JaggedTensor. OperError where they are no integers, or its
+    lengths are none of bags that hold them."""
     values = tensor.values().detach().cpu().numpy()
     lengths = tensor.lengths().detach().cpu().numpy()
     if values.ndim != 1:

@@ -84,7 +84,7 @@ class ArrayStream:
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def read(self, rows: int) -> NDArray[Any]:
-        """The next `rows` rows."""
+        """Return the next `rows` rows."""
         shape = (rows, *self.shape[1:])
         needed = math.prod(shape) * self.dtype.itemsize
         # A zipped member may return fewer bytes than asked for.
@@ -141,7 +141,7 @@ class _Arrays:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """A zip file; OperError where it is not one, or truncated."""
+    """Return a zip file; OperError where it is not one, or truncated."""
     try:
         archive = zipfile.ZipFile(path)
     except _DAMAGE as error:
@@ -175,7 +175,7 @@ class JaggedSource(KnownSize):
         self.samples = next(iter(sizes.values()))[0]
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         names = selection.features
         lengths_of = [self._pairs[name] for name in names]
         total = self.samples
@@ -262,7 +262,7 @@ class CriteoArraysSource(KnownSize):
         self.columns = tuple(columns)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         misplaced = [n for n in selection.features if n not in self._sparse]
         if misplaced:
             raise OperError(
@@ -304,7 +304,7 @@ class CriteoArraysSource(KnownSize):
 def open_npz(
     path: Path, values: tuple[str, ...], lengths: tuple[str, ...]
 ) -> JaggedSource | CriteoArraysSource:
-    """A jagged .npz where `values` and `lengths` name its arrays, else TorchRec's form."""
+    """Return a jagged .npz where `values` and `lengths` name its arrays, else TorchRec's form."""
     with open_archive(path) as archive:
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
     for name in (*values, *lengths):
@@ -323,7 +323,8 @@ def open_npz(
 
 
 def open_npy(path: Path) -> CriteoArraysSource:
-    """A matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels beside."""
+    """Return a matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels
+    beside."""
     members = {"sparse": path}
     for role in ("dense", "labels"):
         beside = path.with_name(path.name.replace("sparse", role))

@@ -28,7 +28,7 @@ class ParquetSource(KnownSize):
             self.columns = tuple(self._column(f, file) for f in file.schema_arrow)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """The samples in file order."""
+        """Yield the samples in file order."""
         wanted = [*selection.features, *selection.dense]
         wanted += [c for c in (selection.label, selection.time) if c is not None]
         first = 0

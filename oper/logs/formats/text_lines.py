@@ -40,13 +40,13 @@ class Chunk:
     ends: int  # how many line ends it has
 
     def samples(self) -> int:
-        """The number of lines that are not empty."""
+        """Return the number of lines that are not empty."""
         empty = sum(found.count(b"\n") - 1 for found in _EMPTY_LINES.findall(b"\n" + self.text))
         tail = self.text[self.text.rfind(b"\n") + 1 :].strip(b"\r")
         return self.ends - empty + bool(tail)
 
     def is_parsed(self, samples: int) -> bool:
-        """Whether Arrow's number of samples is one for each line."""
+        """Return whether Arrow's number of samples is one for each line."""
         if b"\r" in self.text and _LONE_RETURN.search(self.text):
             return False
         # Counting the empty lines takes longer, and most logs have none.
@@ -60,11 +60,11 @@ class Chunk:
                 yield number, line.rstrip(b"\r")
 
     def line_of(self, sample: int) -> int:
-        """The line that holds sample `sample` of the chunk."""
+        """Return the line that holds sample `sample` of the chunk."""
         return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
 
     def unparsed(self, message: str) -> OperError:
-        """The error where Arrow cannot parse the chunk, and each line alone is valid."""
+        """Return the error where Arrow cannot parse the chunk, and each line alone is valid."""
         return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
 
 
@@ -136,7 +136,7 @@ def estimated_lines(path: Path) -> int | None:
 
 
 def first_line(path: Path) -> bytes:
-    """The first line that is not empty, without its end; OperError where it cannot be read.
+    """Return the first line that is not empty, without its end; OperError where it cannot be read.
 
     Nothing where there is none in the first 32 MiB, or where it is longer than 1 MiB.
     """
@@ -158,5 +158,5 @@ def first_line(path: Path) -> bytes:
 
 
 def damaged(path: Path, error: Exception) -> OperError:
-    """The error for a file that stops or breaks while it is read."""
+    """Return the error for a file that stops or breaks while it is read."""
     return OperError(f"{path}: is damaged or truncated ({error}); copy or write it again")

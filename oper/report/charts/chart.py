@@ -68,17 +68,17 @@ class Unit:
     size: float
 
     def scaled(self, value: float) -> float:
-        """The value in this unit, with as many digits as are drawn."""
+        """Return the value in this unit, with as many digits as are drawn."""
         return float(f"{value / self.size:.5g}")
 
 
 def duration_unit(seconds: float) -> Unit:
-    """The largest unit that is no larger than the largest value of an axis."""
+    """Return the largest unit that is no larger than the largest value of an axis."""
     return _unit(_DURATIONS, seconds)
 
 
 def bytes_unit(largest: float) -> Unit:
-    """The largest unit of bytes that is no larger than the largest value of an axis."""
+    """Return the largest unit of bytes that is no larger than the largest value of an axis."""
     return _unit(_BYTES, largest)
 
 
@@ -87,7 +87,7 @@ def _unit(units: tuple[tuple[str, float], ...], largest: float) -> Unit:
 
 
 def rank_columns(ranks: int, most: int) -> list[range]:
-    """The ranks of each of at most `most` columns of a chart: one each, or as few as fit."""
+    """Return the ranks of each of at most `most` columns of a chart: one each, or as few as fit."""
     each = -(-ranks // most)
     return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
 
@@ -98,17 +98,17 @@ def column_name(ranks: range) -> str:
 
 
 def of_columns(columns: list[range]) -> str:
-    """A sentence that says what a column is, where it is of several ranks."""
+    """Return a sentence that says what a column is, where it is of several ranks."""
     if len(columns[0]) == 1:
         return ""
     return f" A column is the mean of {len(columns[0])} ranks."
 
 
 def spec(values: Sequence[dict[str, Any]], height: int = 260, **rest: Any) -> dict[str, Any]:
-    """A specification as wide as its place in the page, of `values`."""
+    """Return a specification as wide as its place in the page, of `values`."""
     return {"data": {"values": list(values)}, "width": "container", "height": height, **rest}
 
 
 def axis(title: str | None, **rest: Any) -> dict[str, Any]:
-    """An axis with a title."""
+    """Return an axis with a title."""
     return {"title": title, **rest}

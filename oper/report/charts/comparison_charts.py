@@ -1,4 +1,4 @@
-"""Methods beside each other: the predicted time of each as a bar, and over a sweep as lines."""
+"""Methods side by side: the predicted step of each as a bar, and over a sweep as lines."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
 
 
 def beside(run: Comparison, ours: float) -> str | None:
-    """Say how much faster `ours` is than the next best method; None if no other fits."""
+    """Return the gain of `ours` over the next best method, in words; None if no other fits."""
     best = next_best(run)
     if best is None or not ours:
         return None
@@ -70,7 +70,7 @@ def beside(run: Comparison, ours: float) -> str | None:
 
 
 def comparison_chart(run: Comparison) -> Chart:
-    """The methods of one run of a comparison."""
+    """Return the methods of one run of a comparison."""
     times = {name: result.step_seconds for name, result in run.methods.items()}
     placed = sorted(
         ((name, seconds) for name, seconds in times.items() if seconds), key=lambda pair: pair[1]
@@ -138,7 +138,7 @@ def comparison_chart(run: Comparison) -> Chart:
     }
     return Chart(
         key="comparison",
-        title="OPER beside other methods",
+        title="OPER and other methods",
         caption=_caption(run),
         spec=spec(values, height=34 * max(len(values), 2), layer=[bars, labels]),
         headers=(
@@ -179,7 +179,7 @@ def _caption(run: Comparison) -> str:
 
 
 def _label(seconds: float, ours: float | None) -> str:
-    """A bar's figure, and how much longer that is than OPER's."""
+    """Return a bar's figure, and how much longer that is than OPER's."""
     shown = format_duration(seconds)
     if not ours:
         return shown
@@ -206,8 +206,8 @@ def _row(name: str, result: MethodResult, ours: float | None) -> tuple[str, ...]
 
 
 def sweep_chart(runs: Sequence[Comparison]) -> Chart | None:
-    """The time of each method over the extra memory, or the threshold, of several runs; None of
-    runs that differ in neither."""
+    """Return the time of each method over the extra memory, or the threshold, of several runs; None
+    of runs that differ in neither."""
     asked = [(run.limits.extra_memory, run.asked.threshold) for run in runs]
     which = next((n for n in (0, 1) if len({each[n] for each in asked}) > 1), None)
     if which is None:

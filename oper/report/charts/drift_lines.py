@@ -29,7 +29,7 @@ class NamedDrift:
 
 
 def drift_chart(drift: NamedDrift, number: int) -> Chart:
-    """The drift of a plan as the `number`th chart of its kind on a page."""
+    """Return the drift of a plan as the `number`th chart of its kind on a page."""
     found = drift.found
     if isinstance(found, Drift):
         seconds = found.objective_seconds
@@ -63,13 +63,13 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
 
 
 def judged_data(drift: Drift, profile: str) -> str:
-    """Which data the verdict is of, and what the plan from scratch has seen of them."""
+    """Return the data of the verdict, and their part that the plan from scratch has seen."""
     unseen = drift.unseen
     if unseen is None:
         return f"{profile}, which a plan from scratch is made from here,"
     if unseen.source == HeldOutSource.THIS_WINDOW:
-        return f"{profile}, beside a plan made from the window before,"
-    return f"{HELD_OUT_DATA[unseen.source]}, beside a plan made from {profile},"
+        return f"{profile}, compared with a plan made from the window before,"
+    return f"{HELD_OUT_DATA[unseen.source]}, compared with a plan made from {profile},"
 
 
 def _row(name: str, drift: Drift) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:
-    """What not re-planning costs, over all windows that can tell and in the worst one."""
+    """Return the cost of not re-planning, over all windows that can tell and in the worst one."""
     windows = drift.judged
     small = len(drift.windows) - len(windows)
     left_out = ""
@@ -117,7 +117,7 @@ def _advice(drift: Drift | WindowDrift) -> str:
 
 
 def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
-    """The transfer time when the plan was made and now, beside a plan from scratch."""
+    """Return bars of the transfer time when the plan was made and now, and from scratch."""
     unit = duration_unit(max(max(now, fresh or 0.0) for _, now, fresh in points))
     values = [
         {
@@ -154,8 +154,8 @@ def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
 
 
 def _losses(drift: WindowDrift) -> dict[str, Any]:
-    """How much longer the plan takes than one from scratch, in each window that can tell, under
-    what is tolerated: without that line a hundredth of a percent would fill the chart."""
+    """Return the loss of the plan against one from scratch in each window that can tell, under the
+    tolerance: without that line a hundredth of a percent would fill the chart."""
     values = [
         {
             "window": f"@{number}",

@@ -1,4 +1,4 @@
-"""Who reads how much from whom: a matrix of ranks, reader by source, as a heat map."""
+"""Bytes that ranks read from each other: a matrix, reader by source, as a heat map."""
 
 import numpy as np
 
@@ -21,8 +21,8 @@ _MOST_LINKS = 56  # in the table: all of eight ranks, or those with the most
 
 
 def link_charts(plan: Plan) -> list[Chart]:
-    """The bytes that each rank fetches from each other one and, where links differ, the seconds
-    that this and the gradients take it; nothing for a single rank."""
+    """Return the bytes that each rank fetches from each other one and, where links differ, the
+    seconds that this and the gradients take it; nothing for a single rank."""
     if plan.ranks == 1:
         return []
     prediction = plan.cost
@@ -47,7 +47,7 @@ def link_charts(plan: Plan) -> list[Chart]:
             f"A byte takes {format_digits(float(costs.max() / costs.min()), 3)} times as long over "
             f"the slowest links as over the fastest. Over the slowest a rank fetches "
             f"{format_bytes(slowest)} on average, over the fastest {format_bytes(fastest)}; the "
-            f"busiest takes {format_duration(taken.max())} of an iteration."
+            f"busiest takes {format_duration(taken.max())} of the transfer time."
         )
         title = "Time that each rank takes to fetch from each other"
         if plan.workload.training:

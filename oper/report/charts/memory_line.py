@@ -1,4 +1,4 @@
-"""The time of an iteration over the memory that a plan may use."""
+"""Transfer time over the memory that a plan may use."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _PROVED = "above the proved bound, at most"
 
 
 def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
-    """The curve, with the plan's own point marked; None where all points hold the same memory."""
+    """Return the curve, with the plan's own point marked; None if all points have equal memory."""
     points = _distinct(points)
     if len(points) < 2:
         return None
@@ -48,11 +48,11 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
             "field": "time",
             "type": "quantitative",
             "scale": {"zero": True},
-            "axis": axis(f"predicted iteration, {time.name}"),
+            "axis": axis(f"transfer time, {time.name}"),
         },
         "tooltip": [
             {"field": "held", "title": "fullest rank"},
-            {"field": "shown", "title": "predicted iteration"},
+            {"field": "shown", "title": "transfer time"},
         ],
     }
     line = {"mark": {"type": "line", "color": ACCENT, "point": {"color": ACCENT}, "tooltip": True}}
@@ -71,7 +71,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
         title="What more or less memory would do",
         caption=twice_the_memory(points),
         spec=spec(values, layer=layers),
-        headers=("extra memory", "fullest rank", "iteration", _PROVED, "which"),
+        headers=("extra memory", "fullest rank", "transfer time", _PROVED, "which"),
         rows=[
             (
                 format_share(point.extra_memory_ratio),
@@ -86,7 +86,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
 
 
 def _axis(least: float, most: float) -> list[float]:
-    """Where a logarithmic axis begins and ends."""
+    """Return the ends of a logarithmic axis."""
     if most >= _LEAST_SPAN * least:
         return [least, most]
     middle, half = math.sqrt(least * most), math.sqrt(_LEAST_SPAN)
@@ -94,7 +94,7 @@ def _axis(least: float, most: float) -> list[float]:
 
 
 def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """The points without those that hold as much memory as another; the plan's own stays."""
+    """Return one point for each amount of memory; the plan's own stays."""
     kept: dict[int, CurvePoint] = {}
     for point in points:
         if point.plan or point.memory_bytes not in kept:
@@ -103,7 +103,7 @@ def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _beside(factor: float) -> str:
-    """How much memory that is beside this plan's, which has no more."""
+    """Return an amount of memory, compared with this plan's, in words."""
     if factor - 1 < _NOTICED:
         return "as much as this one"
     if factor < 1.1:
@@ -112,7 +112,7 @@ def _beside(factor: float) -> str:
 
 
 def twice_the_memory(points: Sequence[CurvePoint]) -> str:
-    """What twice the memory of the plan would bring, as a sentence."""
+    """Return the gain of twice the plan's memory, as a sentence."""
     plan = next(point for point in points if point.plan)
     held, seconds = plan.memory_bytes, plan.objective_seconds
     more = [point for point in points if point.memory_bytes > held]
@@ -122,9 +122,9 @@ def twice_the_memory(points: Sequence[CurvePoint]) -> str:
     def saving(point: CurvePoint) -> str:
         saved = 1 - point.objective_seconds / seconds
         if saved < _NOTICED:
-            return "no less time an iteration"
+            return "no less transfer time"
         times = f"{format_duration(point.objective_seconds)} instead of {format_duration(seconds)}"
-        return f"{format_share(saved)} less time an iteration, {times}"
+        return f"{format_share(saved)} less transfer time, {times}"
 
     best = min(more, key=lambda point: (point.objective_seconds, point.memory_bytes))
     largest = more[-1]

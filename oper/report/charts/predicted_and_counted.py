@@ -16,8 +16,8 @@ RankCounters = Mapping[str, Mapping[str, Any]]
 
 
 def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
-    """The bytes of the mean rank, predicted and counted. OperError where the counters are not of
-    the plan's ranks."""
+    """Return the bytes of the mean rank, predicted and counted. OperError where the counters are
+    not of the plan's ranks."""
     if len(counters) != plan.ranks:
         raise OperError(
             f"{option('--counters')}: expected the counters of the plan's {plan.ranks} ranks, in "

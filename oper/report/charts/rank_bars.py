@@ -67,18 +67,18 @@ class RankBars:
 
     @property
     def top(self) -> float:
-        """How far the axis has to reach for all columns and lines."""
+        """End of an axis that holds all columns and lines."""
         return max([float(self.total.max()), *(line.value for line in self.lines)])
 
     def chart(self, top: float | None = None) -> Chart:
-        """The chart; its axis reaches to `top` (its own one without), so that charts drawn with
-        the same one can be compared by eye."""
+        """Return the chart; its axis reaches to `top` (its own one without), so that charts drawn
+        with the same one can be compared by eye."""
         return _bars(self, self.top if top is None else top)
 
 
 def memory_bars(parts: Mapping[str, Floats], capacity: Floats, why: str) -> RankBars:
-    """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]; `why`
-    says where that comes from."""
+    """Return bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M];
+    `why` says where that comes from."""
     total = np.sum(list(parts.values()), axis=0)
     room = float(capacity[int((total / np.maximum(capacity, 1)).argmax())])
     held, allowed = _spread("holds", total, format_bytes), _span(capacity, format_bytes)
@@ -90,7 +90,8 @@ def memory_bars(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Rank
 
 
 def kinds_of_row_bars(parts: Mapping[str, Floats], bound: float | None) -> RankBars:
-    """Seconds of each rank by kind of row, [M] each, under the bound that was proved, if any."""
+    """Return seconds of each rank by kind of row, [M] each, under the bound that was proved, if
+    any."""
     total = np.sum(list(parts.values()), axis=0)
     caption = _spread("takes", total, format_duration)
     if total.any():
@@ -103,7 +104,7 @@ def kinds_of_row_bars(parts: Mapping[str, Floats], bound: float | None) -> RankB
 
 
 def kinds_of_work_bars(parts: Mapping[str, Floats]) -> RankBars:
-    """Seconds of each rank by what they go to, [M] each."""
+    """Return seconds of each rank by what they go to, [M] each."""
     total = np.sum(list(parts.values()), axis=0)
     shares = (f"{name} {values.sum() / total.sum():.0%}" for name, values in parts.items())
     caption = "No rank reads a row."
@@ -114,7 +115,7 @@ def kinds_of_work_bars(parts: Mapping[str, Floats]) -> RankBars:
 
 
 def _bars(bars: RankBars, top: float) -> Chart:
-    """The columns and lines of `bars` as a chart, on an axis from 0 to `top`."""
+    """Return the columns and lines of `bars` as a chart, on an axis from 0 to `top`."""
     parts, shown, total = bars.parts, bars.shown, bars.total
     shares = {name: values for name, values in parts.items() if values.any()} or dict(parts)
     unit = bars.unit_of(top)
@@ -179,7 +180,7 @@ def _bars(bars: RankBars, top: float) -> Chart:
 
 
 def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
-    """A rule over all columns, and its name at the left."""
+    """Return a rule over all columns, and its name at the left."""
     value = {"values": [{"y": unit.scaled(line.value), "name": line.name}]}
     height = {"field": "y", "type": "quantitative"}
     dash = {"strokeDash": [5, 4]} if line.dashed else {}

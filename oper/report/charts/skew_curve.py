@@ -15,8 +15,8 @@ _QUOTED = (0.001, 0.01, 0.1)  # shares of rows in the table
 
 
 def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Chart | None:
-    """The curve of all rows, with as many of the hottest marked as the plan replicates, and as it
-    replicates or lists; None where nothing was accessed."""
+    """Return the curve of all rows, with as many of the hottest marked as the plan replicates, and
+    as it replicates or lists; None where nothing was accessed."""
     none = np.zeros(0, profile.accesses.dtype)
     starts = np.array([0, len(profile.accesses)], dtype=np.int64)
     _, accesses, _, rows = histogram(profile.accesses, none, starts, np.zeros(2, dtype=np.int64))
@@ -26,7 +26,7 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         return None
 
     def share(number: float) -> float:
-        """The share of all accesses that so many of the hottest rows have."""
+        """Return the share of all accesses that so many of the hottest rows have."""
         return _hottest(accesses, rows, number) / total
 
     numbers = np.unique(np.geomspace(1, total_rows, _POINTS).round())
@@ -100,7 +100,7 @@ def _hottest(accesses: Ints, rows: Ints, number: float) -> float:
 
 
 def _cut(name: str, share: float, colour: str, horizontal: dict[str, Any]) -> list[dict[str, Any]]:
-    """A vertical line at a share of the rows, and its name."""
+    """Return a vertical line at a share of the rows, and its name."""
     cut = {"values": [{"rows": share, "name": name}]}
     text = {"type": "text", "angle": 270, "baseline": "bottom", "align": "right", "dy": -4}
     named = {"x": horizontal, "y": {"value": 0}, "text": {"field": "name"}}

@@ -1,4 +1,4 @@
-"""What `oper compare` prints: the first table, the sentences around it, and the details."""
+"""Output of `oper compare`: the first table, the sentences around it, and the details."""
 
 import re
 from dataclasses import replace

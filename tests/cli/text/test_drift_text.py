@@ -1,4 +1,4 @@
-"""What `oper drift` prints: the verdict and its reason, the tables to blame, then the rest."""
+"""Output of `oper drift`: the verdict and its reason, the tables to blame, then the rest."""
 
 import re
 from dataclasses import replace

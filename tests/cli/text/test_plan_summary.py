@@ -154,7 +154,7 @@ def test_a_simple_plan_that_is_faster_on_held_out_data_is_named(planned: Plan) -
 
 
 def test_a_plan_without_held_out_data_says_how_to_get_them(planned: Plan) -> None:
-    """And how sensitive the plan is to reads of rows that the log never read."""
+    """The text also has the step with reads of rows that the log never read."""
     said = told(PlanFigures.of(replace(planned, held_out=None, unread_step_seconds=None)))
     missing = "not measured on data the plan has not seen: `oper profile --hold-out 20%` would"
     assert said["held out"] == missing

@@ -162,7 +162,7 @@ NAMES = {
 
 
 def enlarged(figures: PlanFigures, ranks: int, tables: int, name: Any) -> PlanFigures:
-    """The same figures as if they were of so many ranks and tables, with sizes of billions."""
+    """Return the figures as if they were of so many ranks and tables, with sizes of billions."""
     seconds = np.linspace(1e-3, 2e-3, ranks)
     vectors: dict[str, Any] = dict.fromkeys(("lookups", "rank_seconds", "lookup_seconds"), seconds)
     sizes: dict[str, Any] = dict.fromkeys(
@@ -247,7 +247,7 @@ def why_no_more(
     full: float | None = None,
     seconds: float = 1.0,
 ) -> str:
-    """What is said of the copies of a plan with these figures."""
+    """Return the text on the copies of a plan with these figures."""
     cost = Cost.of_no_rows(np.full(ranks, 32e9))
     cost = replace(cost, extra_bytes=used, total_bytes=1.0, rank_seconds=np.full(ranks, seconds))
     certificate = Certificate(seconds, seconds, full_memory_bound_seconds=full)

@@ -1,4 +1,4 @@
-"""What `oper plan explain` says of a row: one plain sentence first, details with -v alone."""
+"""Output of `oper plan explain`: one plain sentence first, details with -v alone."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ COST = RowCost(reads=2.0, basis=CountBasis.PLANNED, one_owner_seconds=2e-6, ever
 
 @pytest.mark.parametrize("why", RowReason)
 def test_every_reason_has_words(why: RowReason) -> None:
-    """Those of striped rows are in the first sentence, those of unread rows need no cost."""
+    """Reasons of striped rows are in the first sentence; reasons of unread rows need no cost."""
     striped = why in (RowReason.COLD, RowReason.STAYED)
     unread = why in (
         RowReason.ONE_RANK,
