@@ -192,6 +192,7 @@ def test_refused_arguments(device: Device) -> None:
         ("take_numbers", taken, 4, 2, IndexError, "own: 2 is none of 2 segments"),
         ("take_numbers", taken, 6, -1, ValueError, "most_rows: expected .*, got -1"),
         ("take_numbers", taken, 7, out, TypeError, "bitmap: expected dtype int64"),
+        ("add_messages", added, 0, [], ValueError, "segments: expected 1 to 72, got 0"),
         ("add_messages", added, 3, headers[0], ValueError, "headers: expected 8 contiguous"),
         ("add_messages", added, 4, begins[0], ValueError, "begins: expected 4 contiguous"),
         ("add_messages", added, 5, slots, TypeError, "numbers: expected dtype int32"),
