@@ -120,8 +120,8 @@ class ReplicaAllReduce:
 
     @property
     def segments(self) -> list[DeviceSegment]:
-        """The memory that devices of the node leave gradients in now."""
-        return self._method.segments if isinstance(self._method, DeviceMethod) else []
+        """The current memory of the gradients of the node's devices."""
+        return self._method.segments.known if isinstance(self._method, DeviceMethod) else []
 
     def begin(self, step: int, rows: SortedRows) -> None:
         """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave
