@@ -104,8 +104,8 @@ class ReplicaAllReduce:
 
     @property
     def bytes(self) -> torch.Tensor:
-        """What this rank read in the last step that others wrote, as the methods are charged: int64
-        [1], on the device."""
+        """Bytes that this rank read in the last step and others wrote, as the methods are charged:
+        int64 [1], on the device."""
         return torch.as_tensor(self._method.read_bytes + self.network_bytes).view(1)
 
     @property

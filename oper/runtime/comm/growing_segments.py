@@ -39,7 +39,7 @@ class GrowingSegments:
 
     @property
     def mine(self) -> DeviceSegment:
-        """This rank's."""
+        """The segment of this rank."""
         return self._segments[self._node.rank]
 
     def grow(self, bytes: int) -> None:
@@ -74,7 +74,7 @@ class GrowingSegments:
 
     @property
     def known(self) -> list[DeviceSegment]:
-        """Those of all ranks, as far as this one has seen."""
+        """The segments of all ranks, as far as this rank has seen."""
         return list(self._segments.values())
 
     def check_same(self, rank: int, segment: DeviceSegment) -> None:

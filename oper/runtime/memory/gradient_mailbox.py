@@ -36,7 +36,7 @@ from oper.runtime.tables.row_gradients import RowGradients, laid_out
 
 
 class Mailbox(Protocol):
-    """Where a rank leaves its gradients, and finds those of others."""
+    """The place at which a rank leaves its gradients, and finds those of others."""
 
     @property
     def bytes(self) -> int:
@@ -46,7 +46,7 @@ class Mailbox(Protocol):
         """Begin a new content: the gradients of these rows, whose values are to be written."""
 
     def read(self, rank: int) -> RowGradients:
-        """What a rank has for all owners."""
+        """Return the gradients that a rank has for all owners."""
 
 
 class Mailboxes:
@@ -139,5 +139,5 @@ class DeviceMailboxes:
         )
 
     def _room(self, bytes: int) -> int:
-        """How many rows a segment has room for."""
+        """Return the number of rows that a segment has room for."""
         return (bytes - self._fixed_bytes) // self._row_bytes

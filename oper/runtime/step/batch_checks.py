@@ -60,7 +60,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
 
 
 def segment_offset(batch: Any) -> torch.Tensor:
-    """Where each of a batch's features begins, int64 [F + 1], where its values are."""
+    """Return the places at which a batch's features begin, int64 [F + 1], on the device of its
+    values."""
     if batch.stride() == 0:
         return batch.values().new_zeros(len(batch.keys()) + 1, dtype=torch.int64)
     begins: torch.Tensor = batch.offsets()[:: batch.stride()].to(torch.int64).contiguous()
