@@ -53,8 +53,8 @@ def measured(device: Device) -> Iterator[Peak]:
 
 @contextmanager
 def shared_memory() -> Iterator[Callable[[str], int]]:
-    """The bytes of the largest segment that was asked for of each kind, all of them added up, by
-    the module that asked: what is made is rounded up to whole pages."""
+    """Yield a function of the bytes of the largest segments that a module asked for, all of them
+    added up: segments are rounded up to whole pages."""
     asked: dict[tuple[str, int], int] = {}
 
     def recorded(name: str, made: Any) -> Any:
