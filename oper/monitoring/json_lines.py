@@ -34,7 +34,9 @@ class JsonLines:
             ) from error
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             self.close()
-            raise OperError(f"{self.path}: expected a regular file to append to, got another kind of file")
+            raise OperError(
+                f"{self.path}: expected a regular file to append to, got another kind of file"
+            )
 
     def append(self, report: PeriodReport) -> None:
         """Append a report. Raise OperError if the disk is full: the file is then as it was."""

@@ -32,7 +32,7 @@ def merged_on_the_processor(case: Case) -> RowGradients:
 
 
 def merged_on(device: Device, case: Case, order: int, held: int = 1) -> tuple[RowGradients, int]:
-    """Return the sums, and the bytes that rank 0 reads of others. Each holder has `held` messages."""
+    """Return the sums, and the bytes that rank 0 reads of others; a holder has `held` messages."""
 
     def start(operator: str, *arguments: Any) -> Any:
         return device.start(operator, *arguments, device.stream, order=order)

@@ -179,8 +179,8 @@ class Group:
         _raise(self._failures.failure())
 
     def _late(self, first: dict[int, str] | None, action: str) -> str:
-        """Return the text on the ranks that are not waiting themselves: they have given no heartbeat
-        since the `first` were read."""
+        """Return the text on the ranks that are not waiting themselves: they have given no
+        heartbeat since the `first` were read."""
         last = self._waits(0.0)
         others = [r for r in range(self.ranks) if r != self.rank]
 
