@@ -23,8 +23,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
     lengths are checked where they are looked at (prepare_batch.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
-            "the batch: expected a KeyedJaggedTensor of TorchRec's, got a "
-            f"{type(batch).__name__}: make one of it"
+            "the batch: expected a KeyedJaggedTensor of TorchRec, got a "
+            f"{type(batch).__name__}: convert it"
         )
     values = batch.values()
     if batch.variable_stride_per_key():
@@ -39,8 +39,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
         )
     if values.device != device or values.dtype not in (torch.int32, torch.int64):
         raise OperError(
-            f"the batch's values: expected ids, int32 or int64, on {device} as the tables are, got "
-            f"{values.dtype} on {values.device}: convert them, or put the batch there"
+            f"the batch's values: expected ids, int32 or int64, on {device}, the tables' device, "
+            f"got {values.dtype} on {values.device}: convert them, or put the batch there"
         )
     if values.dim() != 1:
         raise OperError(
