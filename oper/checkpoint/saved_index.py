@@ -30,7 +30,7 @@ _MOST_CUT_DIMENSIONS = 6  # savers cut rows, columns, and meshes of a few dimens
 
 @dataclass(frozen=True)
 class Extent:
-    """Where something lies: bytes [start, start + bytes) of a file of the folder."""
+    """The place of something: bytes [start, start + bytes) of a file of the folder."""
 
     file: str
     start: int
@@ -84,10 +84,10 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """What a checkpoint holds: tensors, and objects such as learning rates, by their names.
+    """The content of a checkpoint: tensors, and objects such as learning rates, by their names.
 
     `paths` has the keys and numbers by which nested dicts and lists lead to each, as torch keeps
-    them; it is empty where the saver did not flatten its state dict.
+    them; it is empty if the saver did not flatten its state dict.
     """
 
     tensors: dict[str, SavedTensor]
@@ -125,7 +125,7 @@ def read_index(folder: Path | str) -> SavedIndex:
 
 
 class _UnsoundError(Exception):
-    """What an index holds that no saver writes."""
+    """Content of an index that no saver writes."""
 
 
 def _index(content: Any) -> SavedIndex:

@@ -202,7 +202,7 @@ def check_records(folder: Path, extent: Extent) -> None:
 
 
 def _record(part: io.RawIOBase) -> _Record:
-    """Where the values of a shard are."""
+    """Return the place of the values of a shard."""
     with zipfile.ZipFile(cast(Any, part)) as archive:
         infos = [info for info in archive.infolist() if info.filename.endswith("/data/0")]
         if len(infos) != 1 or infos[0].compress_type != zipfile.ZIP_STORED:
@@ -218,7 +218,7 @@ def _record(part: io.RawIOBase) -> _Record:
 
 
 def _check_layout(part: io.RawIOBase, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
-    """ValueError where the values are not those of such a tensor in the order of its indices."""
+    """Raise ValueError unless the values are those of such a tensor in the order of its indices."""
     part.seek(0)
     # The values stay where they are, and so nothing but the tensor's description is read.
     described = torch.load(cast(Any, part), map_location="meta", weights_only=True)

@@ -29,7 +29,7 @@ _BY_RECORDS = "every part inside its file, and its CRC-32"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked of a checkpoint, and what is wrong, one line each."""
+    """The checked parts of a checkpoint, and its faults, one line each."""
 
     folder: Path
     checked: str
@@ -38,7 +38,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the checkpoint has no fault."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a monitor does about a plan that no longer fits: nothing, a new plan, or its migration.
+"""Actions of a monitor if a plan no longer fits: nothing, a new plan, or its migration.
 
 In: the running plan and what was counted. Out: plans in a folder, and a model whose rows follow
 them. Whether moves pay is `oper.replan`'s to say, whatever the verdict on the plan is: few bytes
@@ -41,7 +41,7 @@ class FollowedPlans:
     """The plans that a monitor makes, on one rank."""
 
     def __init__(self, policy: Policy, folder: Path | str | None) -> None:
-        """OperError where the policy is none, or has no folder for its plans."""
+        """Raise OperError if the policy is unknown, or has no folder for its plans."""
         if policy not in POLICIES:
             raise OperError(
                 f"policy: expected one of {', '.join(POLICIES)}, got {str(policy)[:40]!r}"
@@ -86,7 +86,7 @@ class FollowedPlans:
         return made, str(folder)
 
     def _folder_of(self, period: int) -> Path:
-        """Where the plan that is made in a period is written."""
+        """Return the folder of the plan that is made in a period."""
         assert self._folder is not None
         return self._folder / f"period-{period}"
 

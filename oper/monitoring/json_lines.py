@@ -34,10 +34,12 @@ class JsonLines:
             ) from error
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             self.close()
-            raise OperError(f"{self.path}: expected a regular file to append to")
+            raise OperError(
+                f"{self.path}: expected a regular file to append to, got another kind of file"
+            )
 
     def append(self, report: PeriodReport) -> None:
-        """Append a report. OperError where the disk is full: the file is then as it was."""
+        """Append a report. Raise OperError if the disk is full: the file is then as it was."""
         line = report.line().encode()
         size = os.fstat(self._file).st_size
         try:
@@ -60,7 +62,7 @@ class JsonLines:
 
 
 def check_first_line(path: Path, line: bytes) -> None:
-    """OperError where a file begins with something else than a monitor's reports."""
+    """Raise OperError if a file begins with something else than a monitor's reports."""
     if line:
         report_of_line(path, 1, line)
 

@@ -51,14 +51,14 @@ _DEADLINE_SECONDS = 60.0
 
 
 class ScalarWriter(Protocol):
-    """What is used of TensorBoard's SummaryWriter."""
+    """The part of TensorBoard's SummaryWriter that a monitor uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What a monitor was given, checked; on rank 0 with the file that it appends to."""
+    """The checked arguments of a monitor; on rank 0 with the file that it appends to."""
 
     plan: Plan
     sampled: SampledIterations
@@ -71,7 +71,7 @@ class _Settings:
 
     @property
     def alike(self) -> list[int]:
-        """What all ranks are to have alike."""
+        """The settings that must be equal on all ranks."""
         return [self.sampled.every, self.period or 0, POLICIES.index(self.followed.policy)]
 
 
@@ -106,10 +106,10 @@ class Monitor:
             self._watching.enter_context(watched(counters.collection, read))
 
     def profile(self) -> Profile | None:
-        """What all ranks counted, later periods weighing more: on rank 0 a profile of the plan's
-        tables, which all commands take; None on the others. To be called on all ranks.
+        """Return the counts of all ranks, later periods weighing more: on rank 0 a profile of the
+        plan's tables, which all commands take; None on the others. To be called on all ranks.
 
-        Raises OperError where nothing was counted yet, or a rank is lost or late.
+        Raises OperError if nothing was counted yet, or a rank is lost or late.
         """
         if not self._counts_anything:  # on no rank, as all count the same iterations
             raise OperError(
@@ -185,7 +185,7 @@ class Monitor:
 
     @property
     def _iterations(self) -> int:
-        """How many iterations this rank has begun: batches of the first collection."""
+        """The number of iterations that this rank has begun: batches of the first collection."""
         return self._batches[0]
 
     def _read(self, number: int, given: Any) -> None:

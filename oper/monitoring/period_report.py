@@ -1,4 +1,4 @@
-"""What a monitor says of a period: a line of text, a line of JSON, figures for a dashboard.
+"""Report of a monitor on a period: a line of text, a line of JSON, figures for a dashboard.
 
 In: what was predicted, counted and judged. Out: `PeriodReport`. `oper top` reads the JSON lines.
 """
@@ -92,7 +92,7 @@ class PeriodReport:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "PeriodReport":
-        """What `to_json` made, read back; ValueError where it is none."""
+        """Return the report of which `to_json` made `content`; ValueError if it did not."""
         if content.get("schema") != SCHEMA or content.get("version") != VERSION:
             raise ValueError(
                 f"expected schema {SCHEMA!r}, version {VERSION}, got "

@@ -203,8 +203,8 @@ class EmbeddingEngine:
         return self.placement.plan
 
     def _far_tables(self) -> torch.Tensor:
-        """Which of the module's lookups may read rows of ranks whose memory is not mapped here,
-        bool [lookups]."""
+        """Return which of the module's lookups may read rows of ranks whose memory is not mapped
+        here, bool [lookups]."""
         mapped = self.heap.mapped_ranks
         if self._memory.symmetric is None or len(mapped) == self.ranks:
             return torch.zeros(len(self.features.features), dtype=torch.bool)
@@ -305,8 +305,8 @@ class EmbeddingEngine:
     # Rows that move.
 
     def migrate(self, plan: Plan, bytes_per_step: int) -> RowMigration:
-        """What moves the rows to where another plan has them, by its steps. To be called on all
-        ranks.
+        """Return the object whose steps move the rows to their places in another plan. To be called
+        on all ranks.
 
         `plan` has the engine's tables by name, and maybe others. No rank copies more than
         `bytes_per_step` in a step, but for a single row. Where rows are on their way to this plan
@@ -346,8 +346,8 @@ class EmbeddingEngine:
         return self._migration is not None and self._migration() is not None
 
     def rows_can_move(self) -> None:
-        """OperError while gradients are held back, or where an earlier batch has turned out bad.
-        This and what follows are for the migration to call."""
+        """Raise OperError while gradients are held back, or if an earlier batch has turned out bad.
+        The migration calls this method and those that follow."""
         self._preparer.finish()
         if self.gradients is not None and self.gradients.holding:
             raise OperError(
@@ -363,7 +363,7 @@ class EmbeddingEngine:
         self._follow_layout(_coming_replicas(self, rows, schedule))
 
     def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
-        """Those by these numbers are about to be read where they are."""
+        """Prepare reads of the rows with the numbers `moving` from their places."""
         if self.source is None:
             return
         bucket_of = np.full(len(self.plan.tables), -1, dtype=np.int64)
@@ -462,9 +462,9 @@ class EmbeddingEngine:
         self.heap.touched.end()
 
     def touched_rows(self, asked: Sequence[RowRange]) -> torch.Tensor:
-        """Which rows were touched since `begin_touched`, on any rank and wherever they were then:
-        of those that this rank asks for, bool [rows]. To be called on all ranks, with what each
-        asks for, of one table."""
+        """Return which of the rows that this rank asks for were touched since `begin_touched`, on
+        any rank and at any place: bool [rows]. To be called on all ranks, each with the rows that
+        it asks for, of one table."""
         with self._settled():
             return self.table_io.touched(asked)
 
@@ -571,7 +571,7 @@ def _check_agreement(
 
 
 def _most_slots(buckets: Sequence[Bucket], slots: Ints) -> list[int]:
-    """Of each bucket, the slots of the rank that has the most; `slots` [W, M] are all arenas'."""
+    """Return the most slots of a rank in each bucket; `slots` [W, M] are those of all arenas."""
     return [int(slots[bucket.width].max()) for bucket in buckets]
 
 

@@ -102,7 +102,8 @@ class Caches:
         return addresses.numpy(), copies.numpy()
 
     def latest_rows(self, batch: LookedUp) -> Floats:
-        """How many rows of each sample are the latest in each cache, [samples, M] (LAIA)."""
+        """Return the number of rows of each sample that are the latest in each cache, [samples, M]
+        (LAIA)."""
         found: NDArray[np.float64] = self._states.latest_rows(*batch[:2]).numpy()
         return found
 
@@ -227,8 +228,8 @@ def least_bytes(needed: Ints, asked: Ints, row_bytes: Ints) -> int:
 
 
 class CacheDivision:
-    """How a cache of `total_bytes` is divided among rows of W widths, each of `rows` [W] of
-    `row_bytes` [W], while batches come that ask for others: anew where one does not fit.
+    """Division of a cache of `total_bytes` among rows of W widths, each of `rows` [W] of
+    `row_bytes` [W], while batches come that ask for others: a new one if a batch does not fit.
 
     Training and the replay of its caches in a loader divide by the same rule, so that they agree.
     """

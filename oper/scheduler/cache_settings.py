@@ -1,4 +1,4 @@
-"""How each rank caches rows of the tier: how many, when updates reach it, what leaves a cache.
+"""Settings of the ranks' caches of the tier: their size, synchronisation and eviction.
 
 What moves when: csrc/include/oper/scheduler/bulk_synchronous.h (Herald) and bounded_staleness.h
 (HET).
@@ -69,8 +69,8 @@ class Synchronisation:
 
     @property
     def batch_weight(self) -> int:
-        """What the kernels count for an update of a row that all samples of a batch read, and of
-        it the share of the samples for others; 0 where each update counts 1."""
+        """Weight that the kernels count for an update of a row that all samples of a batch read,
+        and of it the share of the samples for others; 0 if each update counts 1."""
         return _HET_BATCH if self.kind == "het" else 0
 
     @property
@@ -85,7 +85,7 @@ ON_DEMAND = Synchronisation("on-demand")
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """How each rank caches the rows of tables that a plan has in the tier.
+    """Settings of each rank's cache of the rows of tables that a plan has in the tier.
 
     Args:
         size: of a rank's cache: a share of the bytes of the tables that are cached, "10%", as

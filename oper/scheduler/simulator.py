@@ -152,7 +152,7 @@ class Methods:
         return cls(policies, syncs, evictions)
 
     def check_optimizers(self, trace: Trace) -> None:
-        """OperError where HET is to train with another optimizer than SGD."""
+        """Raise OperError if HET is to train with another optimizer than SGD."""
         wrong = [table for table in trace.tables if table.optimizer not in ("sgd", "none")]
         for sync in self.syncs if wrong else ():
             if sync.kind.startswith("het"):
@@ -188,7 +188,7 @@ class BatchTime:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What one combination transmitted after the warm-up, summed over workers and iterations.
+    """Transmissions of one combination after the warm-up, summed over workers and iterations.
 
     A transmission is one row, or its gradient, one way. `miss_pull`: rows that were absent or
     outdated, from the tier. `update_push`: updates to the tier, and `evict_push`: those of rows
@@ -259,7 +259,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a log comes to under several ways to run the caches.
+    """Results of a log under several ways to run the caches.
 
     `iterations` are those that counted, after `settings.warm_up`. A worker caches `cache_rows` rows
     of each width of row, ascending, of the tables' `rows`. `runs` are by the names of their
@@ -286,7 +286,7 @@ class Simulation:
         return min(self.runs, key=lambda name: self.runs[name].total)
 
     def to_json(self) -> dict[str, Any]:
-        """What `oper simulate --json` prints, but for the names of the log's files."""
+        """Return what `oper simulate --json` prints, without the names of the log's files."""
         return {
             "workers": self.settings.workers,
             "batch_size": self.settings.batch_size,
@@ -411,8 +411,8 @@ def replay(
     methods: Methods,
     report: Callable[[int], None] = lambda samples: None,
 ) -> Simulation:
-    """What `simulate` returns, of a log that is open; `trace` has batches of `settings.batch_size`
-    samples. `report` is called with the samples replayed."""
+    """Return the result of `simulate` for a log that is open; `trace` has batches of
+    `settings.batch_size` samples. `report` is called with the samples replayed."""
     methods.check_optimizers(trace)
     seconds_per_byte = settings.seconds_per_byte
     runs: dict[str, _Run] = {}

@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `oper.load` has loaded: the checkpoint's folder and the step it was given.
+    """Result of `oper.load`: the checkpoint's folder and the step it was given.
 
     `grown` has the rows in the checkpoint of tables that have more rows now; `new` are tables that
     it lacks. Their other rows have the values that they had. `skipped` are its tables that the
@@ -242,7 +242,7 @@ def _check_rows(model: nn.Module, folder: Path, marker: Marker) -> None:
 
 
 def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex) -> None:
-    """OperError where rows would be loaded in another dtype than deltas would have them in."""
+    """Raise OperError if rows would be loaded in another dtype than deltas have them in."""
     for name, value in tables.items():
         if (saved := index.tensors[name].dtype) != value.dtype:
             raise OperError(

@@ -38,12 +38,12 @@ class Migration:
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """The number of steps that the migration takes."""
         return sum(part.schedule.steps for part in self._parts)
 
     @property
     def steps_made(self) -> int:
-        """How many were taken."""
+        """The number of steps that were taken."""
         return sum(part.steps_made for part in self._parts)
 
     @property
@@ -53,7 +53,7 @@ class Migration:
 
     @property
     def rows(self) -> int:
-        """How many rows move, or get or lose copies."""
+        """The number of rows that move, or get or lose copies."""
         return sum(len(part.rows) for part in self._parts)
 
     @property

@@ -179,7 +179,7 @@ class _StreamingWriter(FileSystemWriter):
         self.files: dict[str, dict[str, Any]] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """As torch's own, without the hidden name of the folder."""
+        """Return torch's own, without the hidden name of the folder."""
         return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
@@ -213,8 +213,8 @@ class _StreamingWriter(FileSystemWriter):
 
 
 def _parts(plan: SavePlan, planner: Any) -> Iterator[tuple[WriteItem | None, Any]]:
-    """What a rank is to write: tensors, and objects as their bytes. None in the place of an item
-    where other ranks have a piece of a table and this one has not."""
+    """Return the parts for a rank to write: tensors, and objects as their bytes. An item is None if
+    other ranks have a piece of a table and this rank has none."""
     items = {item.index: item for item in plan.items}
     for name, value in planner.state_dict.items():
         if isinstance(value, Streamed):

@@ -73,7 +73,7 @@ def save_delta(
 
 
 def _check(folder: Path, before: SavedBefore) -> None:
-    """OperError where a delta cannot lie at a folder, or what it would be upon is not there."""
+    """Raise OperError if a delta cannot lie at a folder, or if its base is missing."""
     beside = before.folder.parent
     if folder.resolve().parent != beside:
         raise OperError(

@@ -225,7 +225,8 @@ def device_for(plan: Plan, given: torch.device | str | None) -> Device:
 
 
 def _check_planned(params: Mapping[str, ParameterSharding]) -> None:
-    """OperError if a plan of TorchRec's own planner has a setting that only its kernels read."""
+    """Raise OperError if a plan of TorchRec's own planner has a setting that only its kernels
+    read."""
     for table, planned in params.items():
         for setting, remedy in _NOT_READ.items():
             value = getattr(planned, setting, None)

@@ -105,7 +105,7 @@ class TableBlocks:
             self._streams, self._touched = False, None
 
     def touched(self) -> list[TouchedBlock]:
-        """Which rows of each table were touched, of this rank's blocks."""
+        """Return which rows of each table were touched, of this rank's blocks."""
         self._write_changed()
         engine = self._engine
         found = [
@@ -156,13 +156,14 @@ class TableBlocks:
         self._engine.write_rows(blocks, name)
 
     def agree_on(self, tables: Iterable[int]) -> None:
-        """OperError on all ranks if they are about to load different tables: rows would be new on
-        some ranks and old on others."""
+        """Raise OperError on all ranks if they are about to load different tables: rows would be
+        new on some ranks and old on others."""
         given = {f"table {self._tables[table].name!r}": "given" for table in tables}
         self._engine.node.agree_on(given, "the tables of a state dict")
 
     def agree(self, function: str, given: Mapping[str, Any]) -> None:
-        """OperError on all ranks unless they gave a function equal arguments, by their names."""
+        """Raise OperError on all ranks unless they gave a function equal arguments, by their
+        names."""
         arguments = {name: repr(value) for name, value in given.items()}
         self._engine.node.agree_on(arguments, f"the arguments of {function}")
 

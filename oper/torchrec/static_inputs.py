@@ -55,7 +55,7 @@ class StaticBatch(KeyedJaggedTensor):
         return super().offset_per_key_or_none()
 
     def to(self, *arguments: Any, **named: Any) -> KeyedJaggedTensor:
-        """As of any batch; what is made knows its counts too."""
+        """Move the batch as KeyedJaggedTensor does; the result knows its counts too."""
         moved = super().to(*arguments, **named)
         if moved is not self:
             moved.__class__ = StaticBatch
@@ -86,7 +86,7 @@ class Inputs:
         return all(None in both or both[0] == both[1] for both in counts)
 
     def check_on(self, device: torch.device) -> None:
-        """OperError where a tensor is elsewhere."""
+        """Raise OperError if a tensor is elsewhere."""
         for place in (tensor.device for leaf in self.leaves for tensor in _given_tensors(leaf)):
             if place != device:
                 raise OperError(
@@ -144,7 +144,7 @@ def mapped(value: Any, of: Callable[[Any], Any]) -> Any:
 
 
 def _structure(value: Any, leaves: list[Any]) -> Hashable:
-    """What a value is, but for its leaves, which are appended."""
+    """Return the structure of a value, and append its leaves."""
     if isinstance(value, _LEAVES):
         leaves.append(value)
         return None

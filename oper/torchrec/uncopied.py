@@ -1,4 +1,4 @@
-"""Parts of a model whose memory all ranks share: they are neither copied nor pickled."""
+"""Parts of a model whose memory all ranks share, which cannot be copied or pickled."""
 
 from abc import abstractmethod
 from typing import Any, Self

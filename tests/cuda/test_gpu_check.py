@@ -186,7 +186,7 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """A device that stores how many cycles its last sleep was."""
+    """A device that stores the cycles of its last sleep."""
 
     slept = 0
 

@@ -84,7 +84,7 @@ def test_bits_and_bytes_of_cpu_ranks(
 
 
 def grown(rank: int, group: Any, case: Case, library: str | None, method: str) -> list[int]:
-    """The bytes that a rank shares after each step."""
+    """Return the bytes that a rank shares after each step."""
     found, of_device = [], DEVICE_METHODS[method]
     before = of_device.write
 
@@ -121,15 +121,15 @@ def test_dense_buffers_hold_all_replicas_from_the_first_step_on(
 def test_messages_of_other_nodes_grow_where_they_are_held(
     ranks: Worlds, library: str | None
 ) -> None:
-    """Rank 0 holds a message of its own and those of the two ranks of the other node, which are
-    longer than anything before in the second step."""
+    """Rank 0 holds its own message and the messages of the two ranks of the other node, which are
+    longer than any before in the second step."""
     case = Case(4, 3, ((30_000, 64),), (0.01, 1.0, 0.02, 1.0), spread=True)
     given = (case, "allgather", (0, 1, 1), "at_once")
     assert_bits_and_bytes_of_cpu_ranks(ranks, library, *given)
 
 
 def sums_of(case: Case, step: int) -> Sums:
-    """What the planner expects of a step in which ranks touch what they touch."""
+    """Return what the planner expects if it knows the rows that ranks touch in a step."""
     given = [case.slots_and_grads(step, rank) for rank in range(case.ranks)]
     rows, row_bytes, union_bytes, gather_bytes = 0, 0, 0, 0.0
     for b, (count, dim) in enumerate(case.buckets):
@@ -151,7 +151,7 @@ def sums_of(case: Case, step: int) -> Sums:
 def test_ranks_count_the_bytes_that_the_plan_prices(
     ranks: Worlds, library: str | None, number: int, method: Method
 ) -> None:
-    """Replicas are multiples of 64, as bitmaps are words."""
+    """Replicas are multiples of 64, because bitmaps are words."""
     case = Case(3, number, ((6400, 16), (640, 48)), (0.05, 1.0, 0.4), spread=True)
     topology = Topology.load(f"1x{number}-h100")
     found = ranks.run(number, reduce_on_both, case, library, method)

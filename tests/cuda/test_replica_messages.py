@@ -1,4 +1,4 @@
-"""The AllGather of replicas' gradients on devices, emulated: the bits of the CPU's kernels, for
+"""The AllGather of replicas' gradients on emulated devices has the bits of the CPU's kernels, for
 ranks whose messages are tensors of one process, in any order of threads."""
 
 from itertools import accumulate
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.runtime.tables.row_gradients import RowGradients
-from tests.cuda.test_replica_sums import LINE, Case, assert_equal_bits, words
+from tests.cuda.test_replica_sums import LINE, Case, assert_equal_bits, cases, words
 from tests.support.cuda.devices import Device
 from tests.support.examples import examples
 
@@ -32,8 +32,7 @@ def merged_on_the_processor(case: Case) -> RowGradients:
 
 
 def merged_on(device: Device, case: Case, order: int, held: int = 1) -> tuple[RowGradients, int]:
-    """The sums, and the bytes that rank 0 reads of others, where each of some ranks holds so many
-    messages."""
+    """Return the sums, and the bytes that rank 0 reads of others; a holder has `held` messages."""
 
     def start(operator: str, *arguments: Any) -> Any:
         return device.start(operator, *arguments, device.stream, order=order)
@@ -91,24 +90,8 @@ def check(device: Device, case: Case, orders: tuple[int, ...] = (), held: int = 
 @pytest.mark.parametrize("dim", [1, 3, 4, 5, 16, 33, 64, 132, 300])
 @pytest.mark.parametrize("held", [1, 2])
 def test_every_dim(device: Device, dim: int, held: int) -> None:
-    """Of two messages that one rank holds, the second begins anywhere."""
+    """The second of two messages that one rank holds begins at any place."""
     check(device, Case(dim, 3, ((100, dim), (70, dim)), 0.3), held=held)
-
-
-cases = st.builds(
-    Case,
-    seed=st.integers(0, 2**32 - 1),
-    ranks=st.sampled_from([1, 2, 3, 4, 8]),
-    buckets=st.lists(
-        st.tuples(
-            st.sampled_from([0, 1, 63, 64, 65, 200, 1000]), st.sampled_from([1, 4, 5, 8, 20, 33])
-        ),
-        min_size=1,
-        max_size=4,
-    ).map(tuple),
-    touched=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
-    spread=st.booleans(),
-)
 
 
 @given(cases, st.sampled_from([0, 1, 2]), st.integers(1, 4))
@@ -192,6 +175,7 @@ def test_refused_arguments(device: Device) -> None:
         ("take_numbers", taken, 4, 2, IndexError, "own: 2 is none of 2 segments"),
         ("take_numbers", taken, 6, -1, ValueError, "most_rows: expected .*, got -1"),
         ("take_numbers", taken, 7, out, TypeError, "bitmap: expected dtype int64"),
+        ("add_messages", added, 0, [], ValueError, "segments: expected 1 to 72, got 0"),
         ("add_messages", added, 3, headers[0], ValueError, "headers: expected 8 contiguous"),
         ("add_messages", added, 4, begins[0], ValueError, "begins: expected 4 contiguous"),
         ("add_messages", added, 5, slots, TypeError, "numbers: expected dtype int32"),

@@ -343,7 +343,7 @@ def test_refused_arguments(device: Device) -> None:
             6,
             groups,
             ValueError,
-            "united_groups: buckets: expected .*, got 3",
+            "united_groups: expected 1 groups, one per bucket, got 3",
         ),
         ("sum_slice", summed, 0, [out, out[:400]], ValueError, "parts: expected .*, got 400"),
         ("sum_slice", summed, 3, 2, IndexError, "rank: 2 is none of 2"),

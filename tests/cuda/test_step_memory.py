@@ -44,7 +44,7 @@ def step_of(case: Case, samples: int, training: bool) -> DeviceStep:
 
 
 def for_replicas(case: Case, step: DeviceStep, counts: list[int], name: Method = "bitmap") -> float:
-    """What the step counts for replicas of the tables' dims, each of which is a bucket."""
+    """Return what the step counts for replicas of the tables' dims, each of which is a bucket."""
     row_bytes = sum(n * 4 * dim for n, dim in zip(counts, case.dims, strict=False))
     sums = replace(Sums.zeros(1), rows=np.array(sum(counts)), row_bytes=np.array(row_bytes))
     method = allreduce_cost(Topology.load(f"1x{case.ranks}-h100"), name)
@@ -194,10 +194,10 @@ def test_what_goes_between_nodes_by_nvshmem(
 
 @pytest.mark.parametrize("method", METHODS[1:])
 @pytest.mark.parametrize("few_rows", [False, True])
-def test_what_replicas_take(
+def test_memory_of_replicas(
     ranks: Ranks, library: str | None, method: Method, few_rows: bool
 ) -> None:
-    """Of few replicas, the most that a step takes is taken before their sums."""
+    """With few replicas, a step takes the most memory before their sums."""
     rows = (300, 200) if few_rows else (30_000, 20_000)
     case = Case(5, 3, "adagrad", dims=(64,), rows=rows)
     step, given = step_of(case, 1_000, training=True), (ranks, library, case, 1_000)

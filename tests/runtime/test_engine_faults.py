@@ -182,7 +182,7 @@ BAD_BATCHES = {
     ),
     "ids that are no integers": (
         lambda: kjt(values=torch.zeros(8)),
-        "on cpu as the tables are, got torch.float32 on cpu",
+        "on cpu, the tables' device, got torch.float32 on cpu",
     ),
 }
 

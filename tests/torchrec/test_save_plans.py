@@ -50,7 +50,7 @@ PATHS = st.dictionaries(st.text(), st.lists(st.text() | st.integers(0, 99)).map(
 
 
 def fields(value: Any) -> Any:
-    """All fields of torch's objects: comparison leaves some of them out."""
+    """Return all fields of an object of torch: comparison leaves some of them out."""
     return asdict(value)
 
 
@@ -75,8 +75,8 @@ def test_results(result: WriteResult) -> None:
     assert fields(there) == fields(result)
 
 
-def test_what_the_planner_of_torch_makes() -> None:
-    """Torch's planner sets no field that is not told."""
+def test_plans_of_the_planner_of_torch() -> None:
+    """The JSON has all fields that torch's planner sets."""
     state = {
         "layers": {"weight": torch.zeros(3, 2), "half": torch.zeros(1, dtype=torch.float16)},
         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "groups": [{"lr": 0.1}]},

@@ -3,8 +3,6 @@
 
 #include "oper/cuda/replica_messages.cuh"
 
-#include <algorithm>
-
 extern "C" int oper_cuda_write_header(const oper::HeaderArguments* a, void* stream) {
   using namespace oper;
   return launch({dim3(1), kWarpThreads, static_cast<cudaStream_t>(stream)}, write_header, *a);
@@ -13,9 +11,7 @@ extern "C" int oper_cuda_write_header(const oper::HeaderArguments* a, void* stre
 extern "C" int oper_cuda_write_message(const oper::MessageArguments* a, int64_t most_rows,
                                        void* stream) {
   using namespace oper;
-  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
-  const int64_t lanes = *std::max_element(a->lanes, a->lanes + a->buckets);
-  return launch_threads(write_message, *a, most_rows * lanes, a->buckets, stream);
+  return launch_rows(write_message, *a, most_rows, stream);
 }
 
 extern "C" int oper_cuda_take_numbers(const oper::NumberArguments* a, int64_t most_rows,
@@ -23,7 +19,6 @@ extern "C" int oper_cuda_take_numbers(const oper::NumberArguments* a, int64_t mo
   using namespace oper;
   const Launch one{dim3(1), 256, static_cast<cudaStream_t>(stream)};
   if (const cudaError_t error = launch(one, read_headers, *a)) return error;
-  if (most_rows == 0) return cudaSuccess;
   const int64_t of_rank = (most_rows + a->ranks - 1) / a->ranks;
   return launch_threads(take_numbers, *a, of_rank, a->ranks, stream);
 }
@@ -31,7 +26,5 @@ extern "C" int oper_cuda_take_numbers(const oper::NumberArguments* a, int64_t mo
 extern "C" int oper_cuda_add_messages(const oper::AddMessagesArguments* a, int64_t most_rows,
                                       void* stream) {
   using namespace oper;
-  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
-  const int64_t lanes = *std::max_element(a->lanes, a->lanes + a->buckets);
-  return launch_threads(add_messages, *a, most_rows * lanes, a->buckets, stream);
+  return launch_rows(add_messages, *a, most_rows, stream);
 }

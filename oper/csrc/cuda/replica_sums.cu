@@ -9,7 +9,6 @@
 extern "C" int oper_cuda_mark_replicas(const oper::MarkArguments* a, int64_t most_rows,
                                        void* stream) {
   using namespace oper;
-  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
   return launch_threads(mark_replicas, *a, most_rows, a->buckets, stream);
 }
 
@@ -35,9 +34,7 @@ extern "C" int oper_cuda_list_replicas(const oper::ListArguments* a, void* strea
 extern "C" int oper_cuda_aggregate_rows(const oper::AggregateArguments* a, int64_t most_rows,
                                         void* stream) {
   using namespace oper;
-  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
-  const int64_t lanes = *std::max_element(a->lanes, a->lanes + a->buckets);
-  return launch_threads(aggregate_rows, *a, most_rows * lanes, a->buckets, stream);
+  return launch_rows(aggregate_rows, *a, most_rows, stream);
 }
 
 extern "C" int oper_cuda_sum_slice(const oper::SliceArguments* a, int64_t most_values,
@@ -56,7 +53,6 @@ extern "C" int oper_cuda_sum_buffers(const oper::BufferArguments* a, void* strea
 extern "C" int oper_cuda_gather_slices(const oper::SliceArguments* a, int64_t most_values,
                                        void* stream) {
   using namespace oper;
-  if (most_values == 0) return cudaSuccess;
   return launch_threads(gather_slices, *a, most_values / kOfThread, 1, stream);
 }
 
@@ -64,6 +60,5 @@ extern "C" int oper_cuda_mark_touched(const oper::TouchedArguments* a, void* str
   using namespace oper;
   if (a->buckets == 0) return cudaSuccess;
   const int64_t most_rows = *std::max_element(a->count, a->count + a->buckets);
-  if (most_rows == 0) return cudaSuccess;
   return launch_threads(mark_touched, *a, most_rows, a->buckets, stream);
 }

@@ -94,6 +94,10 @@ void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* na
                    ", and the batch is on ", others.device());
 }
 
+void check_on(std::initializer_list<NamedTensor> tensors, const at::Tensor& others) {
+  for (const auto& [tensor, name] : tensors) check_on(tensor, others, name);
+}
+
 void check_not_captured(int64_t stream, const char* what) {
   int captured = 0;
   check_device(device_library().is_captured(reinterpret_cast<void*>(stream), &captured),

@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "oper/cuda/launchers.h"
 
@@ -64,8 +66,12 @@ const DeviceLibrary& device_library();
 // What the kernels report of a batch, int64 [2]; null where the host has looked at it.
 BatchReport* report_of(const std::optional<at::Tensor>& report);
 
-// Throws ValueError where a tensor is not on the device that the batch's `others` are on.
+// Throws ValueError if a tensor is not on the device that the batch's `others` are on.
 void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name);
+
+// Throws ValueError if one of these tensors, with their names, is not on the device of `others`.
+using NamedTensor = std::pair<const at::Tensor&, const char*>;
+void check_on(std::initializer_list<NamedTensor> tensors, const at::Tensor& others);
 
 // Throws if the work of a stream is captured by a CUDA graph, in which `what` cannot be done.
 void check_not_captured(int64_t stream, const char* what);

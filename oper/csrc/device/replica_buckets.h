@@ -1,4 +1,4 @@
-// The buckets of replicas that launches are given, from the arguments of operators.
+// Arguments of the operators on replicas, as launches take them: buckets, and groups of rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,16 +9,17 @@
 
 #include "cpu/allreduce/replica_arguments.h"
 #include "cpu/common/arguments.h"
+#include "cpu/step/row_groups.h"
 #include "oper/cuda/launchers.h"
 
 namespace oper {
 
-// The least of kMostReplicaBuckets and what is left of `all` buckets from the first on.
+// The buckets of a launch that begins with the bucket `first` of `all`.
 inline int64_t buckets_from(int64_t first, size_t all) {
   return std::min<int64_t>(kMostReplicaBuckets, static_cast<int64_t>(all) - first);
 }
 
-// The buckets of a launch, and the words of a bitmap before each.
+// Sets the buckets of a launch, and the words of a bitmap before each.
 inline void set_buckets(ReplicaBuckets& a, const std::vector<Replicas>& all, int64_t first,
                         int64_t first_word) {
   a.buckets = buckets_from(first, all.size());
@@ -30,7 +31,7 @@ inline void set_buckets(ReplicaBuckets& a, const std::vector<Replicas>& all, int
   }
 }
 
-// f(first, word) for the first bucket of each launch, and the words of a bitmap before it.
+// Calls f(first, word) for each launch with its first bucket, and the words of a bitmap before it.
 template <typename F>
 void each_launch(const std::vector<Replicas>& all, const F& f) {
   int64_t word = 0;
@@ -41,19 +42,18 @@ void each_launch(const std::vector<Replicas>& all, const F& f) {
   }
 }
 
-// The groups of rows, [2, groups + 1] on a device.
+// The groups of rows on a device, [2, groups + 1].
 inline const int64_t* lines_of(const at::Tensor& groups, const char* name) {
-  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
-                   ": expected [2, groups + 1], got ", groups.sizes());
+  count_groups(groups, name);
   return elements<int64_t>(groups, name);
 }
 
-// The groups of rows, a bucket each.
+// The groups of rows on a device, one per bucket.
 inline const int64_t* lines_of(const at::Tensor& groups, size_t buckets, const char* name) {
-  const int64_t* const lines = lines_of(groups, name);
-  OPER_CHECK_VALUE(groups.size(1) == static_cast<int64_t>(buckets) + 1, name, ": expected ",
-                   buckets, " groups, one per bucket, got ", groups.size(1) - 1);
-  return lines;
+  const int64_t count = count_groups(groups, name);
+  OPER_CHECK_VALUE(count == static_cast<int64_t>(buckets), name, ": expected ", buckets,
+                   " groups, one per bucket, got ", count);
+  return elements<int64_t>(groups, name);
 }
 
 inline void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }

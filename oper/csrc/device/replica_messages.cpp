@@ -1,11 +1,12 @@
 // torch.ops.oper.write_message, take_numbers and add_messages: the AllGather of replicas' gradients
-// on a device. Rows, gradients, messages and how many there are of anything lie on the device:
-// whoever calls vouches for them, and says how many rows there are room for.
+// on a device. Rows, gradients, messages and the numbers of them lie on the device: the caller
+// vouches for them, and gives the number of rows that there is room for.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <tuple>
 #include <vector>
@@ -24,7 +25,7 @@ bool all_wide(at::IntArrayRef dims) {
   return std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim % 4 == 0; });
 }
 
-// The dim of a bucket, and threads that hold a row of it.
+// Sets the dim of a bucket, and the number of threads that hold a row.
 template <typename Arguments>
 void set_dim(Arguments& a, int64_t bucket, int64_t dim) {
   check_size(dim, 1, kMostThings, "dims");
@@ -32,9 +33,9 @@ void set_dim(Arguments& a, int64_t bucket, int64_t dim) {
   a.lanes[bucket] = lanes_for(a.wide ? dim / 4 : dim);
 }
 
-// Writes the header of a rank's message, and the message: gradients, then numbers. `group` says on
-// the host which groups of its rows are replicas, and `group_there` on the device, where -1 is a
-// bucket that has none.
+// Writes the header of a rank's message, and the message: gradients, then numbers. `group` on the
+// host and `group_there` on the device say which groups of the rank's rows are replicas; -1 on the
+// device is a bucket without replicas.
 void write_message(const at::Tensor& slots, const at::Tensor& groups, const at::Tensor& values,
                    const at::Tensor& group_there, at::IntArrayRef group, at::TensorList replicas,
                    at::IntArrayRef counts, const at::Tensor& dims_there, at::IntArrayRef dims,
@@ -44,13 +45,13 @@ void write_message(const at::Tensor& slots, const at::Tensor& groups, const at::
   const auto all = static_cast<int64_t>(buckets.size());
   check_one_each(group, buckets.size());
   check_one_each(dims, buckets.size());
-  for (const auto& [tensor, name] : {std::pair<const at::Tensor&, const char*>{slots, "slots"},
-                                     {groups, "groups"},
-                                     {values, "values"},
-                                     {group_there, "group"},
-                                     {dims_there, "dims_there"},
-                                     {header, "header"}})
-    check_on(tensor, message, name);
+  check_on({{slots, "slots"},
+            {groups, "groups"},
+            {values, "values"},
+            {group_there, "group"},
+            {dims_there, "dims_there"},
+            {header, "header"}},
+           message);
   HeaderArguments head{};
   head.groups = lines_of(groups, "groups");
   head.group = elements<int64_t>(group_there, all, "group");
@@ -83,11 +84,10 @@ void write_message(const at::Tensor& slots, const at::Tensor& groups, const at::
   });
 }
 
-// The ranks' messages, in the memory of those who hold them.
+// The ranks' messages in the memory of their holders.
 HeldMessages held_messages(at::TensorList segments, int64_t message_word,
                            const at::Tensor& holders) {
-  OPER_CHECK_VALUE(!segments.empty() && segments.size() <= kMostLists, "segments: expected 1 to ",
-                   kMostLists, ", got ", segments.size());
+  check_size(static_cast<int64_t>(segments.size()), 1, kMostLists, "segments");
   HeldMessages a{};
   for (size_t n = 0; n < segments.size(); ++n) {
     check_on(segments[n], segments[0], "segments");
@@ -102,9 +102,9 @@ HeldMessages held_messages(at::TensorList segments, int64_t message_word,
   return a;
 }
 
-// Headers [ranks, 2, buckets + 1] of all messages; where messages and their numbers begin
-// [2, ranks]; and the numbers, up to `most_rows`. The replicas are marked in `bitmap`, and the
-// bytes of messages that are not held by the holder `own` added to `read`.
+// Returns the headers [ranks, 2, buckets + 1] of all messages; the places at which messages and
+// their numbers begin [2, ranks]; and the numbers, up to `most_rows`. Marks the replicas in
+// `bitmap`, and adds the bytes of the messages of other holders than `own` to `read`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> take_numbers(
     at::TensorList segments, int64_t message_word, const at::Tensor& holders,
     const at::Tensor& held_as, int64_t own, const at::Tensor& first_words, int64_t most_rows,
@@ -112,11 +112,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> take_numbers(
   const c10::DeviceGuard guard(bitmap.device());
   NumberArguments a{};
   static_cast<HeldMessages&>(a) = held_messages(segments, message_word, holders);
-  for (const auto& [tensor, name] : {std::pair<const at::Tensor&, const char*>{held_as, "held_as"},
-                                     {first_words, "first_words"},
-                                     {bitmap, "bitmap"},
-                                     {read, "read"}})
-    check_on(tensor, segments[0], name);
+  check_on({{held_as, "held_as"}, {first_words, "first_words"}, {bitmap, "bitmap"}, {read, "read"}},
+           segments[0]);
   check_index(own, static_cast<int64_t>(segments.size()), "own", "segments");
   check_size(most_rows, 0, INT32_MAX, "most_rows");
   a.held_as = elements<int64_t>(held_as, a.ranks, "held_as");
@@ -149,15 +146,15 @@ void add_messages(at::TensorList segments, int64_t message_word, const at::Tenso
   const std::vector<Replicas> buckets = replicas_of(replicas, counts);
   const auto all = static_cast<int64_t>(buckets.size());
   check_one_each(dims, buckets.size());
-  for (const auto& [tensor, name] : {std::pair<const at::Tensor&, const char*>{headers, "headers"},
-                                     {begins, "begins"},
-                                     {numbers, "numbers"},
-                                     {united, "united"},
-                                     {united_groups, "united_groups"},
-                                     {out, "out"}})
-    check_on(tensor, segments[0], name);
   AddMessagesArguments a{};
   HeldMessages& held = a.messages = held_messages(segments, message_word, holders);
+  check_on({{headers, "headers"},
+            {begins, "begins"},
+            {numbers, "numbers"},
+            {united, "united"},
+            {united_groups, "united_groups"},
+            {out, "out"}},
+           segments[0]);
   held.buckets = all;
   elements<int64_t>(headers, held.ranks * 2 * (all + 1), "headers");
   held.headers = headers.mutable_data_ptr<int64_t>();
@@ -181,7 +178,7 @@ void add_messages(at::TensorList segments, int64_t message_word, const at::Tenso
 }  // namespace
 }  // namespace oper
 
-// The processor's messages are made and merged by pack_rows and merge_messages.
+// The processor has pack_rows and merge_messages instead.
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kWriteMessage);
   m.def(oper::schemas::kTakeNumbers);

@@ -1,7 +1,6 @@
 // torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice, sum_buffers,
-// gather_slices and mark_touched on a device. Rows, gradients, bitmaps and how many there are of
-// anything lie on the device: whoever calls vouches for them, and says how many rows there are room
-// for.
+// gather_slices and mark_touched on a device. Rows, gradients, bitmaps and the numbers of them lie
+// on the device: the caller vouches for them, and gives the number of rows that there is room for.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -65,11 +64,10 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   const auto all = static_cast<int64_t>(buckets.size());
   check_size(all, 0, kMostBuckets, "counts: buckets");
   check_size(most_rows, 0, INT32_MAX, "most_rows");
-  OPER_CHECK_VALUE(!bitmaps.empty() && bitmaps.size() <= kMostLists, "bitmaps: expected 1 to ",
-                   kMostLists, ", got ", bitmaps.size());
-  const c10::DeviceGuard guard(bitmaps[0].device());
   UnionArguments a{};
   a.ranks = static_cast<int64_t>(bitmaps.size());
+  check_size(a.ranks, 1, kMostLists, "bitmaps");
+  const c10::DeviceGuard guard(bitmaps[0].device());
   a.words = words_of_all(counts);
   for (int64_t rank = 0; rank < a.ranks; ++rank) {
     check_on(bitmaps[rank], bitmaps[0], "bitmaps");
@@ -119,17 +117,15 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
   const c10::DeviceGuard guard(out.device());
   check_one_each(group, counts.size());
   check_one_each(dims, counts.size());
-  for (const auto& [tensor, name] : {std::pair<const at::Tensor&, const char*>{slots, "slots"},
-                                     {groups, "groups"},
-                                     {values, "values"},
-                                     {united, "united"},
-                                     {united_groups, "united_groups"}})
-    check_on(tensor, out, name);
+  check_on({{slots, "slots"},
+            {groups, "groups"},
+            {values, "values"},
+            {united, "united"},
+            {united_groups, "united_groups"}},
+           out);
   const int64_t* const own = lines_of(groups, "groups");
-  const int64_t* const all = lines_of(united_groups, "united_groups");
+  const int64_t* const all = lines_of(united_groups, counts.size(), "united_groups");
   const int64_t own_groups = groups.size(1) - 1, buckets = united_groups.size(1) - 1;
-  check_size(buckets, static_cast<int64_t>(counts.size()), static_cast<int64_t>(counts.size()),
-             "united_groups: buckets");
   check_size(slots.numel(), 0, INT32_MAX, "slots: elements");
   check_size(united.numel(), 0, INT32_MAX, "united: elements");
   const int64_t* const slot = elements<int64_t>(slots, "slots");
@@ -162,10 +158,9 @@ void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at:
 SliceArguments slices_of(at::TensorList parts, const at::Tensor& groups, at::Tensor& out) {
   const int64_t* const lines = lines_of(groups, "groups");
   check_on(groups, out, "groups");
-  OPER_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
-                   kMostLists, ", got ", parts.size());
   SliceArguments a{};
   a.ranks = static_cast<int64_t>(parts.size());
+  check_size(a.ranks, 1, kMostLists, "parts");
   a.groups = lines;
   a.buckets = groups.size(1) - 1;
   a.out = writable_elements<float>(out, 0, "out");
@@ -235,10 +230,9 @@ void mark_touched(const at::Tensor& values, const at::Tensor& groups, at::IntArr
 
 void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
   const c10::DeviceGuard guard(out.device());
-  OPER_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: expected 1 to ",
-                   kMostLists, ", got ", parts.size());
   BufferArguments a{};
   a.count = static_cast<int64_t>(parts.size());
+  check_size(a.count, 1, kMostLists, "parts");
   a.values = out.numel();
   a.out = writable_elements<float>(out, 0, "out");
   for (int64_t n = 0; n < a.count; ++n) {
@@ -253,8 +247,8 @@ void sum_buffers(at::TensorList parts, at::Tensor& out, int64_t stream) {
 }  // namespace
 }  // namespace oper
 
-// The processor's slices are views of what it knows the sizes of: sum_buffers. Touched rows it
-// lists: touched_rows.
+// The processor has other operators instead: it knows sizes, so slices are views for sum_buffers,
+// and touched_rows lists the rows.
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(oper::schemas::kSumSlice);
   m.def(oper::schemas::kGatherSlices);

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "cpu/common/arguments.h"
+#include "cpu/step/row_groups.h"
 #include "device/library.h"
 #include "oper/step/gradient_layout.h"
 #include "schemas.h"
@@ -112,15 +113,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
                    "slots, values, groups: expected equal numbers of them, at least one, got ",
                    slots.size(), ", ", values.size(), " and ", groups.size());
   const c10::DeviceGuard guard(groups[0].device());
-  OPER_CHECK_VALUE(groups[0].dim() == 2 && groups[0].size(0) == 2 && groups[0].size(1) > 0,
-                   "groups: expected [2, groups + 1], got ", groups[0].sizes());
+  const int64_t count = count_groups(groups[0], "groups");
   for (const at::Tensor& of : groups)
     OPER_CHECK_VALUE(of.sizes() == groups[0].sizes(), "groups: of unlike shapes");
   const auto words = groups[0].options();
   const Gradients none{at::empty({0}, words), at::zeros(groups[0].sizes(), words),
                        at::empty({0}, words.dtype(at::kFloat))};
-  const BucketDims buckets = bucket_dims(groups[0].size(1) - 1, dims);
-  if (groups[0].size(1) == 1) return {none.slots, none.groups, none.values};
+  const BucketDims buckets = bucket_dims(count, dims);
+  if (count == 0) return {none.slots, none.groups, none.values};
   Gradients merged{slots[0], groups[0], values[0]};
   for (size_t n = 1; n < std::max<size_t>(slots.size(), 2); ++n)
     merged = merge_two(merged, n < slots.size() ? Gradients{slots[n], groups[n], values[n]} : none,

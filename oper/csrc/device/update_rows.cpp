@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cpu/step/row_groups.h"
 #include "device/step_arguments.h"
 #include "schemas.h"
 
@@ -22,10 +23,8 @@ UpdateList list_of(const at::Tensor& slots, const at::Tensor& values, const at::
   check_on(slots, rows, "slots");
   check_on(values, rows, "values");
   check_on(groups, rows, "groups");
-  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                   "groups: expected [2, groups + 1], got ", groups.sizes());
+  const int64_t count = count_groups(groups, "groups");
   const auto* const before = elements<int64_t>(groups, "groups");
-  const int64_t count = groups.size(1) - 1;
   check_index(group, count, "group", "groups");
   check_size(slots.numel(), 0, int64_t{1} << 30, "slots: elements");  // entries are ints
   return {elements<int64_t>(slots, "slots"), elements<float>(values, "values"), before + group,

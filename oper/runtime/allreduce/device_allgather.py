@@ -1,22 +1,21 @@
-"""The AllGather of replicas' gradients on devices (OPER §5.3): the sums of the processor's
-(methods.py), bit by bit.
+"""The AllGather of replicas' gradients on devices (OPER §5.3), with the bits of the processor's
+sums (methods.py).
 
-A rank's memory that the others read holds its own message, and those of its clients on other nodes
-(proxies.py), message after message; replaced where it must grow (growing_segments.py):
+The memory of a rank that the others read holds its own message and the messages of its clients on
+other nodes (proxies.py), one after another. It is replaced when it must grow
+(gradient_segments.py):
 
-    int64    [messages, 2, buckets + 1]  of each message the rows before each bucket, and the values
-                                         before its gradients
-    float32  [values], int32 [rows]      of each message the gradients of its replicas, bucket after
-                                         bucket without gaps, then their numbers
+    int64    [messages, 2, buckets + 1]  rows before each bucket of a message, and the values before
+                                         its gradients
+    float32  [values], int32 [rows]      gradients of a message's replicas, bucket after bucket
+                                         without gaps, then their numbers
 
 Within a node counts stay on the devices: a rank has room for a message of as many rows as its
 batch has accesses, and for sums of as many rows as all ranks have accesses. Ranks copy the others'
-numbers, and read each of the others' gradients once, where it lies, as they sum. Between nodes the
-host must know how many words are sent.
+numbers, and read each gradient of the others once, from the others' memory, while they sum. Between
+nodes the host must know the number of words to send.
 """
 
-from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -25,13 +24,11 @@ from oper.cost.step_memory import LINE_VALUES, most_values, with_slack
 from oper.runtime.allreduce.methods import Replicas, check_numbered
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.allreduce.rank_accesses import RankAccesses
-from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, aligned
+from oper.runtime.comm.shared_segment import LINE_BYTES, aligned
 from oper.runtime.memory.device import Cuda
-from oper.runtime.memory.gradient_mailbox import GRADIENTS
+from oper.runtime.memory.gradient_segments import GradientSegments
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.memory.step_room import device_segment
 from oper.runtime.tables.row_gradients import RowGradients
 
 _WORD_BYTES = 4
@@ -44,7 +41,7 @@ class DeviceAllGather:
         check_numbered(replicas.counts)
         on = device.torch_device
         self._device, self._node, self._proxies = device, node, proxies
-        self._replicas = replace(replicas, slots=[s.to(on) for s in replicas.slots])
+        self._replicas = replicas.on(on)
         counts, dims, buckets = replicas.counts, replicas.dims, len(replicas.counts)
         self._rows = sum(counts)
         self._most_words = sum(n * (1 + dim) for n, dim in zip(counts, dims, strict=True))
@@ -52,10 +49,10 @@ class DeviceAllGather:
         groups = [g if n else -1 for n, g in zip(counts, replicas.groups, strict=True)]
         self._groups = torch.tensor(groups, device=on)
         self._dims = torch.tensor(dims, device=on)
-        words = [-(-n // 64) for n in counts]
-        self._bitmap_words = sum(words)
-        self._first_words = torch.tensor([0, *accumulate(words)][:-1], device=on)
-        # Whose message lies where: the holder's position in the node, and its place there.
+        *first_words, self._bitmap_words = accumulate(replicas.words, initial=0)
+        self._first_words = torch.tensor(first_words, device=on)
+        # The places of the ranks' messages: the holder's position in the node, and the message's
+        # number there.
         held = [(peer, *proxies.clients_of(peer)) for peer in node.peers]
         place = {r: (n, ranks.index(r)) for n, ranks in enumerate(held) for r in ranks}
         places = [place[r] for r in range(node.ranks)]
@@ -63,9 +60,7 @@ class DeviceAllGather:
         self._held_as = torch.tensor([held_as for _, held_as in places], device=on)
         self._headers = [max(map(len, held)), 2, buckets + 1]
         self._start = aligned(8 * self._headers[0] * 2 * (buckets + 1))
-        self._segments = GrowingSegments(
-            node, partial(device_segment, device, GRADIENTS), self._start + LINE_BYTES
-        )
+        self.segments = GradientSegments(node, device, self._start + LINE_BYTES)
         self._most_numbers = node.ranks * self._rows  # of all messages
         self._accesses = RankAccesses(node, device, self._most_numbers)
         self._own_accesses = 0
@@ -73,12 +68,7 @@ class DeviceAllGather:
 
     @property
     def shared_bytes(self) -> int:
-        return self._segments.mine.reserve_bytes
-
-    @property
-    def segments(self) -> list[DeviceSegment]:
-        """The memory of all ranks that gradients are written to now."""
-        return self._segments.known
+        return self.segments.bytes
 
     def mark(self, rows: SortedRows) -> None:
         self._own_accesses = len(rows.slots)
@@ -108,7 +98,7 @@ class DeviceAllGather:
         self._accesses.say(self._own_accesses + received)
 
     def _receive(self) -> int:
-        """Exchange messages with other nodes; returns the rows of those that came."""
+        """Exchange messages with other nodes. Return the number of rows in those that came."""
         proxies, clients = self._proxies.proxies, self._proxies.clients
         action, own = "gather replicas' gradients", self._own_headers[0].cpu()
         known = self._proxies.received_bytes  # headers are not charged
@@ -123,7 +113,7 @@ class DeviceAllGather:
         sizes, end = {r: int(of.sum()) for r, of in ends.items()}, int(own[:, -1].sum())
         mine = self._message(0, end)
         if self._grow(end + sum(sizes.values())):
-            # Nobody reads the old message any more: the others do once all have reduced.
+            # Nobody reads the old memory: the others read messages once all ranks have reduced.
             self._own_headers[0].copy_(self._device.send(own))
             self._message(0, end).copy_(mine)
         if clients:
@@ -161,28 +151,26 @@ class DeviceAllGather:
         return RowGradients(slots, groups, total)
 
     def _segment(self, peer: int) -> torch.Tensor:
-        """All of a rank's memory, as words of 8 bytes."""
-        segment = self._segments.of(peer)
-        if self._device.capture is not None:
-            self._device.capture.check(partial(self._segments.check_same, peer, segment))
+        """Return all of a rank's memory, as words of 8 bytes."""
+        segment = self.segments.of_step(peer)
         return segment.tensor(0, [segment.reserve_bytes // 8], torch.int64)
 
     @property
     def _own_headers(self) -> torch.Tensor:
-        """Those of the messages that this rank holds, its own first."""
-        return self._segments.mine.tensor(0, self._headers, torch.int64)
+        """The headers of the messages that this rank holds, its own first."""
+        return self.segments.mine.tensor(0, self._headers, torch.int64)
 
     def _message(self, begin: int, size: int) -> torch.Tensor:
-        """Words [begin, begin + size) of this rank's messages."""
+        """Return words [begin, begin + size) of this rank's messages."""
         start = self._start + _WORD_BYTES * begin
-        return self._segments.mine.tensor(start, [size], torch.float32)
+        return self.segments.mine.tensor(start, [size], torch.float32)
 
     def _grow(self, words: int) -> bool:
-        """Have room for so many words of messages. Whether the memory is another, whose content is
-        anything."""
+        """Make room for so many words of messages. Return whether the memory was replaced: its
+        content is then undefined."""
         needed = self._start + _WORD_BYTES * words
-        if needed <= self._segments.mine.reserve_bytes:
+        if needed <= self.segments.bytes:
             return False
         most = self._headers[0] * self._most_words
-        self._segments.grow(self._start + _WORD_BYTES * min(with_slack(words), most))
+        self.segments.grow(self._start + _WORD_BYTES * min(with_slack(words), most))
         return True

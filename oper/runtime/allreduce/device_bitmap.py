@@ -1,15 +1,14 @@
-"""The bitmap method on devices (OPER §5.3): the sums of the processor's (methods.py), bit by bit.
+"""The bitmap method on devices (OPER §5.3), with the bits of the processor's sums (methods.py).
 
 No count comes to the host on one node: buffers have room for as many replicas as all ranks have
-accesses, or for all replicas if those are fewer (rank_accesses.py).
+accesses, or for all replicas if there are fewer (rank_accesses.py).
 
-Memory of a rank that the others read, beside the buffers of the sum (device_sliced_sum.py):
+Memory of a rank that the others read, in addition to the buffers of the sum (device_sliced_sum.py):
 
     int64    [words]   its bitmap of touched replicas
 """
 
 import functools
-from dataclasses import replace
 
 import torch
 
@@ -19,7 +18,7 @@ from oper.runtime.allreduce.methods import Replicas
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.allreduce.rank_accesses import RankAccesses
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import DeviceSegment, aligned
+from oper.runtime.comm.shared_segment import aligned
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients
@@ -29,14 +28,14 @@ class DeviceBitmap:
     """A gradient of every replica that any rank touched, on the ranks' devices."""
 
     def __init__(self, node: Node, proxies: Proxies, device: Cuda, replicas: Replicas) -> None:
-        on = device.torch_device
         self._device, self._rank = device, node.peers.index(node.rank)
-        self._replicas = replicas = replace(replicas, slots=[s.to(on) for s in replicas.slots])
-        words = sum(-(-count // 64) for count in replicas.counts)
+        self._replicas = replicas = replicas.on(device.torch_device)
+        words = sum(replicas.words)
         bitmaps = node.share(device.segment(aligned(8 * words), aligned(8 * words)))
         self._bitmaps = [s.tensor(0, [words], torch.int64) for s in bitmaps.values()]
         self._bitmap_bytes = bitmaps[node.rank].reserve_bytes
         self._sum = DeviceSlicedSum(node, proxies, device, replicas)
+        self.segments = self._sum.segments
         self._proxies = proxies
         self._accesses = RankAccesses(node, device, sum(replicas.counts))
         self._values = 0  # in this step's sum
@@ -48,12 +47,7 @@ class DeviceBitmap:
 
     @property
     def shared_bytes(self) -> int:
-        return self._bitmap_bytes + self._sum.shared_bytes
-
-    @property
-    def segments(self) -> list[DeviceSegment]:
-        """The memory of all ranks that gradients are written to now."""
-        return self._sum.segments
+        return self._bitmap_bytes + self.segments.bytes
 
     def mark(self, rows: SortedRows) -> None:
         self._accesses.say(len(rows.slots))

@@ -1,6 +1,4 @@
-"""The dense method on devices (OPER §5.3): the sums of the processor's (methods.py), bit by bit."""
-
-from dataclasses import replace
+"""The dense method on devices (OPER §5.3), with the bits of the processor's sums (methods.py)."""
 
 import torch
 
@@ -8,7 +6,6 @@ from oper.runtime.allreduce.device_sliced_sum import DeviceSlicedSum
 from oper.runtime.allreduce.methods import Replicas
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out_on_host
@@ -17,17 +14,18 @@ from oper.runtime.tables.row_gradients import RowGradients, laid_out_on_host
 class DeviceDense:
     """A gradient of every replica, touched or not, on the ranks' devices.
 
-    Ranks sum and gather the buffers of all replicas in place. The rows that any rank touched are
-    told from padding (gradient_buffers.h) and copied, so that updates see no others.
+    Ranks sum and gather the buffers of all replicas in place. They tell the rows that any rank
+    touched from padding (gradient_buffers.h) and copy them, so that updates see no other rows.
     """
 
     def __init__(self, node: Node, proxies: Proxies, device: Cuda, replicas: Replicas) -> None:
         self._device, on, rows = device, device.torch_device, replicas.rows
-        self._replicas = replicas = replace(replicas, slots=[s.to(on) for s in replicas.slots])
-        self._slots = rows.slots.to(on)  # of all replicas, a bucket each group
+        self._replicas = replicas = replicas.on(on)
+        self._slots = rows.slots.to(on)  # of all replicas, one group per bucket
         self._groups = laid_out_on_host(rows.groups[0], replicas.dims).to(on)
-        self._words = sum(-(-count // 64) for count in replicas.counts)
+        self._words = sum(replicas.words)
         self._sum = DeviceSlicedSum(node, proxies, device, replicas)
+        self.segments = self._sum.segments
 
     @property
     def read_bytes(self) -> torch.Tensor:
@@ -35,12 +33,7 @@ class DeviceDense:
 
     @property
     def shared_bytes(self) -> int:
-        return self._sum.shared_bytes
-
-    @property
-    def segments(self) -> list[DeviceSegment]:
-        """The memory of all ranks that gradients are written to now."""
-        return self._sum.segments
+        return self.segments.bytes
 
     def mark(self, rows: SortedRows) -> None:
         self._sum.begin()

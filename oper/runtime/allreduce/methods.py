@@ -12,7 +12,7 @@ The first two sum buffers of equal size over all ranks (sliced_sum.py).
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -40,8 +40,17 @@ class Replicas:
     node_sum: NodeSum  # how their gradients are summed over nodes
 
     @property
+    def words(self) -> list[int]:
+        """The words of a bitmap of each bucket."""
+        return [-(-count // 64) for count in self.counts]
+
+    def on(self, device: torch.device) -> "Replicas":
+        """Return the replicas with their slots on a device."""
+        return replace(self, slots=[slots.to(device) for slots in self.slots])
+
+    @property
     def rows(self) -> RowGradients:
-        """All of them, a bucket each group; without gradients."""
+        """All replicas, one group per bucket, without gradients."""
         slots = [
             torch.arange(count) if count > len(given) else given
             for given, count in zip(self.slots, self.counts, strict=True)
@@ -135,7 +144,7 @@ class Bitmap(Dense):
     """A gradient of every replica that any rank touched."""
 
     def __init__(self, node: Node, proxies: Proxies, replicas: Replicas) -> None:
-        words = sum(-(-n // 64) for n in replicas.counts)
+        words = sum(replicas.words)
         super().__init__(node, proxies, replicas, header_bytes=8 * words)
         bitmaps = self._sum.headers([words], torch.int64)
         self._bitmap, self._bitmaps = bitmaps[node.rank], list(bitmaps.values())

@@ -1,4 +1,4 @@
-"""The accesses of the batches of a node's ranks, in memory of the host: the upper bound of the
+"""The accesses of the batches of a node's ranks, in memory of the host: an upper bound of the
 touched replicas, whose exact number only devices know."""
 
 from functools import partial
@@ -13,8 +13,8 @@ from oper.runtime.memory.device import Cuda
 
 
 class RankAccesses:
-    """A number of each rank of the node in a step. For more than `enough` accesses of all ranks no
-    more room is needed than for these."""
+    """The number of accesses of each rank of the node in a step. More than `enough` accesses of all
+    ranks need no more room than `enough`."""
 
     def __init__(self, node: Node, device: Cuda, enough: int) -> None:
         self._device, self._enough = device, enough
@@ -26,7 +26,7 @@ class RankAccesses:
         self._most = 0  # of all ranks in a step so far
 
     def say(self, number: int) -> None:
-        """Let the other ranks know this rank's."""
+        """Let the other ranks know the number of this rank."""
         self._write(number)
         if self._device.capture is not None:
             self._device.capture.check(partial(self._write, number))
@@ -35,9 +35,11 @@ class RankAccesses:
         self._accesses[self._rank] = number
 
     def of_node(self, room: int | None = None) -> int:
-        """Sum those of all ranks of the node, once all have said theirs. A step that is captured
-        gets the room that there is, a quarter more than any step needed unless `room` is given, and
-        fails when it is run with more."""
+        """Return the sum over all ranks of the node, once all ranks have said their numbers.
+
+        A step that is captured gets `room`, or else a quarter more than any step needed, and raises
+        OperError when it runs with more.
+        """
         accesses = int(self._accesses.sum())
         self._most = max(self._most, accesses)
         if self._device.capture is not None:

@@ -104,8 +104,8 @@ class ReplicaAllReduce:
 
     @property
     def bytes(self) -> torch.Tensor:
-        """What this rank read in the last step that others wrote, as the methods are charged: int64
-        [1], on the device."""
+        """Bytes that this rank read in the last step and others wrote, as the methods are charged:
+        int64 [1], on the device."""
         return torch.as_tensor(self._method.read_bytes + self.network_bytes).view(1)
 
     @property
@@ -120,8 +120,8 @@ class ReplicaAllReduce:
 
     @property
     def segments(self) -> list[DeviceSegment]:
-        """The memory that devices of the node leave gradients in now."""
-        return self._method.segments if isinstance(self._method, DeviceMethod) else []
+        """The current memory of the gradients of the node's devices."""
+        return self._method.segments.known if isinstance(self._method, DeviceMethod) else []
 
     def begin(self, step: int, rows: SortedRows) -> None:
         """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave

@@ -43,7 +43,7 @@ _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
 class Seen(Protocol):
-    """What is known of other ranks without asking the store, as of those of this host."""
+    """Facts of other ranks that are known without the store, such as of the ranks of this host."""
 
     def leave_words(self, failure: str) -> None:
         """Let them know why this rank has failed, when it has ended."""
@@ -179,8 +179,8 @@ class Group:
         _raise(self._failures.failure())
 
     def _late(self, first: dict[int, str] | None, action: str) -> str:
-        """Which ranks are not waiting themselves: they have given no heartbeat since the `first`
-        were read."""
+        """Return the text on the ranks that are not waiting themselves: they have given no
+        heartbeat since the `first` were read."""
         last = self._waits(0.0)
         others = [r for r in range(self.ranks) if r != self.rank]
 
@@ -284,8 +284,8 @@ def _ended(work: Any, seconds: float) -> bool:
 
 
 def _ended_on_device(work: Any, seconds: float) -> bool:
-    """The same of a collective of NCCL's, whose `wait` would wait without end, or end the process:
-    the host asks, and then has the device's later work wait."""
+    """Return whether a collective of NCCL is done. Its own `wait` would wait without end, or end
+    the process: the host asks, and then has the device's later work wait."""
     deadline = Deadline(seconds)
     while not work.is_completed():
         if deadline.ended():

@@ -39,7 +39,7 @@ class GrowingSegments:
 
     @property
     def mine(self) -> DeviceSegment:
-        """This rank's."""
+        """The segment of this rank."""
         return self._segments[self._node.rank]
 
     def grow(self, bytes: int) -> None:
@@ -59,11 +59,11 @@ class GrowingSegments:
         self._generations[rank][0] = generation
 
     def of(self, rank: int) -> DeviceSegment:
-        """That of a rank of the node, which has said that there is something to read. It is the
-        same object until the rank has replaced it.
+        """Return the segment of a rank of the node that has said that there is something to read.
+        It is the same object until the rank has replaced it.
 
-        OperError, if it cannot be mapped here, or names the rank if it is gone without having sent
-        it.
+        Raise OperError if the segment cannot be mapped here, or if the rank is gone without having
+        sent it.
         """
         generation = int(self._generations[rank][0])
         if generation != self._known[rank]:
@@ -74,12 +74,12 @@ class GrowingSegments:
 
     @property
     def known(self) -> list[DeviceSegment]:
-        """Those of all ranks, as far as this one has seen."""
+        """The segments of all ranks, as far as this rank has seen."""
         return list(self._segments.values())
 
     def check_same(self, rank: int, segment: DeviceSegment) -> None:
-        """OperError where that of a rank, which has said that there is something to read, is none
-        of before any more."""
+        """Raise OperError if the rank, which has said that there is something to read, has replaced
+        the segment."""
         if self.of(rank) is not segment:
             raise OperError(
                 f"rank {rank}'s batch needed more memory than any before, and this rank's step "

@@ -127,8 +127,8 @@ class Liveness:
         return left(gone, self._rank, action) if gone else ""
 
     def prepare_last_words(self) -> None:
-        """What is said where SIGTERM ends this process: who died until then, and to the others
-        that this rank was ended so."""
+        """Prepare the texts for the case that SIGTERM ends this process: the ranks that died until
+        then, and to the others that SIGTERM ended this rank."""
         assert self._lock is not None
         self._processes = self.processes()
         words = _TERMINATED.decode() + f"rank {self._rank} was ended by SIGTERM"
@@ -137,8 +137,8 @@ class Liveness:
             native.ops().watch_lock(lock, self._death(rank) + "\n")
 
     def deaths(self) -> dict[str, int]:
-        """What is said of each rank of this node that has ended, and not by itself, with its lock:
-        that it died, or why it failed; first those that died. For any thread."""
+        """Return the text on each rank of this node that was ended, with its lock: that it died, or
+        why it failed; first the ranks that died. For any thread."""
         dead: dict[str, int] = {}
         failed: dict[str, int] = {}
         if os.getpid() != self._process:

@@ -15,7 +15,7 @@ class LostRankError(OperError):
 
 
 def told(rank: int, error: BaseException) -> str:
-    """What the other ranks are told of a rank's error; a LostRankError is passed on as it is."""
+    """Return the text on a rank's error for the other ranks; a LostRankError stays as it is."""
     if isinstance(error, LostRankError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):

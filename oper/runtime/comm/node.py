@@ -41,7 +41,7 @@ class Node:
     def __init__(
         self, group: "dist.ProcessGroup | None", deadline_seconds: float, table: str = ""
     ) -> None:
-        """A node of its own; `join` makes those of several ranks."""
+        """Make a node of one rank; `join` makes those of several ranks."""
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self.group: Group | None = None
         self.rank, self.ranks = 0, 1
@@ -199,7 +199,7 @@ class Node:
         )
 
     def check_all(self, problem: str, action: str) -> None:
-        """OperError on every rank of the whole group where any has a problem ("": none)."""
+        """Raise OperError on every rank of the whole group if any has a problem ("": none)."""
         message = problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
         for rank, given in enumerate(self._gather_in_group(message, action)):
             text = given.rstrip(b"\0").decode(errors="replace")
@@ -207,7 +207,7 @@ class Node:
                 raise OperError(problem) if problem else LostRankError(told(rank, OperError(text)))
 
     def check_process(self) -> None:
-        """OperError in a forked child, where the memory is still its parent's."""
+        """Raise OperError in a forked child, whose memory is still its parent's."""
         if os.getpid() != self._process:
             raise OperError(
                 f"rank {self.rank} is process {self._process}; this process was forked from it "
@@ -263,7 +263,7 @@ def _packed(settings: Mapping[str, str]) -> bytes:
 
 
 def _described(segment: Segment | DeviceSegment) -> bytes:
-    """What is sent with the descriptor of a segment."""
+    """Return the message that goes with the descriptor of a segment."""
     return json.dumps({"reserve_bytes": segment.reserve_bytes}).encode()
 
 
@@ -274,7 +274,7 @@ def _attached(like: Shared, message: Message) -> Shared:
 
 
 def check_backend(group: dist.ProcessGroup) -> None:
-    """OperError where a process group has no backend for the CPU, by which ranks find each other
+    """Raise OperError if a process group has no backend for the CPU, by which ranks find each other
     wherever their tables are."""
     if "cpu:" not in dist.get_backend_config(group):
         raise OperError(

@@ -79,7 +79,7 @@ class Cpu:
         return machine_memory_bytes() // ranks
 
     def free_memory(self) -> list[FreeMemory]:
-        """What is left under each limit of this rank's heap."""
+        """Return the memory that is left under each limit of this rank's heap."""
         return free_memory()
 
     def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -217,7 +217,7 @@ class Cuda:
         return segment
 
     def check_no_capture(self) -> None:
-        """OperError while a CUDA graph is captured here by others than oper.graph_step."""
+        """Raise OperError while others than oper.graph_step capture a CUDA graph here."""
         if self.capture is None and torch.cuda.is_current_stream_capturing():
             raise OperError(
                 "a CUDA graph is being captured, and lookups of tables cannot be in it as they are:"
@@ -240,15 +240,15 @@ class Cuda:
             current.wait_stream(stream)
 
     def pieces(self) -> Callable[[], Piece]:
-        """What makes the pieces of a step that is going to be captured."""
+        """Return the function that makes the pieces of a step that is going to be captured."""
         gc.collect()  # what is freed while it is captured would end that
         self.synchronize()
         pool = torch.cuda.graph_pool_handle()
         return lambda: GraphPiece(pool)
 
     def captured(self, work: Callable[[], Result]) -> tuple[StepCapture, Result]:
-        """What `work` starts, captured and not run, and what it returns: tensors that have their
-        values whenever the step was run."""
+        """Capture what `work` starts, without running it. Return the capture and the result of
+        `work`: tensors that have their values whenever the step was run."""
         capture = StepCapture(self.pieces())
         with _nothing_is_freed():
             _captures[self.torch_device] = capture
@@ -277,8 +277,8 @@ class Cuda:
                 tensor.record_stream(stream)
 
     def check_no_copies(self) -> None:
-        """OperError while a step is captured, in which nothing is copied from or to the host: each
-        run would make the copy again, from or to memory that others have by then."""
+        """Raise OperError while a step is captured, in which nothing is copied from or to the host:
+        each run would make the copy again, from or to memory that others have by then."""
         if self.capture is not None:
             raise OperError(
                 "expected a step without copies between the host and the device, got one while the "
@@ -313,7 +313,7 @@ class Cuda:
         return torch.empty(elements, dtype=dtype, device=self.torch_device)
 
     def free_memory(self) -> list[FreeMemory]:
-        """What is left of the device's memory, once torch has given back what it keeps unused."""
+        """Return the free memory of the device, once torch has given back what it keeps unused."""
         with torch.cuda.device(self.torch_device):
             torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
@@ -327,8 +327,8 @@ class Cuda:
         return bool(self.ops().stream_is_done(self.stream, milliseconds, self.torch_device))
 
     def point(self) -> Any:
-        """What was started on this thread's stream so far, for `after` on another; `query` says,
-        in any thread, whether it is done."""
+        """Return a mark of the work that was started on this thread's stream so far, for `after` on
+        another; `query` says, in any thread, whether that work is done."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
         return event

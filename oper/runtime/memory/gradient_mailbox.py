@@ -15,13 +15,11 @@ as batches of so many accesses may need; it is replaced where it must grow (grow
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
 
 from oper.cost.step_memory import mailbox_row_bytes, most_values, with_slack
-from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import (
     LINE_BYTES,
@@ -31,16 +29,14 @@ from oper.runtime.comm.shared_segment import (
     aligned,
 )
 from oper.runtime.memory.device import Cpu, Cuda
+from oper.runtime.memory.gradient_segments import GradientSegments
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.memory.shared_slots import SharedSlots
-from oper.runtime.memory.step_room import device_segment
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
-
-GRADIENTS = "the gradients of a batch"  # as errors call what devices share memory for
 
 
 class Mailbox(Protocol):
-    """Where a rank leaves its gradients, and finds those of others."""
+    """The place at which a rank leaves its gradients, and finds those of others."""
 
     @property
     def bytes(self) -> int:
@@ -50,7 +46,7 @@ class Mailbox(Protocol):
         """Begin a new content: the gradients of these rows, whose values are to be written."""
 
     def read(self, rank: int) -> RowGradients:
-        """What a rank has for all owners."""
+        """Return the gradients that a rank has for all owners."""
 
 
 class Mailboxes:
@@ -101,15 +97,13 @@ class DeviceMailboxes:
         # A mailbox of no rows; a line more, as values begin at one.
         self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
         self._row_bytes = mailbox_row_bytes(max(dims, default=0))
-        # No method of this object's: the memory would be freed only when garbage is collected.
-        create = partial(device_segment, device, GRADIENTS)
-        self._segments = GrowingSegments(node, create, self._fixed_bytes)
+        self._segments = GradientSegments(node, device, self._fixed_bytes)
         # Views of segments, whose making would take the host 9 µs of each rank in each step.
         self._contents: dict[int, tuple[DeviceSegment, RowGradients]] = {}
 
     @property
     def bytes(self) -> int:
-        return self._segments.mine.reserve_bytes
+        return self._segments.bytes
 
     @property
     def segments(self) -> list[DeviceSegment]:
@@ -127,12 +121,10 @@ class DeviceMailboxes:
         return mine
 
     def read(self, rank: int) -> RowGradients:
-        segment = self._segments.of(rank)
+        segment = self._segments.of_step(rank)
         known = self._contents.get(rank)
         if known is None or known[0] is not segment:
             known = self._contents[rank] = (segment, self._content(segment))
-        if self._device.capture is not None:
-            self._device.capture.check(partial(self._segments.check_same, rank, segment))
         return known[1]
 
     def _content(self, segment: DeviceSegment) -> RowGradients:
@@ -147,5 +139,5 @@ class DeviceMailboxes:
         )
 
     def _room(self, bytes: int) -> int:
-        """How many rows a segment has room for."""
+        """Return the number of rows that a segment has room for."""
         return (bytes - self._fixed_bytes) // self._row_bytes

@@ -17,8 +17,8 @@ class NoRoomError(OperError):
 
 
 def device_segment(device: Cuda, what: str, bytes: int) -> DeviceSegment:
-    """Memory of a device for `what`, to be shared with the node's other ranks; its content is
-    anything. OperError while a step is captured."""
+    """Return memory of a device for `what`, to be shared with the node's other ranks; its content
+    is undefined. Raise OperError while a step is captured."""
     if device.capture is not None:
         raise OperError(
             f"expected a step that needs no new memory while it is captured, got one that needs "
@@ -55,7 +55,7 @@ class StepRoom:
         self._sends, self._fetched_row_bytes = sends, fetched_row_bytes
 
     def error(self, error: Exception, accesses: int) -> OperError:
-        """That of a batch of so many accesses for which there was no room."""
+        """Return the error of a batch of so many accesses for which there was no room."""
         sent = accesses * mailbox_row_bytes(self._dim) if self._sends else 0.0
         step = DeviceStep(
             accesses,

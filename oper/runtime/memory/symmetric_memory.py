@@ -80,14 +80,15 @@ class SymmetricMemory:
 
     @classmethod
     def of(cls, node: Node, plan: Plan, device: Device) -> "SymmetricMemory | None":
-        """That of a plan's ranks; None where their rows are elsewhere."""
+        """Return the memory of a plan's ranks; None if their rows are elsewhere."""
         if plan.topology.transport != NVSHMEM or not isinstance(device, Cuda) or node.ranks == 1:
             return None
         return cls(node, device)
 
     @staticmethod
     def bytes_of(largest: int) -> int:
-        """What each rank takes, where the rank with the most rows has `largest` bytes of them."""
+        """Return the bytes that each rank takes if the rank with the most rows has `largest`
+        bytes."""
         return largest + STAGE_BYTES
 
     def allocate(self, largest: int) -> dict[int, DeviceMemory]:
@@ -215,8 +216,8 @@ def _load(node: Node, device: Cuda) -> None:
 
 
 def _check_versions(node: Node) -> None:
-    """OperError on all ranks unless they have NVSHMEM of one version, for which the kernels were
-    built, or of a later one of its first number."""
+    """Raise OperError on all ranks unless they have NVSHMEM of one version, for which the kernels
+    were built, or of a later one of its first number."""
     assert node.group is not None
     built, found = native.ops().nvshmem_versions()
     given = [int.from_bytes(v) for v in node.group.gather(found.to_bytes(8), "compare NVSHMEM")]

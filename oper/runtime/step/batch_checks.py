@@ -23,8 +23,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
     lengths are checked where they are looked at (prepare_batch.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
-            "the batch: expected a KeyedJaggedTensor of TorchRec's, got a "
-            f"{type(batch).__name__}: make one of it"
+            "the batch: expected a KeyedJaggedTensor of TorchRec, got a "
+            f"{type(batch).__name__}: convert it"
         )
     values = batch.values()
     if batch.variable_stride_per_key():
@@ -39,8 +39,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
         )
     if values.device != device or values.dtype not in (torch.int32, torch.int64):
         raise OperError(
-            f"the batch's values: expected ids, int32 or int64, on {device} as the tables are, got "
-            f"{values.dtype} on {values.device}: convert them, or put the batch there"
+            f"the batch's values: expected ids, int32 or int64, on {device}, the tables' device, "
+            f"got {values.dtype} on {values.device}: convert them, or put the batch there"
         )
     if values.dim() != 1:
         raise OperError(
@@ -60,7 +60,8 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
 
 
 def segment_offset(batch: Any) -> torch.Tensor:
-    """Where each of a batch's features begins, int64 [F + 1], where its values are."""
+    """Return the places at which a batch's features begin, int64 [F + 1], on the device of its
+    values."""
     if batch.stride() == 0:
         return batch.values().new_zeros(len(batch.keys()) + 1, dtype=torch.int64)
     begins: torch.Tensor = batch.offsets()[:: batch.stride()].to(torch.int64).contiguous()

@@ -55,7 +55,7 @@ class FeatureSet:
         return tuple(self._names)
 
     def order(self, keys: Sequence[str]) -> list[int] | None:
-        """Which of a batch's keys to take, in order, where it holds others or too few; None if
+        """Return which of a batch's keys to take, in order, if it holds others or too few; None if
         every feature is used exactly once, in any order. Features of several tables are wanted
         several times, in the tables' order."""
         keys = list(keys)

@@ -93,7 +93,7 @@ native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSet
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What a table is trained with. Kind "none" is for frozen tables, which have no step.
+    """The optimizer of a table. Kind "none" is for frozen tables, which have no step.
 
     `lr` is the learning rate to begin with. `stochastic_rounding` is of rows in fp16 and bf16, and
     changes nothing of others. The defaults are FBGEMM's, but for it: FBGEMM rounds at random on
@@ -156,7 +156,7 @@ class Optimizer:
         return VALUE_BYTES * sum(state.values(dim) for state in self.states)
 
     def state_slices(self, dim: int) -> dict[str, slice]:
-        """Where each part lies in a slot's state, in float32 values."""
+        """Return the place of each part in a slot's state, in float32 values."""
         slices, first = {}, 0
         for state in self.states:
             slices[state.name] = slice(first, first + state.values(dim))
@@ -164,7 +164,7 @@ class Optimizer:
         return slices
 
     def settings(self, lr: float, step: int) -> StepSettings:
-        """What the kernel takes for step number `step`, from 1, at learning rate `lr`."""
+        """Return the kernel's settings for step number `step`, from 1, at learning rate `lr`."""
         beta1, beta2 = self.betas
         correction1 = correction2 = 1.0
         if self.kind == "momentum_sgd":
@@ -378,8 +378,8 @@ _OF_TORCH = {
 
 
 def check_without_effect(fused_params: Mapping[str, Any]) -> None:
-    """OperError if a setting of FBGEMM's that OPER has no use for has another value than one that
-    changes nothing."""
+    """Raise OperError if a setting of FBGEMM's that OPER has no use for has another value than one
+    that changes nothing."""
     for setting in sorted(fused_params.keys() & _WITHOUT_EFFECT.keys()):
         value, (harmless, remedy) = fused_params[setting], _WITHOUT_EFFECT[setting]
         number = getattr(value, "value", value)  # of an enumeration

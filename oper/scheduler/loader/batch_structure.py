@@ -1,4 +1,4 @@
-"""What a batch is made of: parts that have samples, in the containers that a loader yields; and
+"""Structure of a batch: parts that have samples, in the containers that a loader yields; and
 samples on their way: chosen from the parts, as bytes, and joined again.
 
 Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers, whose
@@ -229,7 +229,7 @@ def _constant(leaf: Any) -> str:
 
 
 def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
-    """Where the first two ranks differ whose batches are not made of the same."""
+    """Return the first difference between two ranks whose batches have different structures."""
     (one, mine), *others = descriptions.items()
     for two, its in others:
         for path in (*mine, *its):

@@ -172,7 +172,7 @@ class DispatchingLoader:
 
     @property
     def counters(self) -> Counters:
-        """What this rank has moved so far, and how long that took."""
+        """Counts of what this rank has moved so far, and the seconds that it took."""
         return self._state.counters
 
     def __len__(self) -> int:
@@ -221,7 +221,7 @@ def _leave(peers: Peers, stages: list[_Stage]) -> None:
 
 
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
-    """OperError where an argument of DispatchingLoader is not of its type."""
+    """Raise OperError if an argument of DispatchingLoader is not of its type."""
     if not isinstance(policy, str):
         raise OperError(f"policy: expected a name, such as 'esd', got {type(policy).__name__}")
     if cache is not None and not isinstance(cache, CacheSettings):
@@ -261,7 +261,7 @@ def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:
 
 
 def _check_equal(peers: Peers, plan: Plan, settings: str) -> None:
-    """OperError on all ranks where their plans or settings differ."""
+    """Raise OperError on all ranks if their plans or settings differ."""
     digest = hashlib.sha256(plan_digest(plan) + settings.encode()).digest()
     found = peers.gather(digest, "make its DispatchingLoader")
     other = [rank for rank, given in enumerate(found) if given != found[0]]

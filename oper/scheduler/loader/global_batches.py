@@ -35,7 +35,7 @@ PARTS = ("load", "wait", "gather", "scoring", "exchange")
 
 @dataclass
 class Counters:
-    """What one rank has moved in the global batches so far, and how long it took.
+    """Counts of what one rank has moved in the global batches so far, and the seconds that it took.
 
     Seconds: `load` in the rank's own loader, `wait` for the other ranks' batches, `gather` of what
     scores need, `scoring` with the assignment, `exchange` of the samples.
@@ -76,7 +76,8 @@ class Counters:
 
 
 class LoaderState:
-    """What stays from epoch to epoch: the ranks, the assigner with its state, and the counters."""
+    """State that stays from epoch to epoch: the ranks, the assigner with its state, and the
+    counters."""
 
     def __init__(self, peers: Peers, assigner: Assigner, pace: Pace, drop_last: bool) -> None:
         self.peers, self.pace, self.drop_last = peers, pace, drop_last
@@ -121,7 +122,7 @@ class GlobalBatches:
             self._number += 1
 
     def _load(self, stopped: str | None) -> tuple[Header, Structure | None, torch.Tensor]:
-        """What this rank has: its header, its batch, and what others must know of it."""
+        """Return this rank's header, its batch, and what others must know of it."""
         nothing = torch.empty(0, dtype=torch.uint8)
         if stopped is not None:
             return Header(State.STOPPED, self._loaded, failure=stopped), None, nothing

@@ -105,7 +105,7 @@ def test_ranks_of_two_nodes() -> None:
         ([("update", ""), ("save", "")], False),
     ],
 )
-def test_collections_are_named_where_waits_would_read_alike(
+def test_collections_are_named_if_waits_read_the_same(
     waits: list[tuple[str, str]], named: bool
 ) -> None:
     text = all_wait({rank: of_collection(*wait) for rank, wait in enumerate(waits)})

@@ -219,7 +219,7 @@ def target_of(file: os.DirEntry[str]) -> str:
 
 
 def test_messages_of_strangers_are_dropped(tmp_path: Path) -> None:
-    """With the files that they bring."""
+    """Their files are closed as well."""
     assert mortal_ranks.run(2, _receive_from_strangers, tmp_path) == [({0: 0, 1: 1}, [])] * 2
 
 

@@ -53,26 +53,33 @@ def measured(device: Device) -> Iterator[Peak]:
 
 @contextmanager
 def shared_memory() -> Iterator[Callable[[str], int]]:
-    """The bytes of the largest segment that was asked for of each kind, all of them added up, by
-    the module that asked: what is made is rounded up to whole pages."""
+    """Yield a function of the bytes of the largest segments that a module asked for, all of them
+    added up: segments are rounded up to whole pages."""
     asked: dict[tuple[str, int], int] = {}
+
+    def recorded(name: str, made: Any) -> Any:
+        class Recorded(made):
+            def __init__(self, *given: Any) -> None:
+                super().__init__(*given)
+                self._asker = name, len(asked)
+                asked[self._asker] = given[-1]
+
+            def grow(self, bytes: int) -> None:
+                asked[self._asker] = bytes
+                super().grow(bytes)
+
+        return Recorded
+
+    of_modules = {
+        gradient_mailbox: "GradientSegments",
+        device_sliced_sum: "GradientSegments",
+        device_allgather: "GradientSegments",
+        device_slots: "GrowingSegments",
+    }
     with ExitStack() as patched:
-        for module in (gradient_mailbox, device_sliced_sum, device_allgather, device_slots):
-            name, made = module.__name__.rpartition(".")[2], module.GrowingSegments
-
-            def growing(
-                node: Any, create: Any, bytes: int, name: str = name, made: Any = made
-            ) -> Any:
-                number = len(asked)
-                asked[name, number] = 0
-
-                def creating(size: int) -> Any:
-                    asked[name, number] = size
-                    return create(size)
-
-                return made(node, creating, bytes)
-
-            patched.enter_context(mock.patch.object(module, "GrowingSegments", growing))
+        for module, segments in of_modules.items():
+            made = recorded(module.__name__.rpartition(".")[2], getattr(module, segments))
+            patched.enter_context(mock.patch.object(module, segments, made))
         yield lambda name: sum(size for (of, _), size in asked.items() if of == name)
 
 

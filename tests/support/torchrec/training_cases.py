@@ -349,7 +349,7 @@ def alone() -> None:
 
 
 def losses_of_different_collections(rank: int, group: dist.ProcessGroup) -> str:
-    """Return what is said where the loss of rank 1 is of sequences and that of others of bags."""
+    """Return the error if the loss of rank 1 is of sequences and the losses of others of bags."""
     model, _ = sharded(group, "sgd", deadline_seconds=3.0)
     inputs = batch(rank)
     bags, sequences = model.bags(inputs.ids).values(), model.sequences(inputs.ids)

@@ -134,7 +134,7 @@ inline void check_contiguous(const at::Tensor& tensor, const char* name) {
 inline void check_same_type(const at::Tensor& tensor, const char* name, const at::Tensor& other,
                             const char* other_name) {
   OPER_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": expected dtype ",
-                  other.scalar_type(), " as of ", other_name, ", got ", tensor.scalar_type());
+                  other.scalar_type(), ", that of ", other_name, ", got ", tensor.scalar_type());
 }
 
 // Checks that `index` is one of `size` things, called `what`.

@@ -2,8 +2,9 @@
 //
 //   OPER_CHECK_VALUE(size > 0, "size: expected 1 or more, got ", size);
 //
-// Like TORCH_CHECK_VALUE and its kin. Text is put together out of line, because the code that torch
-// generates at each of some 230 checks took a tenth of the extension's compile time.
+// They replace TORCH_CHECK_VALUE and its variants. A function of its own makes the text, because
+// the code that torch generates at each of some 230 checks took a tenth of the extension's compile
+// time.
 #pragma once
 
 #include <ATen/core/Tensor.h>

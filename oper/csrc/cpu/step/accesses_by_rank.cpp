@@ -17,8 +17,8 @@ namespace {
 
 // A pass for each rank compares without a branch, and beats a histogram while ranks are few.
 constexpr int64_t kFewRanks = 16;
-constexpr int64_t kCountedBlock =
-    1024;  // addresses that stay in the first cache between two passes
+// Addresses that stay in the first cache between two passes.
+constexpr int64_t kCountedBlock = 1024;
 
 OPER_SIMD int64_t count_field(const int64_t* addresses, int64_t size, uint64_t field) {
   int64_t count = 0;

@@ -23,8 +23,8 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kNumberedBlock =
-    4096;  // accesses that stay in the first cache between two passes
+// Accesses that stay in the first cache between two passes.
+constexpr int64_t kNumberedBlock = 4096;
 
 // The keys of a bucket's rows: those of each field code begin at base [codes].
 struct BucketKeys {

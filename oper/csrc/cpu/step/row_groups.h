@@ -18,11 +18,16 @@ struct RowGroup {
   int64_t rows() const { return end - begin; }
 };
 
-// How many groups a tensor describes; [first, last) must be some of them.
+// The number of groups that a tensor describes, which must be [2, groups + 1].
+inline int64_t count_groups(const at::Tensor& groups, const char* name) {
+  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
+                   ": expected [2, groups + 1], got ", groups.sizes());
+  return groups.size(1) - 1;
+}
+
+// The number of groups that a tensor describes; [first, last) must be some of them.
 inline int64_t check_groups(const at::Tensor& groups, int64_t first, int64_t last) {
-  OPER_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                   "groups: expected [2, groups + 1], got ", groups.sizes());
-  const int64_t count = groups.size(1) - 1;
+  const int64_t count = count_groups(groups, "groups");
   OPER_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
                    " of ", count);
   return count;

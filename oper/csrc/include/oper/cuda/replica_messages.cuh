@@ -1,10 +1,10 @@
-// The AllGather of replicas' gradients on the devices of a node (OPER, §5.3): the sums of the
-// processor's (merge_messages, cpu/allreduce/allreduce.cpp), bit by bit.
+// The AllGather of replicas' gradients on the devices of a node (OPER, §5.3), with the bits of the
+// processor's sums (merge_messages, cpu/allreduce/allreduce.cpp).
 //
 // A rank writes the numbers and gradients of its replicas as a message that the others can read.
 // Each rank copies the numbers of all messages, marks them in a bitmap, and sums the gradients of
-// each marked replica where they lie, in the order of the ranks: every gradient of another rank is
-// read once. Counts stay on the devices: grids are as large as capacities ask for.
+// each marked replica from the memory of the ranks, in the order of the ranks: it reads each
+// gradient of another rank once. Counts stay on the devices: grids have the size of the capacities.
 #pragma once
 
 #include "oper/cuda/replica_rows.cuh"
@@ -25,7 +25,7 @@ struct MessageHeader {
   __device__ int64_t words() const { return values[buckets] + rows[buckets]; }
 };
 
-// One warp: a header from the rows of the groups that are replicas.
+// One warp: writes a header from the rows of the groups that are replicas.
 __global__ void __launch_bounds__(32) write_header(const __grid_constant__ HeaderArguments a) {
   const int lane = static_cast<int>(threadIdx.x);
   int64_t* const rows = a.header;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(32) write_header(const __grid_constant__ Heade
   }
 }
 
-// The number of a replica that a message has for a slot. A slot that is no replica's, which the
-// processor refuses, counts as a replica that is: the host cannot be told without a wait.
+// The number of a replica that a message has for a slot. A slot without a replica, which the
+// processor refuses, gets the number of another replica: telling the host would take a wait.
 __device__ __forceinline__ int32_t number_in_message(const ReplicaBuckets& a, int64_t bucket,
                                                      int64_t slot) {
   const int64_t last = a.count[bucket] - 1;
@@ -58,31 +58,25 @@ __device__ __forceinline__ int32_t number_in_message(const ReplicaBuckets& a, in
   return static_cast<int32_t>(slot < 0 ? 0 : slot > last ? last : slot);
 }
 
-// Threads that hold a row together write it, of the bucket blockIdx.y.
+// Writes the rows of the bucket blockIdx.y.
 __global__ void __launch_bounds__(256) write_message(const __grid_constant__ MessageArguments a) {
   const int64_t bucket = blockIdx.y, group = a.group[bucket];
   if (a.count[bucket] == 0) return;
   const MessageHeader header(a.header, a.all);
   const int lanes = a.lanes[bucket], dim = static_cast<int>(a.dim[bucket]);
-  const auto thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const auto rows_at_once = static_cast<int64_t>(gridDim.x) * blockDim.x / lanes;
-  const int lane = static_cast<int>(thread % lanes);
   const int64_t begin = a.groups[group], count = a.groups[group + 1] - begin;
   const float* const from = a.values + a.groups[a.own_groups + 1 + group];
   float* const to = a.message + header.values[a.first + bucket];
   auto* const numbers =
       reinterpret_cast<int32_t*>(a.message + header.values[a.all]) + header.rows[a.first + bucket];
-  for (int64_t row = thread / lanes; row < count; row += rows_at_once) {
+  for_rows(count, lanes, [&](int64_t row, int lane) {
     if (lane == 0) numbers[row] = number_in_message(a, bucket, a.rows[begin + row]);
-    if (a.wide)
-      write_row<4>(from + row * dim, to + row * dim, dim, lane, lanes);
-    else
-      write_row<1>(from + row * dim, to + row * dim, dim, lane, lanes);
-  }
+    write_row(a.wide, from + row * dim, to + row * dim, dim, lane, lanes);
+  });
 }
 
-// One block: copies of all headers, where messages and their numbers begin, and the bytes of the
-// messages that others of the node hold.
+// One block: copies all headers, finds the places where messages and their numbers begin, and adds
+// up the bytes of the messages that other ranks of the node hold.
 __global__ void __launch_bounds__(256) read_headers(const __grid_constant__ NumberArguments a) {
   const int64_t size = 2 * (a.buckets + 1);
   for (int64_t n = threadIdx.x; n < a.ranks * size; n += blockDim.x) {
@@ -118,7 +112,7 @@ __device__ __forceinline__ MessageHeader header_of(const HeldMessages& a, int64_
   return MessageHeader(a.headers + rank * 2 * (a.buckets + 1), a.buckets);
 }
 
-// A thread takes a number, of the message of rank blockIdx.y.
+// A thread takes a number of the message of rank blockIdx.y.
 __global__ void __launch_bounds__(256) take_numbers(const __grid_constant__ NumberArguments a) {
   const int64_t rank = blockIdx.y;
   const MessageHeader header = header_of(a, rank);
@@ -136,7 +130,7 @@ __global__ void __launch_bounds__(256) take_numbers(const __grid_constant__ Numb
   }
 }
 
-// Values of a message, which need not begin at a multiple of their bytes.
+// Values of a message, at any place in it.
 template <int kCount>
 __device__ __forceinline__ Piece<4 * kCount> load_values(const float* from) {
   if (reinterpret_cast<uintptr_t>(from) % (4 * kCount) == 0) return load<4 * kCount>(from);
@@ -181,25 +175,21 @@ __device__ __forceinline__ void add_row(const AddMessagesArguments& a, int64_t b
   }
 }
 
-// Rows of a union, of the bucket blockIdx.y.
+// Sums the rows of a union, of the bucket blockIdx.y.
 __global__ void __launch_bounds__(256, 4)
     add_messages(const __grid_constant__ AddMessagesArguments a) {
   const int64_t bucket = blockIdx.y;
   if (a.count[bucket] == 0) return;
   const int64_t* const rows = a.united_groups + a.first + bucket;
   const int64_t begin = rows[0], count = rows[1] - begin;
-  const int lanes = a.lanes[bucket];
-  const auto thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const auto rows_at_once = static_cast<int64_t>(gridDim.x) * blockDim.x / lanes;
-  const int lane = static_cast<int>(thread % lanes);
   float* const out = a.out + rows[a.messages.buckets + 1];
-  for (int64_t row = thread / lanes; row < count; row += rows_at_once) {
+  for_rows(count, a.lanes[bucket], [&](int64_t row, int lane) {
     const int64_t number = number_at(a, bucket, a.united[begin + row]);
     if (a.wide)
       add_row<4>(a, bucket, number, out + row * a.dim[bucket], lane);
     else
       add_row<1>(a, bucket, number, out + row * a.dim[bucket], lane);
-  }
+  });
 }
 
 }  // namespace oper

@@ -109,19 +109,13 @@ __global__ void __launch_bounds__(256)
     aggregate_rows(const __grid_constant__ AggregateArguments a) {
   const int64_t bucket = blockIdx.y;
   const int lanes = a.lanes[bucket], dim = static_cast<int>(a.dim[bucket]);
-  const auto thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const auto rows_at_once = static_cast<int64_t>(gridDim.x) * blockDim.x / lanes;
-  const int lane = static_cast<int>(thread % lanes);
   const ListedRows own = rows_of(a.own[bucket]), united = rows_of(a.united[bucket]);
   float* const out = a.out + (united.values - a.united[bucket].values);
-  for (int64_t row = thread / lanes; row < united.count; row += rows_at_once) {
+  for_rows(united.count, lanes, [&](int64_t row, int lane) {
     const int entry = find_slot(own, united.slots[row]);
     const float* const from = entry < 0 ? nullptr : own.values + static_cast<int64_t>(entry) * dim;
-    if (a.wide[bucket])
-      write_row<4>(from, out + row * dim, dim, lane, lanes);
-    else
-      write_row<1>(from, out + row * dim, dim, lane, lanes);
-  }
+    write_row(a.wide[bucket], from, out + row * dim, dim, lane, lanes);
+  });
 }
 
 // Slices of a buffer's values, one of each rank, in whole lines.
@@ -183,7 +177,7 @@ __global__ void __launch_bounds__(256) add_buffers(const __grid_constant__ Buffe
   a.out[n] = sum;
 }
 
-// `out` may be one of the parts, whose own slice others read meanwhile: that is left as it is.
+// `out` may be one of the parts. Its own slice stays as it is, because others read it meanwhile.
 __global__ void __launch_bounds__(256) gather_slices(const __grid_constant__ SliceArguments a) {
   const Slices slices(a);
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -196,7 +190,7 @@ __global__ void __launch_bounds__(256) gather_slices(const __grid_constant__ Sli
 
 // A thread takes a replica, of the bucket blockIdx.y, in a sum of all of them. A row that any rank
 // touched begins with another value than padding (allreduce/gradient_buffers.h), and so does the
-// sum of such rows: x + y is -0.0 where both are.
+// sum of such rows: x + y is -0.0 only if both are.
 __global__ void __launch_bounds__(256) mark_touched(const __grid_constant__ TouchedArguments a) {
   const int64_t bucket = blockIdx.y, dim = a.dim[bucket];
   const float* const values = a.values + a.groups[a.all + 1 + a.first + bucket];

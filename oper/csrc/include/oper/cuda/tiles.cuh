@@ -37,8 +37,8 @@ __device__ __forceinline__ void go_to_tile(const RowArguments& a, int tile, int&
 }
 
 // Calls f(feature, bag of the feature) for the bag of a group of threads in every gridDim.x-th
-// tile, so that all blocks have bags of all features, however unlike these are. The last tile of a
-// feature may have fewer bags than groups.
+// tile, so that all blocks have bags of all features, however different their numbers of bags are.
+// The last tile of a feature may have fewer bags than groups.
 template <int kGroups, typename F>
 __device__ __forceinline__ void for_tiles(const RowArguments& a, int group, const F& f) {
   int feature = 0;
