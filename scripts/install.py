@@ -19,10 +19,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
@@ -32,6 +33,7 @@ LOCKED_MACHINES = ("x86_64", "aarch64")  # under Linux
 TORCHREC = "torchrec==1.8.0"
 BROWSER_PACKAGES = ("--no-install-recommends", "chromium", "chromium-driver", "fonts-dejavu-core")
 APT_SECONDS = 600
+LOCK_SECONDS = 3600  # a set-up on a busy machine of two cores took 26 minutes
 
 
 def main(folder: Path, variant: str, torch_index: str) -> None:
@@ -281,12 +283,8 @@ def one_at_a_time() -> Iterator[None]:
     for the temporary files of pip and of compilers: a killed set-up leaves them to the next one."""
     temporary = REPOSITORY / "build/temporary"
     temporary.parent.mkdir(exist_ok=True)
-    with open(REPOSITORY / "build/install.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another `make install` of this checkout")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(REPOSITORY / "build/install.lock", "a+") as lock:
+        take(lock)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         os.environ["TMPDIR"] = str(temporary)
@@ -294,6 +292,32 @@ def one_at_a_time() -> Iterator[None]:
             yield
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def take(lock: TextIO) -> None:
+    """Lock a file and write the id of this process into it. End the set-up if another one holds the
+    lock for longer than LOCK_SECONDS."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    waited = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            lock.seek(0)
+            other = f"the set-up of process {lock.read()}, which uses this checkout"
+        if not waited:
+            say(f"waiting for {other}, for at most {LOCK_SECONDS / 60:.0f} minutes")
+            waited = True
+        if time.monotonic() > deadline:
+            fail(
+                f"expected an end of {other}; it still runs after {LOCK_SECONDS / 60:.0f} minutes: "
+                "end that process or wait for it, then run this again"
+            )
+        time.sleep(1)
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
 
 
 def say(message: str) -> None:

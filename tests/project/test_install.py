@@ -1,13 +1,14 @@
 """Set-up with locks, without them and after an interruption; nothing is installed."""
 
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_extension_is_built_before_pip_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, checkout: Path, tmp_path: Path
 ) -> None:
-    """pip shows nothing of what it builds; after a set-up, nothing is left for it to compile."""
+    """pip hides the output of builds, so a set-up leaves it nothing to compile."""
     environment = tmp_path / "venv"
     made: list[Path] = []
 
@@ -269,7 +270,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
     assert made == [environment, environment]
     assert pip.calls.index(build) == len(pip.calls) - 2
     assert editable in pip.calls[-1]
-    # The second set-up has nothing to do but to look at the sources.
+    # The next set-up only looks for changes of the sources.
     pip = Pip(monkeypatch)
     install.main(environment, "cpu", "")
     assert pip.calls == [build]
@@ -283,7 +284,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
 def test_temporary_files_of_a_set_up_do_not_outlive_the_next(
     checkout: Path, tmp_path: Path
 ) -> None:
-    """A killed set-up cannot remove its own."""
+    """A killed set-up cannot remove its own files."""
     before = sorted(tmp_path.iterdir())
     leave = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
     killed = checkout / "build/temporary/killed"
@@ -300,6 +301,33 @@ def test_temporary_files_of_a_set_up_do_not_outlive_the_next(
         raise KeyboardInterrupt
     assert not Path(left).exists()
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_set_up_waits_for_another_of_its_checkout(
+    monkeypatch: pytest.MonkeyPatch, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as first:
+        first.enter_context(install.one_at_a_time())
+        monkeypatch.setattr("time.sleep", lambda seconds: first.close())
+        with install.one_at_a_time():
+            assert (checkout / "build/temporary").is_dir()
+    message = f"waiting for the set-up of process {os.getpid()}, which uses this checkout"
+    assert capsys.readouterr().out == f"[install] {message}, for at most 60 minutes\n"
+
+
+def test_a_set_up_waits_for_another_until_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, checkout: Path
+) -> None:
+    monkeypatch.setattr(install, "LOCK_SECONDS", 0.6)
+    with install.one_at_a_time():
+        file = checkout / "build/temporary/of the first"
+        file.touch()
+        with pytest.raises(SystemExit) as ended, install.one_at_a_time():
+            pytest.fail("two set-ups have the lock")
+        assert file.exists()
+    assert f"expected an end of the set-up of process {os.getpid()}," in str(ended.value)
+    with install.one_at_a_time():
+        assert not file.exists()
 
 
 @pytest.mark.parametrize(("cxx", "found"), [("", "c++"), ("clang++-99 -stdlib=x", "clang++-99")])
