@@ -14,11 +14,13 @@ from __future__ import annotations  # an older Python must get as far as being t
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from collections.abc import Iterator
@@ -42,7 +44,10 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
         variant = "gpu" if has_cuda_device() else "cpu"
     if not (folder / "bin" / "pip").exists():  # the last file that venv writes
         say(f"creating {folder} with Python {sys.version.split()[0]}")
-        venv.create(folder, with_pip=True)
+        try:
+            venv.create(folder, with_pip=True)
+        except OSError as problem:
+            fail(f"VENV: expected a folder to write to, got {folder}: {problem}")
 
     requirements = REPOSITORY / f"requirements-{variant}.txt"
     locks = [requirements.with_suffix(".lock")]
@@ -68,13 +73,26 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
 
 def check_tools(variant: str) -> None:
     if variant not in ("auto", "cpu", "gpu"):
-        fail(f"VARIANT is auto, cpu or gpu, not {variant!r}")
+        fail(f"VARIANT: expected auto, cpu or gpu, got {variant!r}")
     if sys.version_info < OLDEST_PYTHON:
         fail(
-            f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, {sys.executable} is "
-            f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
+            f"expected Python {'.'.join(map(str, OLDEST_PYTHON))} or newer, got "
+            f"{sys.version.split()[0]} ({sys.executable}): name another, as in make install "
+            "PYTHON=python3.12"
         )
-    compiler = os.environ.get("CXX") or "c++"
+    # Debian and Ubuntu have parts of Python in packages of their own.
+    if importlib.util.find_spec("ensurepip") is None:
+        fail(
+            f"expected {sys.executable} to make environments with pip; found no ensurepip: "
+            "install it (Debian, Ubuntu: apt-get install python3-venv)"
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        fail(
+            f"expected the headers of {sys.executable}; found no {header}: install them (Debian, "
+            "Ubuntu: apt-get install python3-dev)"
+        )
+    compiler = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(compiler.split()[0]) is None:
         fail(f"expected a C++20 compiler; found no {compiler}: install one, or set CXX to its name")
 
@@ -305,7 +323,7 @@ def take(lock: TextIO) -> None:
             break
         except BlockingIOError:
             lock.seek(0)
-            other = f"the set-up of process {lock.read()}, which uses this checkout"
+            other = f"the set-up of process {lock.read() or 'unknown'}, which uses this checkout"
         if not waited:
             say(f"waiting for {other}, for at most {LOCK_SECONDS / 60:.0f} minutes")
             waited = True

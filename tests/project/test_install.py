@@ -330,7 +330,9 @@ def test_a_set_up_waits_for_another_until_a_deadline(
         assert not file.exists()
 
 
-@pytest.mark.parametrize(("cxx", "found"), [("", "c++"), ("clang++-99 -stdlib=x", "clang++-99")])
+@pytest.mark.parametrize(
+    ("cxx", "found"), [("", "c++"), ("  ", "c++"), ("clang++-99 -stdlib=x", "clang++-99")]
+)
 def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
     monkeypatch: pytest.MonkeyPatch, cxx: str, found: str
 ) -> None:
@@ -339,8 +341,27 @@ def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
     monkeypatch.setattr("shutil.which", lambda name: asked.append(name))
     with pytest.raises(SystemExit) as refused:
         install.check_tools("cpu")
-    assert f"expected a C++20 compiler; found no {cxx or 'c++'}:" in str(refused.value)
+    assert f"expected a C++20 compiler; found no {cxx.strip() or 'c++'}:" in str(refused.value)
     assert asked == [found]
+
+
+@pytest.mark.parametrize("part", ["ensurepip", "Python.h"])
+def test_a_set_up_with_a_part_of_python_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+) -> None:
+    """Debian has both in packages of their own."""
+    if part == "ensurepip":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(SystemExit, match=rf"found no .*{part}: install .*apt-get install python3-"):
+        install.check_tools("cpu")
+
+
+def test_a_place_that_cannot_be_written_to_is_named(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"VENV: expected a folder to write to, got .*/file/venv"):
+        install.main(tmp_path / "file/venv", "cpu", "")
 
 
 BROWSER = ("chromium", "chromedriver")
