@@ -204,6 +204,7 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
     missing = [unit for unit in units if not unit.object.exists()]
     if not missing:
         return
+    pool = ThreadPoolExecutor(jobs())
     progress = Progress(len(units), len(units) - len(missing))
     stopped = threading.Event()
 
@@ -217,7 +218,6 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
             stopped.set()
             raise
 
-    pool = ThreadPoolExecutor(jobs())
     try:
         for compiled in as_completed([pool.submit(compile_one, unit) for unit in missing]):
             compiled.result()
