@@ -136,8 +136,8 @@ class Toolchain:
 
 
 class DistributionForTorch(Distribution):
-    """Wheels require the release of torch that their extension is built for; source archives do
-    not."""
+    """A distribution whose wheels require the release of torch that their extension is built for;
+    its source archives do not."""
 
     install_requires: list[str]
 
@@ -178,7 +178,7 @@ class Progress:
 
 
 class BuildExtension(build_ext):
-    """Compiles what build/objects lacks, on all processors, and links it."""
+    """The command that compiles the units that build/objects lacks on all processors, and links."""
 
     def build_extension(self, extension: Extension) -> None:
         OBJECTS.mkdir(parents=True, exist_ok=True)

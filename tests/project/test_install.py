@@ -20,7 +20,7 @@ pytestmark = pytest.mark.check
 
 
 class Pip:
-    """Records what would be run in the environment; what `lacks` names cannot be had."""
+    """A record of the commands for the environment; commands that name a lacking package fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lacks: str) -> None:
         self.calls: list[list[str]] = []
@@ -37,7 +37,7 @@ class Pip:
 
     @property
     def installed(self) -> list[str]:
-        """What was asked of `pip install`, in order."""
+        """Arguments of all `pip install` commands, in order."""
         found = [call[5:] for call in self.calls if call[:3] == ["-m", "pip", "install"]]
         return [argument for call in found for argument in call]
 
@@ -50,7 +50,7 @@ TORCH_LOCK = CPU.with_name("requirements-torch.lock")
 
 
 def pins(requirements: Path) -> dict[str, str]:
-    """Name -> version of a file of requirements, and of those that it includes."""
+    """Return name -> version of a file of requirements and of the files that it includes."""
     found: dict[str, str] = {}
     for line in requirements.read_text().splitlines():
         if line.startswith("-r "):
@@ -62,7 +62,7 @@ def pins(requirements: Path) -> dict[str, str]:
 
 
 def locked(*locks: Path) -> dict[str, list[str]]:
-    """Name and version -> hashes."""
+    """Return name and version -> hashes."""
     text = "".join(lock.read_text() for lock in locks)
     entries = re.findall(
         r"^([a-z0-9-]+==\S+)(?: ; [^\\]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)",
@@ -117,7 +117,7 @@ def test_without_hashes_where_the_indices_have_other_files(
 
 
 def make_wheel(folder: Path) -> str:
-    """A package `tiny` of version 1.0, and its SHA-256."""
+    """Write a wheel `tiny` of version 1.0, and return its SHA-256."""
     info = "tiny-1.0.dist-info"
     wheel = folder / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -134,7 +134,7 @@ def test_files_of_another_hash_end_the_set_up(
     capsys: pytest.CaptureFixture[str],
     platform_is_locked: bool,
 ) -> None:
-    """By pip's own words, which say what has happened."""
+    """pip's own text shows that the hash differs."""
 
     def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
         options = ["--no-index", "--find-links", str(folder), "--target", str(folder / "to")]
@@ -179,7 +179,7 @@ def test_platforms_of_the_locks(
 def test_torch_where_its_lock_is_for_another_python(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pip leaves out the line, and says nothing."""
+    """pip skips the line without a message."""
     pip = Pip(monkeypatch, "importlib.metadata")
     install.install_dependencies(tmp_path, CPU, "")
     torch = pip.installed[len(LOCKED) + 1]
@@ -230,7 +230,7 @@ def test_an_index_that_was_named_is_the_only_one_asked(
 
 @pytest.fixture
 def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Folder that set-ups take for their checkout, with the files that they read."""
+    """Return a folder that set-ups take for their checkout, with the files that they read."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("requirements*", "pyproject.toml", "setup.py"):
@@ -370,8 +370,8 @@ BROWSER = ("chromium", "chromedriver")
 def browser_setup(
     monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], root: bool, fails: str = ""
 ) -> list[list[str]]:
-    """The commands that the set-up runs where `there` is on the path; the one named `fails`
-    does not end well."""
+    """Return the commands that the set-up runs if `there` is on the path and the command `fails`
+    fails."""
     ran = []
 
     def run(command: list[str], **options: Any) -> None:
