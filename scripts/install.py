@@ -1,12 +1,12 @@
 """Set-up behind `make install`: environment, pinned dependencies, extension, project.
 
     python3 scripts/install.py VENV auto|cpu|gpu
-    python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
-    python3 scripts/install.py VENV browser         for the tests: Chromium, where apt has it
+    python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler as well
+    python3 scripts/install.py VENV browser         for the tests: Chromium, if apt has it
 
 Each step leaves a stamp, the hash of its inputs, and is skipped while they are unchanged; setup.py
 keeps the extension's objects. A set-up that was interrupted goes on where it was.
-Only the standard library is used, as nothing else is there yet.
+Only the standard library is used, because nothing else is installed yet.
 """
 
 from __future__ import annotations  # an older Python must get as far as being told so
@@ -29,7 +29,7 @@ from typing import NoReturn, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
-# Whose files the locks list: on others pip finds files that are in no lock.
+# The locks list files for these; for others pip finds files that no lock lists.
 LOCKED_PYTHONS = (11, 12, 13)  # 3.11, …
 LOCKED_MACHINES = ("x86_64", "aarch64")  # under Linux
 TORCHREC = "torchrec==1.8.0"
@@ -171,7 +171,7 @@ def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> N
 def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
     """Install torch's CPU build, locked or not. Return True if the indices have no CPU build: then
     torch is their default, for Linux mostly a CUDA build, which runs on CPUs too."""
-    # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
+    # The CPU build may be in an index of its own, which is asked for torch alone: if it cannot
     # be reached, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
     lock = requirements.with_name("requirements-torch.lock")
