@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, LinkError
+from setuptools.errors import CompileError, LinkError, OptionError
 
 CSRC = Path("oper/csrc")
 OBJECTS = Path("build/objects")
@@ -43,7 +43,7 @@ FLAGS = (
     # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
     # choose between sums are not vectorised.
     *("-fno-math-errno", "-fno-trapping-math"),
-    # No files of the compiler's in the temporary folder, where a killed one would leave them.
+    # The compiler writes no temporary files, which it would leave if it were killed.
     "-pipe",
 )
 
@@ -74,7 +74,7 @@ class Toolchain:
 
     def __init__(self, torch: Path | None) -> None:
         assert torch is not None, "without torch there is no extension to build"
-        self.cxx = shlex.split(os.environ.get("CXX") or "c++")
+        self.cxx = shlex.split(os.environ.get("CXX", "")) or ["c++"]
         asked = (shlex.split(os.environ.get(name, "")) for name in ("CPPFLAGS", "CFLAGS"))
         self.flags = [*FLAGS, *(flag for flags in asked for flag in flags)]
         self.link_flags = ["-shared", "-shared-libgcc", "-fopenmp"]
@@ -110,7 +110,7 @@ class Toolchain:
         self.run([*options, "-x", "c++", "-c", os.devnull], unit.object, CompileError)
 
     def link(self, objects: Iterable[Path]) -> Path:
-        """Return the library of these objects. One command, without the flags that Python itself
+        """Return the library of these objects. The command has none of the flags that Python itself
         was linked with, which may name another compiler or C++ runtime."""
         names = sorted(path.name for path in objects)
         made_of = digest_of(self.digest.encode(), repr((names, self.link_flags)).encode())
@@ -136,8 +136,8 @@ class Toolchain:
 
 
 class DistributionForTorch(Distribution):
-    """Wheels require the release of torch that their extension is built for; source archives do
-    not."""
+    """A distribution whose wheels require the release of torch that their extension is built for;
+    its source archives do not."""
 
     install_requires: list[str]
 
@@ -161,25 +161,24 @@ class Progress:
     def __init__(self, total: int, kept: int) -> None:
         self.total, self.started = total, kept
         self.lock = threading.Lock()
-        if not sys.stderr.isatty():
+        self.on_terminal = sys.stderr.isatty()
+        if not self.on_terminal:
             print(f"oper: compiling {total - kept} of {total} units", file=sys.stderr, flush=True)
 
     def start_unit(self) -> None:
         with self.lock:
             self.started += 1
-            self.show(f"compiling {self.started} of {self.total}")
-
-    def show(self, doing: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[Koper: {doing}", end="", file=sys.stderr, flush=True)
+            if self.on_terminal:
+                line = f"\r\033[Koper: compiling {self.started} of {self.total}"
+                print(line, end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        if sys.stderr.isatty():
+        if self.on_terminal:
             print(file=sys.stderr, flush=True)
 
 
 class BuildExtension(build_ext):
-    """Compiles what build/objects lacks, on all processors, and links it."""
+    """The command that compiles the units that build/objects lacks on all processors, and links."""
 
     def build_extension(self, extension: Extension) -> None:
         OBJECTS.mkdir(parents=True, exist_ok=True)
@@ -201,10 +200,11 @@ class BuildExtension(build_ext):
 
 
 def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
-    """Compile the units that have no object. On an error or Ctrl-C no further one is started."""
+    """Compile the units that have no object. After an error or Ctrl-C no unit is started."""
     missing = [unit for unit in units if not unit.object.exists()]
     if not missing:
         return
+    pool = ThreadPoolExecutor(jobs())
     progress = Progress(len(units), len(units) - len(missing))
     stopped = threading.Event()
 
@@ -218,7 +218,6 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
             stopped.set()
             raise
 
-    pool = ThreadPoolExecutor(jobs())
     try:
         for compiled in as_completed([pool.submit(compile_one, unit) for unit in missing]):
             compiled.result()
@@ -229,13 +228,18 @@ def compile_missing(toolchain: Toolchain, units: Sequence[Unit]) -> None:
 
 
 def jobs() -> int:
-    """Return how many units to compile at once: MAX_JOBS, as for torch's extensions, or the number
-    of processors."""
-    return int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    """Return the number of units to compile at once: MAX_JOBS, as for torch's extensions, or the
+    number of processors. Raise OptionError if MAX_JOBS is another value than a positive integer."""
+    given = os.environ.get("MAX_JOBS")
+    if not given:
+        return len(os.sched_getaffinity(0))
+    if not re.fullmatch("0*[1-9][0-9]*", given):
+        raise OptionError(f"MAX_JOBS: expected a positive integer, got {given!r}")
+    return int(given)
 
 
 def remove_old(used: set[Path]) -> None:
-    """Remove the objects, and the parts of them, that no build has used for days."""
+    """Remove the objects and parts of objects that no build has used for DAYS_KEPT."""
     for path in used:
         os.utime(path)
     oldest = time.time() - DAYS_KEPT * 24 * 3600
@@ -246,8 +250,9 @@ def remove_old(used: set[Path]) -> None:
 
 
 def sources_by_unit() -> dict[str, list[Path]]:
+    """Return the sources of each unit."""
     units: dict[str, list[Path]] = {name: [] for name in UNITS}
-    patterns = [(len(pattern), pattern, name) for name, of in UNITS.items() for pattern in of]
+    patterns = [(len(each), each, name) for name, unit in UNITS.items() for each in unit]
     for source in sorted(CSRC.glob("**/*.cpp")):
         *_, name = max(pattern for pattern in patterns if source.match(pattern[1]))
         units[name].append(source)
@@ -267,10 +272,10 @@ def included_by(sources: Iterable[Path]) -> list[Path]:
 
 @functools.cache
 def directly_included(path: Path) -> frozenset[Path]:
+    """Return the headers of oper/csrc that a file includes."""
     names = re.findall(r'^\s*#\s*include\s*"(.+)"', path.read_text(encoding="utf-8"), re.M)
     folders = (path.parent, CSRC / "include", CSRC)
-    places = ((folder / name for folder in folders) for name in names)
-    headers = (next((place for place in of if place.is_file()), None) for of in places)
+    headers = (next(filter(Path.is_file, (f / name for f in folders)), None) for name in names)
     return frozenset(header for header in headers if header is not None)
 
 
@@ -282,7 +287,7 @@ def digest_of(*parts: bytes) -> str:
 
 
 def torch_folder() -> Path | None:
-    """Return the folder of torch, which is not imported, as that takes seconds."""
+    """Return the folder of torch without importing it, which takes seconds."""
     # An isolated build sees only build-system.requires. torch is not among them, as pip would
     # fetch one of another ABI for the build: use the one the package is being installed beside.
     places = [*sys.path, sysconfig.get_path("platlib")]
@@ -291,8 +296,8 @@ def torch_folder() -> Path | None:
 
 
 def extension_arguments() -> dict[str, Any]:
-    """Return the arguments of setup() that build the extension; none, with a word about it, without
-    torch."""
+    """Return the arguments of setup() that build the extension; without torch, say so and return
+    none."""
     if torch_folder() is None:
         print(
             "oper: torch is not installed here, so the extension oper._C is left out. "

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def toolkit() -> Path | None:
-    """The folder of a CUDA toolkit, which has bin/nvcc; None where there is none."""
+    """Return the folder of a CUDA toolkit, which has bin/nvcc; None if there is no toolkit."""
     packages = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin"
     on_path = shutil.which("nvcc")
     folders = [packages, *([Path(on_path).parent] if on_path else []), Path("/usr/local/cuda/bin")]
@@ -81,9 +81,8 @@ def toolkit() -> Path | None:
 
 
 def toolkit_of(nvcc: Path) -> Path | None:
-    """The folder of the toolkit that a compiler is of, as it says itself: nvcc may be a script on
-    the path that calls one elsewhere, beside which there are no libraries. None where it does not
-    run."""
+    """Return the folder of the toolkit that nvcc names as its own, because nvcc may be a script on
+    the path that calls a compiler in another folder. Return None if nvcc does not run."""
     command: list[str | Path] = [nvcc, "--dryrun", "-x", "cu", "/dev/null"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
@@ -95,7 +94,7 @@ def toolkit_of(nvcc: Path) -> Path | None:
 
 
 def nvshmem() -> Path | None:
-    """The folder of NVSHMEM's package in this environment, None where there is none."""
+    """Return the folder of NVSHMEM's package in this environment; None without the package."""
     try:
         package = importlib.util.find_spec("nvidia.nvshmem")
     except ModuleNotFoundError:
@@ -111,9 +110,9 @@ def compile_all(
     jobs: int | None,
     nvshmem: Path | None = None,
 ) -> dict[Path, str]:
-    """Object files by path, each with what the compiler said of registers: of the device kernels,
-    or with NVSHMEM's package of those for it. CalledProcessError where one does not compile, or
-    has warnings."""
+    """Compile the device kernels or, given NVSHMEM's package, the kernels for it. Return the paths
+    of the objects, each with the compiler's text about registers. Raise CalledProcessError if a
+    kernel does not compile or has warnings."""
     sources = CSRC / ("cuda" if nvshmem is None else "nvshmem")
 
     def compile_one(source: Path) -> tuple[Path, str]:
@@ -138,7 +137,7 @@ def compile_all(
 
 
 def targets(source: Path, architectures: Sequence[int]) -> list[str]:
-    """Return nvcc's options for `architectures`: what to compile PTX for, and assemble it for.
+    """Return nvcc's options: for each architecture the PTX, and the code to assemble from it.
 
     The compiler makes PTX, which takes most of the time, once for the architectures that share it,
     such as sm_80 and sm_90. Sources that see the architectures in the preprocessor are compiled for
@@ -152,7 +151,7 @@ def targets(source: Path, architectures: Sequence[int]) -> list[str]:
 
 
 def link(toolkit: Path, objects: Sequence[Path], output: Path) -> None:
-    """One library of objects; what it has of CUDA's runtime stays hidden from other libraries."""
+    """Link a library of objects. It hides its copy of CUDA's runtime from other libraries."""
     command: list[str | Path] = ["g++", "-shared", *objects, *_folders(toolkit)]
     command += ["-lcudart_static", "-ldl", "-lrt", "-lpthread", "-Wl,--exclude-libs,ALL"]
     _make(command, output)
@@ -165,8 +164,8 @@ def link_nvshmem(
     architectures: Sequence[int],
     output: Path,
 ) -> None:
-    """One library of the objects for NVSHMEM, with its part for devices. Its part for hosts, which
-    torch's own use of NVSHMEM shares, is a library that stays in its package."""
+    """Link a library of the objects for NVSHMEM, with NVSHMEM's part for devices. The part for
+    hosts, which torch's own use of NVSHMEM shares, is a library that stays in its package."""
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     command: list[str | Path] = [toolkit / "bin/nvcc", *targets, "-shared", "-Xcompiler", "-fPIC"]
     command += [*objects, *_folders(toolkit), f"-L{nvshmem / 'lib'}", "-l:libnvshmem_host.so.3"]

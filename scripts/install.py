@@ -1,12 +1,12 @@
 """Set-up behind `make install`: environment, pinned dependencies, extension, project.
 
     python3 scripts/install.py VENV auto|cpu|gpu
-    python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
-    python3 scripts/install.py VENV browser         for the tests: Chromium, where apt has it
+    python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler as well
+    python3 scripts/install.py VENV browser         for the tests: Chromium, if apt has it
 
 Each step leaves a stamp, the hash of its inputs, and is skipped while they are unchanged; setup.py
 keeps the extension's objects. A set-up that was interrupted goes on where it was.
-Only the standard library is used, as nothing else is there yet.
+Only the standard library is used, because nothing else is installed yet.
 """
 
 from __future__ import annotations  # an older Python must get as far as being told so
@@ -14,24 +14,28 @@ from __future__ import annotations  # an older Python must get as far as being t
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
+import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
-# Whose files the locks list: on others pip finds files that are in no lock.
+# The locks list files for these; for others pip finds files that no lock lists.
 LOCKED_PYTHONS = (11, 12, 13)  # 3.11, …
 LOCKED_MACHINES = ("x86_64", "aarch64")  # under Linux
 TORCHREC = "torchrec==1.8.0"
 BROWSER_PACKAGES = ("--no-install-recommends", "chromium", "chromium-driver", "fonts-dejavu-core")
 APT_SECONDS = 600
+LOCK_SECONDS = 3600  # a set-up on a busy machine of two cores took 26 minutes
 
 
 def main(folder: Path, variant: str, torch_index: str) -> None:
@@ -40,7 +44,10 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
         variant = "gpu" if has_cuda_device() else "cpu"
     if not (folder / "bin" / "pip").exists():  # the last file that venv writes
         say(f"creating {folder} with Python {sys.version.split()[0]}")
-        venv.create(folder, with_pip=True)
+        try:
+            venv.create(folder, with_pip=True)
+        except OSError as problem:
+            fail(f"VENV: expected a folder to write to, got {folder}: {problem}")
 
     requirements = REPOSITORY / f"requirements-{variant}.txt"
     locks = [requirements.with_suffix(".lock")]
@@ -66,13 +73,26 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
 
 def check_tools(variant: str) -> None:
     if variant not in ("auto", "cpu", "gpu"):
-        fail(f"VARIANT is auto, cpu or gpu, not {variant!r}")
+        fail(f"VARIANT: expected auto, cpu or gpu, got {variant!r}")
     if sys.version_info < OLDEST_PYTHON:
         fail(
-            f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, {sys.executable} is "
-            f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
+            f"expected Python {'.'.join(map(str, OLDEST_PYTHON))} or newer, got "
+            f"{sys.version.split()[0]} ({sys.executable}): name another, as in make install "
+            "PYTHON=python3.12"
         )
-    compiler = os.environ.get("CXX") or "c++"
+    # Debian and Ubuntu have parts of Python in packages of their own.
+    if importlib.util.find_spec("ensurepip") is None:
+        fail(
+            f"expected {sys.executable} to make environments with pip; found no ensurepip: "
+            "install it (Debian, Ubuntu: apt-get install python3-venv)"
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        fail(
+            f"expected the headers of {sys.executable}; found no {header}: install them (Debian, "
+            "Ubuntu: apt-get install python3-dev)"
+        )
+    compiler = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(compiler.split()[0]) is None:
         fail(f"expected a C++20 compiler; found no {compiler}: install one, or set CXX to its name")
 
@@ -151,7 +171,7 @@ def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> N
 def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
     """Install torch's CPU build, locked or not. Return True if the indices have no CPU build: then
     torch is their default, for Linux mostly a CUDA build, which runs on CPUs too."""
-    # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
+    # The CPU build may be in an index of its own, which is asked for torch alone: if it cannot
     # be reached, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
     lock = requirements.with_name("requirements-torch.lock")
@@ -281,12 +301,8 @@ def one_at_a_time() -> Iterator[None]:
     for the temporary files of pip and of compilers: a killed set-up leaves them to the next one."""
     temporary = REPOSITORY / "build/temporary"
     temporary.parent.mkdir(exist_ok=True)
-    with open(REPOSITORY / "build/install.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another `make install` of this checkout")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(REPOSITORY / "build/install.lock", "a+") as lock:
+        take(lock)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         os.environ["TMPDIR"] = str(temporary)
@@ -294,6 +310,32 @@ def one_at_a_time() -> Iterator[None]:
             yield
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def take(lock: TextIO) -> None:
+    """Lock a file and write the id of this process into it. End the set-up if another one holds the
+    lock for longer than LOCK_SECONDS."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    waited = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            lock.seek(0)
+            other = f"the set-up of process {lock.read() or 'unknown'}, which uses this checkout"
+        if not waited:
+            say(f"waiting for {other}, for at most {LOCK_SECONDS / 60:.0f} minutes")
+            waited = True
+        if time.monotonic() > deadline:
+            fail(
+                f"expected an end of {other}; it still runs after {LOCK_SECONDS / 60:.0f} minutes: "
+                "end that process or wait for it, then run this again"
+            )
+        time.sleep(1)
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
 
 
 def say(message: str) -> None:

@@ -160,7 +160,7 @@ def unequal(ranks: int, nodes: int = 1) -> Topology:
 
 
 def measured(ranks: int, nodes: int) -> Topology:
-    """Return ranks whose links are equal but for a few per cent, as measurements find them."""
+    """Return ranks whose links differ by a few per cent, as measured links do."""
     given = unequal(ranks, nodes)
     random = np.random.default_rng(ranks)
     cost = np.full((ranks, ranks), 1 / 80e9)

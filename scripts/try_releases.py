@@ -1,4 +1,4 @@
-"""Build OPER beside each release of torch, TorchRec and FBGEMM, and run TorchRec's quick tests.
+"""Build OPER with each release of torch, TorchRec and FBGEMM, and run TorchRec's quick tests.
 
     python scripts/try_releases.py FOLDER [TORCH ...]      # such as 2.11 2.14; all by default
 

@@ -73,7 +73,7 @@ Read = Callable[[Path], object]
 
 
 def main() -> None:
-    """The parent, which starts a process that reads, and another one where that crashed."""
+    """Start a process that reads, and another one after each crash."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
@@ -129,7 +129,7 @@ def fuzz(log: Path, number: int, first: int, kind: str | None = None) -> None:
 
 
 def _check_valid(name: str, logs: dict[str, Path], folders: Any, scratch: Path) -> None:
-    """The file that is damaged must be one that is read."""
+    """Read the undamaged file, which must succeed."""
     if name in folders:
         folders[name][2](folders[name][0])
     elif name in logs:
@@ -200,7 +200,7 @@ def _damaged_folder(
 
 
 def _edit(folder: Path, form: Format, rng: random.Random) -> None:
-    """Another value somewhere in a marker, with the right digest."""
+    """Change or remove a value in a marker, and write the right digest."""
     content = json.loads((folder / form.marker).read_text())
     at: Any = content
     while True:
@@ -236,7 +236,7 @@ def _edit(folder: Path, form: Format, rng: random.Random) -> None:
 
 
 def _use_part(folder: Path, log: Path) -> None:
-    """The plan of a part of a log, which its check reads from the log."""
+    """Use the plan of a part of a log; its check reads that part from the log."""
     _use_plan(folder)
     _quiet("plan", "check", folder, log)
 
@@ -264,7 +264,7 @@ def _use_profile(folder: Path) -> None:
 
 
 def _use_planned(folder: Path) -> None:
-    """A plan of the profile, which prices every class of its rows."""
+    """Plan for the profile, which prices every class of its rows."""
     opened = Profile.load(folder)
     if opened.rows < 1_000_000:
         workload = Workload("training", "distinct", 64)
@@ -272,7 +272,7 @@ def _use_planned(folder: Path) -> None:
 
 
 def _quiet(*arguments: object) -> None:
-    """A command, in this process, whose OperError is raised here."""
+    """Run a command in this process, and raise its OperError."""
     from oper import cli
 
     argv, sys.argv = sys.argv, ["oper", *map(str, arguments)]
@@ -338,7 +338,7 @@ def _use_checkpoint(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """A checkpoint of a table with a state, a dense tensor and an object."""
+    """Save a checkpoint of a table with a state, a dense tensor and an object."""
     key = "bags.embedding_bags.t.weight"
     state = {
         "model": {key: torch.rand(50, 4), "over.weight": torch.rand(3)},
@@ -397,7 +397,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
 
 
 def _period(number: int) -> str:
-    """What a monitor of two ranks writes of a period."""
+    """Return the line that a monitor of two ranks writes for a period."""
     of_ranks, of_links = np.array([9.0, 8.5]), np.array([[0.0, 64.0], [72.5, 0.0]])
     traffic = Traffic(of_ranks, of_links, Communication(136.5, 40.0, 8.0), 0.25)
     judged = Judgement(2e-5, 1.5e-5, 1.4e-5, 1 / 3, 0.05, Move(3, 96.0, 1e-6, 2e-5, 1.5e-5))

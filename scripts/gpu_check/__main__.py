@@ -32,7 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("gpu-check"))
     parser.add_argument("--dry", action="store_true", help="emulate the kernels, with tiny sizes")
-    parser.add_argument("--stage", help="run this stage alone, here, and print its records")
+    parser.add_argument(
+        "--stage",
+        choices=names(),
+        metavar="NAME",
+        help="run this stage alone, and print its records",
+    )
     given = parser.parse_args(arguments)
     library = emulated_kernels() if given.dry else None
     if given.stage:

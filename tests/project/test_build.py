@@ -20,7 +20,7 @@ GRADIENTS, LOOKUP, UPDATE = "cpu/step/gradients.cpp", "cpu/step/lookup.cpp", "cp
 DEVICE, OTHER = "device/one.cpp", "other.cpp"
 SOURCES = [GRADIENTS, LOOKUP, UPDATE, OTHER, DEVICE]
 SECONDS = 60
-# Notes each source that it compiles. One that the file `stops_at` names never ends.
+# It notes each source that it compiles, and never ends with the source that `stops_at` names.
 COMPILER = """#!/bin/sh
 for argument in "$@"; do
   case $argument in
@@ -34,7 +34,7 @@ exec c++ "$@"
 
 
 class Project:
-    """A copy of setup.py with four sources and two headers, of which one includes the other."""
+    """A copy of setup.py, five sources, and two headers, one of which includes the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,6 +180,15 @@ def test_a_missing_compiler_is_named(project: Project) -> None:
     status, output = project.build()
     assert status != 0
     assert "expected a C++20 compiler; found no no-such-compiler (No such file" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("jobs", ["0", "two", "-1"])
+def test_another_number_of_jobs_than_a_positive_one_is_refused(project: Project, jobs: str) -> None:
+    project.environment["MAX_JOBS"] = jobs
+    status, output = project.build()
+    assert status != 0
+    assert f"MAX_JOBS: expected a positive integer, got {jobs!r}" in output
     assert "Traceback" not in output
 
 

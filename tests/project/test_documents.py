@@ -35,12 +35,12 @@ GLOSSARY = REPOSITORY / "docs" / "glossary.md"
 
 
 def code_spans(text: str) -> list[str]:
-    """What stands in backticks, blocks left out."""
+    """Return the texts in backticks, without blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
 def is_there(name: str) -> bool:
-    """Whether a file of that name is at the top or in one of the folders of sources."""
+    """Return whether a file of that name is at the top or in a folder of sources."""
     folders = ("oper", "tests", "benchmarks", "scripts", "examples")
     inside = (found for folder in folders for found in (REPOSITORY / folder).rglob(name))
     return (REPOSITORY / name).exists() or next(inside, None) is not None
@@ -61,7 +61,7 @@ def test_every_file_that_a_document_names_is_there(document: Path) -> None:
 
 
 def glossary_entries() -> list[tuple[str, str]]:
-    """(name, file) for every name of the last columns: it belongs to the file that follows it."""
+    """Return (name, file) for every name in the last columns; the file is the next in the line."""
     found = []
     for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
         if not line.startswith("| ") or line.startswith("| ---"):
@@ -94,7 +94,7 @@ def test_every_name_in_the_glossary_is_in_the_file_beside_it() -> None:
 
 
 def names_in(content: object) -> set[str]:
-    """All keys of JSON objects, at any depth, but names of files."""
+    """Return all keys of JSON objects, at any depth, except names of files."""
     if isinstance(content, dict):
         keys = {key for key in content if "." not in key}
         return keys.union(*map(names_in, content.values()))
@@ -180,7 +180,7 @@ def test_the_demo_ends_with_what_it_wrote_and_commands_that_exist() -> None:
 def test_the_commands_of_the_tour_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one folder, on logs as the text says they are, and overwrite nothing."""
+    """They run in one folder, on logs like those in the text, and overwrite nothing."""
     commands = commands_of("docs/tour.md")
     assert len(commands) > 14
     monkeypatch.chdir(tmp_path)
@@ -278,7 +278,7 @@ def python_of(text: str) -> list[str]:
 
 
 def a_click_log() -> None:
-    """The log `clicks.parquet` of the documents: 200 samples in a day."""
+    """Write the log `clicks.parquet` of the documents: 200 samples in a day."""
     ids = {f"C{i}": np.arange(200) * i % 50 - 1 for i in range(1, 4)}
     times = np.datetime64("2026-01-01T00:00", "s") + np.arange(200) * 432
     pq.write_table(pa.table({**ids, "time": times}), "clicks.parquet")

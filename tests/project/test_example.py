@@ -28,7 +28,7 @@ STARTS = {
 
 
 def run(start: str, *command: object) -> str:
-    """What the script printed."""
+    """Run the script, and return its output."""
     done = subprocess.run(
         [*STARTS[start], *map(str, command)],
         capture_output=True,
@@ -43,7 +43,7 @@ def run(start: str, *command: object) -> str:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    """The example as a module."""
+    """Return the example as a module."""
     spec = importlib.util.spec_from_file_location("train_dlrm", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,13 +1,14 @@
 """Set-up with locks, without them and after an interruption; nothing is installed."""
 
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.check
 
 
 class Pip:
-    """Records what would be run in the environment; what `lacks` names cannot be had."""
+    """A record of the commands for the environment; commands that name a lacking package fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lacks: str) -> None:
         self.calls: list[list[str]] = []
@@ -36,7 +37,7 @@ class Pip:
 
     @property
     def installed(self) -> list[str]:
-        """What was asked of `pip install`, in order."""
+        """Arguments of all `pip install` commands, in order."""
         found = [call[5:] for call in self.calls if call[:3] == ["-m", "pip", "install"]]
         return [argument for call in found for argument in call]
 
@@ -49,7 +50,7 @@ TORCH_LOCK = CPU.with_name("requirements-torch.lock")
 
 
 def pins(requirements: Path) -> dict[str, str]:
-    """Name -> version of a file of requirements, and of those that it includes."""
+    """Return name -> version of a file of requirements and of the files that it includes."""
     found: dict[str, str] = {}
     for line in requirements.read_text().splitlines():
         if line.startswith("-r "):
@@ -61,7 +62,7 @@ def pins(requirements: Path) -> dict[str, str]:
 
 
 def locked(*locks: Path) -> dict[str, list[str]]:
-    """Name and version -> hashes."""
+    """Return name and version -> hashes."""
     text = "".join(lock.read_text() for lock in locks)
     entries = re.findall(
         r"^([a-z0-9-]+==\S+)(?: ; [^\\]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)",
@@ -116,7 +117,7 @@ def test_without_hashes_where_the_indices_have_other_files(
 
 
 def make_wheel(folder: Path) -> str:
-    """A package `tiny` of version 1.0, and its SHA-256."""
+    """Write a wheel `tiny` of version 1.0, and return its SHA-256."""
     info = "tiny-1.0.dist-info"
     wheel = folder / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -133,7 +134,7 @@ def test_files_of_another_hash_end_the_set_up(
     capsys: pytest.CaptureFixture[str],
     platform_is_locked: bool,
 ) -> None:
-    """By pip's own words, which say what has happened."""
+    """pip's own text shows that the hash differs."""
 
     def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
         options = ["--no-index", "--find-links", str(folder), "--target", str(folder / "to")]
@@ -178,7 +179,7 @@ def test_platforms_of_the_locks(
 def test_torch_where_its_lock_is_for_another_python(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pip leaves out the line, and says nothing."""
+    """pip skips the line without a message."""
     pip = Pip(monkeypatch, "importlib.metadata")
     install.install_dependencies(tmp_path, CPU, "")
     torch = pip.installed[len(LOCKED) + 1]
@@ -229,7 +230,7 @@ def test_an_index_that_was_named_is_the_only_one_asked(
 
 @pytest.fixture
 def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Folder that set-ups take for their checkout, with the files that they read."""
+    """Return a folder that set-ups take for their checkout, with the files that they read."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("requirements*", "pyproject.toml", "setup.py"):
@@ -246,7 +247,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_extension_is_built_before_pip_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, checkout: Path, tmp_path: Path
 ) -> None:
-    """pip shows nothing of what it builds; after a set-up, nothing is left for it to compile."""
+    """pip hides the output of builds, so a set-up leaves it nothing to compile."""
     environment = tmp_path / "venv"
     made: list[Path] = []
 
@@ -269,7 +270,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
     assert made == [environment, environment]
     assert pip.calls.index(build) == len(pip.calls) - 2
     assert editable in pip.calls[-1]
-    # The second set-up has nothing to do but to look at the sources.
+    # The next set-up only looks for changes of the sources.
     pip = Pip(monkeypatch)
     install.main(environment, "cpu", "")
     assert pip.calls == [build]
@@ -283,7 +284,7 @@ def test_the_extension_is_built_before_pip_asks_for_it(
 def test_temporary_files_of_a_set_up_do_not_outlive_the_next(
     checkout: Path, tmp_path: Path
 ) -> None:
-    """A killed set-up cannot remove its own."""
+    """A killed set-up cannot remove its own files."""
     before = sorted(tmp_path.iterdir())
     leave = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
     killed = checkout / "build/temporary/killed"
@@ -302,7 +303,36 @@ def test_temporary_files_of_a_set_up_do_not_outlive_the_next(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(("cxx", "found"), [("", "c++"), ("clang++-99 -stdlib=x", "clang++-99")])
+def test_a_set_up_waits_for_another_of_its_checkout(
+    monkeypatch: pytest.MonkeyPatch, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as first:
+        first.enter_context(install.one_at_a_time())
+        monkeypatch.setattr("time.sleep", lambda seconds: first.close())
+        with install.one_at_a_time():
+            assert (checkout / "build/temporary").is_dir()
+    message = f"waiting for the set-up of process {os.getpid()}, which uses this checkout"
+    assert capsys.readouterr().out == f"[install] {message}, for at most 60 minutes\n"
+
+
+def test_a_set_up_waits_for_another_until_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, checkout: Path
+) -> None:
+    monkeypatch.setattr(install, "LOCK_SECONDS", 0.6)
+    with install.one_at_a_time():
+        file = checkout / "build/temporary/of the first"
+        file.touch()
+        with pytest.raises(SystemExit) as ended, install.one_at_a_time():
+            pytest.fail("two set-ups have the lock")
+        assert file.exists()
+    assert f"expected an end of the set-up of process {os.getpid()}," in str(ended.value)
+    with install.one_at_a_time():
+        assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("cxx", "found"), [("", "c++"), ("  ", "c++"), ("clang++-99 -stdlib=x", "clang++-99")]
+)
 def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
     monkeypatch: pytest.MonkeyPatch, cxx: str, found: str
 ) -> None:
@@ -311,8 +341,27 @@ def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
     monkeypatch.setattr("shutil.which", lambda name: asked.append(name))
     with pytest.raises(SystemExit) as refused:
         install.check_tools("cpu")
-    assert f"expected a C++20 compiler; found no {cxx or 'c++'}:" in str(refused.value)
+    assert f"expected a C++20 compiler; found no {cxx.strip() or 'c++'}:" in str(refused.value)
     assert asked == [found]
+
+
+@pytest.mark.parametrize("part", ["ensurepip", "Python.h"])
+def test_a_set_up_with_a_part_of_python_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+) -> None:
+    """Debian has both in packages of their own."""
+    if part == "ensurepip":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(SystemExit, match=rf"found no .*{part}: install .*apt-get install python3-"):
+        install.check_tools("cpu")
+
+
+def test_a_place_that_cannot_be_written_to_is_named(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"VENV: expected a folder to write to, got .*/file/venv"):
+        install.main(tmp_path / "file/venv", "cpu", "")
 
 
 BROWSER = ("chromium", "chromedriver")
@@ -321,8 +370,8 @@ BROWSER = ("chromium", "chromedriver")
 def browser_setup(
     monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], root: bool, fails: str = ""
 ) -> list[list[str]]:
-    """The commands that the set-up runs where `there` is on the path; the one named `fails`
-    does not end well."""
+    """Return the commands that the set-up runs if `there` is on the path and the command `fails`
+    fails."""
     ran = []
 
     def run(command: list[str], **options: Any) -> None:

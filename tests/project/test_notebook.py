@@ -14,14 +14,14 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "plan_in_a_noteboo
 
 @pytest.fixture(scope="module")
 def cells() -> list[Any]:
-    """The cells after they have run."""
+    """Run the notebook, and return its cells of code."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def shown(cells: list[Any], last_line: str) -> dict[str, str]:
-    """What the cell that ends with `last_line` shows, by media type."""
+    """Return the output of the cell that ends with `last_line`, by media type."""
     (cell,) = (cell for cell in cells if cell.source.splitlines()[-1] == last_line)
     return cell.outputs[-1]["data"]
 
@@ -38,7 +38,7 @@ def test_objects_are_shown_as_html(cells: list[Any]) -> None:
 
 
 def test_the_kept_outputs_are_those_of_now(cells: list[Any]) -> None:
-    """What a reader sees without running it."""
+    """A reader who runs nothing sees the outputs of this version."""
     kept = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"]
     for before, after in zip(kept, cells, strict=True):
         now = [o["data"] for o in after.outputs if o.output_type != "stream"]  # warnings of torch

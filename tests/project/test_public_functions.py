@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def without_times(content: Any) -> Any:
-    """The content without what a clock measured."""
+    """Return the content without measured times."""
     if isinstance(content, dict):
         timed = ("seconds_spent", "plan_seconds")
         kept = {k: without_times(v) for k, v in content.items() if k not in timed}
@@ -272,7 +272,7 @@ def test_windows_that_are_read_back_are_of_the_same_type(folders: Folders) -> No
 
 
 def test_completion_knows_the_public_names() -> None:
-    """Also those that are loaded when they are first used, in a process that used none."""
+    """Completion lists names that load on first use, too, in a process that used none."""
     script = "import oper; print(*(set(oper.__all__) - set(dir(oper))), '__version__' in dir(oper))"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert printed.stdout.split() == [b"True"]

@@ -33,7 +33,8 @@ POLICIES = ("random", "in-order", "laia", "laia:1", "esd:0", "esd:0.5", "esd", "
 
 
 def check_samples(structure: str, ranks: int, found: list[Any], bags: bool = True) -> list[Any]:
-    """Each global batch has its samples, whole, M a rank, ascending; the rank of each."""
+    """Check that each global batch has all its samples, M per rank, ascending; return the rank of
+    each sample."""
     assignments = []
     for step in range(len(found[0])):
         first = step % STEPS * ranks * M
