@@ -553,11 +553,9 @@ def baseline_result(
     problem of later data too."""
     held_out, held_out_step = None, None
     if unseen is not None and baseline.under is not None:
-        under = baseline.under(unseen)
-        on_later = price_fetched(unseen, under)
-        held_out = on_later.objective_seconds
-        held_out_step = predict_fetched(unseen, under, on_later.allreduce_method).seconds
-    cost = price_fetched(problem, baseline)
+        on_later, later_step = predict_fetched(unseen, baseline.under(unseen))
+        held_out, held_out_step = on_later.objective_seconds, later_step.seconds
+    cost, step = predict_fetched(problem, baseline)
     threshold = problem.asked.threshold
     if isinstance(baseline.notes, PaperNotes):
         threshold = baseline.notes.threshold
@@ -567,7 +565,7 @@ def baseline_result(
         threshold=threshold,
         seconds=seconds,
         cost=cost,
-        step_seconds=predict_fetched(problem, baseline, cost.allreduce_method).seconds,
+        step_seconds=step.seconds,
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
         held_out_seconds=held_out,
         held_out_step_seconds=held_out_step,

@@ -11,7 +11,6 @@ from oper.cost.objective import Cost
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
-from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
@@ -84,7 +83,9 @@ def _simple_plan(
     method: SimpleMethod, problems: list[Problem], unseen: list[Problem] | None
 ) -> SimplePlan:
     costs, step, seconds = _priced(method, problems)
-    _, later_step, later = ([], None, None) if unseen is None else _priced(method, unseen)
+    later_step = later = None
+    if unseen is not None:
+        _, later_step, later = _priced(method, unseen)
     return SimplePlan(
         method,
         step,
@@ -97,11 +98,8 @@ def _simple_plan(
 
 
 def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:
-    """The costs in each problem, and the seconds of a step and of the objective of all together."""
-    placed = [_SIMPLE[method](problem) for problem in problems]
-    costs = [price_baseline(problem, of) for problem, of in zip(problems, placed, strict=True)]
-    step = sum(
-        predict_fetched(problem, of, cost.allreduce_method).seconds
-        for problem, of, cost in zip(problems, placed, costs, strict=True)
-    )
-    return costs, step, float(rank_seconds(costs).max())
+    """Return the cost in each problem, and the step and the objective of all of them, in
+    seconds."""
+    found = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
+    costs = [cost for cost, _ in found]
+    return costs, sum(step.seconds for _, step in found), float(rank_seconds(costs).max())

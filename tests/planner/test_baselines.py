@@ -344,7 +344,7 @@ def test_the_step_of_whole_row_shards_is_that_of_their_rows() -> None:
     ]
     notes = TorchRecNotes(1.0, 0.0, 0.0, {}, PooledBytes(0.0, 0.0, 0.0, 0.0))
     baseline = trec.shards_baseline(problem, shards, trec.count_shards(problem, shards), notes)
-    found = predict_fetched(problem, baseline, "none")
+    _, found = predict_fetched(problem, baseline)
     assert baseline.column_cells is not None
     cells, sets = baseline.column_cells.cells, len(baseline.holder_sets)
     counts = cells.dense(len(problem.classes), sets)

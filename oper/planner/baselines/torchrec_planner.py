@@ -92,7 +92,11 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
             built, or none with 1024 times the capacities, or its process did not start in time.
         OperError: torchrec is not installed.
     """
-    answer = ask(request(problem), limit_seconds)
+    return placement_of(problem, ask(request(problem), limit_seconds))
+
+
+def placement_of(problem: Problem, answer: dict[str, Any]) -> Baseline:
+    """Return the placement that TorchRec's planner answered."""
     shards = read_shards(answer["shards"], problem.profile)
     counts = count_shards(problem, shards)
     rows = whole_row_sums(problem, counts)
@@ -110,7 +114,7 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
 def shards_baseline(
     problem: Problem, shards: list[Shard], counts: ShardCounts, notes: TorchRecNotes
 ) -> Baseline:
-    """Return the placement of shards with so many rows."""
+    """Return the placement of shards; `counts` are `count_shards`."""
     rows = whole_row_sums(problem, counts)
     return Baseline(
         "torchrec",
