@@ -103,7 +103,7 @@ def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
     a_sample = np.where(of, a_sample, 0.0)
     dims = np.array([table.dim for table in tables], dtype=np.float64)
     sizes = np.array([table.row_bytes for table in tables], dtype=np.float64)
-    accesses = np.where(of, profile.accesses_of_tables, 0)
+    accesses = np.where(of, problem.accesses_of_tables, 0.0)
     read = float(dot(accesses, sizes))
     ratio = 4 * float(dot(accesses, dims)) / read if read else 1.0
     number = samples * float(a_sample.sum())

@@ -375,7 +375,7 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     shards = trec.read_shards(torchrec_answer(), profile)
     hits = trec.whole_row_sums(problem, trec.count_shards(problem, shards)).accesses
     found = trec.pooled_bytes(problem, shards, hits)
-    lookups = trec.table_accesses(problem) / 1000
+    lookups = problem.accesses_of_tables / 1000
     batch, readers = 16, 3
     ids = readers * batch * (2 * (8 * lookups[0] + 8) + 8 * lookups[2] + 8)
     ids += readers * batch * (8 * lookups[3] + 4 * 8)

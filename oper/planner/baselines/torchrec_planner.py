@@ -132,7 +132,7 @@ def shards_baseline(
 def request(problem: Problem) -> dict[str, Any]:
     """What the process is asked, as JSON values."""
     topology, profile = problem.topology, problem.profile
-    accesses = table_accesses(problem) / max(profile.samples, 1)
+    accesses = problem.accesses_of_tables / max(profile.samples, 1)
     tables = []
     for t, (table, per_sample) in enumerate(zip(profile.tables, accesses.tolist(), strict=True)):
         # By number: features may be shared by tables, and names have dots, which TorchRec forbids.
@@ -233,14 +233,6 @@ def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, 
             reason = f"TorchRec's planner took more than {limit_seconds:g} s"
             raise NoPlacementError(Status.TIME_LIMIT, reason, limit_seconds) from late
     return answer
-
-
-def table_accesses(problem: Problem) -> Floats:
-    """Accesses of each table in the log, [T]."""
-    classes, tables = problem.classes, len(problem.profile.tables)
-    accesses = classes.accesses[classes.entry_class] * classes.entry_rows
-    totals = np.bincount(classes.entry_table, accesses, minlength=tables)
-    return totals.astype(np.float64)
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
