@@ -87,7 +87,7 @@ def ranks_of(ranks: int, *arguments: object) -> list[tuple[int, str]]:
 REFUSED = {
     "the output of rank 0": (0, "exists and was not written by oper"),
     "a row of rank 1's file": (1, "got 7000; give the table at least 7,001 rows"),
-    "fewer files than ranks": (None, "1 files, and torchrun started 2 ranks"),
+    "fewer files than ranks": (None, "expected at least one file of the log per rank, got 1 for 2 ranks"),
 }
 
 
