@@ -77,17 +77,16 @@ _NOTES: dict[str, type[Notes]] = {
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one method came to.
+    """Result of one method.
 
-    threshold: of its partitions, as far as it has any. seconds: spent on each step of planning, and
-    in "total". cost: None where it has no placement, and `reason` says why. step_seconds: the
-    predicted step if OPER's runtime ran the placement; None without one. certificate: None unless
-    the placement keeps the limits, for which alone the bound holds. held_out_seconds and
-    held_out_step_seconds: its objective and step on the data that follow the profile's; None if
-    there are none, and of baselines that place so many rows of a class and not single ones. record:
-    how OPER's own plan was made. notes: what else there is to say of some baselines.
-    pooled_tables: those that are pooled, by name; the certificate is for placements that pool
-    these.
+    threshold: of its partitions, if it has any. seconds: spent on each stage of planning, and in
+    "total". cost: None without a placement, and `reason` says why. step_seconds: the predicted step
+    if OPER's runtime ran the placement; None without a placement. certificate: None unless the
+    placement keeps the limits, for which alone the bound holds. held_out_seconds and
+    held_out_step_seconds: its objective and step on the data that follow the profile's; None
+    without such data, and for baselines that place a number of rows per class and not single rows.
+    record: the making of OPER's own plan. notes: further results of some baselines. pooled_tables:
+    names of the pooled tables; the certificate is for placements that pool these.
     """
 
     status: Status
@@ -201,8 +200,8 @@ class Comparison(Summarised):
 
     @property
     def fitting(self) -> list[str]:
-        """The methods within the limits, by predicted step, the fastest first; of equal ones in
-        the order given."""
+        """Methods within the limits, by predicted step, the fastest first; ties keep the given
+        order."""
         found = [
             (result.step_seconds, name)
             for name, result in self.methods.items()
@@ -549,8 +548,8 @@ def baseline_result(
     seconds: dict[str, float],
     unseen: Problem | None = None,
 ) -> MethodResult:
-    """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
-    problem of later data too."""
+    """Price and certify a baseline's placement as OPER's own, and price it in the problem of later
+    data, `unseen`, too."""
     held_out, held_out_step = None, None
     if unseen is not None and baseline.under is not None:
         on_later, later_step = predict_fetched(unseen, baseline.under(unseen))

@@ -1,4 +1,4 @@
-"""What other methods' placements cost where tables are pooled: the same rows on the same ranks.
+"""Costs of other methods' placements if tables are pooled: the same rows on the same ranks.
 
 In: `Problem`, `Baseline`. Out: `Baseline`, `Cost`, and which tables are cheaper pooled. Methods
 place rows as without pooling, of which they know nothing. Their rows then travel as the problem has

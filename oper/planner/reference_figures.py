@@ -1,4 +1,4 @@
-"""The figures that a plan's prediction is read beside (oper/plan/reference_figures.py).
+"""The figures that a plan's prediction is compared with (oper/plan/reference_figures.py).
 
 In: `Plan`, the `Profile` that it was made from. Out: the plan with these figures. Whole tables in
 turn and equal slices of every table are placed without looking at counts, so that their cost on
@@ -62,7 +62,7 @@ def later_data(profile: Profile) -> HeldOutSource:
 
 
 def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
-    """What a plan made from `profile` costs in the problems of the data that follow it."""
+    """Price a plan made from `profile` in the problems of the data that follow it."""
     priced = priced_under(plans_of_memories(plan), problems)
     costs = [each.cost for each in priced]
     step = sum(

@@ -76,8 +76,8 @@ class Shard:
 
 
 class ShardCounts(NamedTuple):
-    """The rows of each class in pieces that no shard cuts, and the pieces of each shard, from
-    `begin` to `end` [shards]."""
+    """Rows of each class in pieces that no shard cuts, and the pieces of each shard, from `begin`
+    to `end` [shards]."""
 
     pieces: PieceCounts
     begin: Ints
@@ -85,7 +85,7 @@ class ShardCounts(NamedTuple):
 
 
 def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
-    """TorchRec's plan.
+    """Return TorchRec's plan.
 
     Raises:
         NoPlacementError: its planner found no plan within `limit_seconds` from when the model was
@@ -259,7 +259,7 @@ def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
 
 
 def whole_row_sums(problem: Problem, counts: ShardCounts) -> Sums:
-    """Sums of each shard's rows as if it had all columns, one entry a shard."""
+    """Return the sums of each shard's rows as if it had all columns, one entry per shard."""
     (piece, class_of, rows), begin, end = counts
     cells = Cells(class_of, piece, rows)
     of_piece = cells.sums(problem.classes, int(end.max()))
@@ -280,7 +280,7 @@ def count_shards(problem: Problem, shards: list[Shard]) -> ShardCounts:
 
 
 def column_cells(problem: Problem, shards: list[Shard], counts: ShardCounts) -> ColumnCells:
-    """Cells of each rank's shards, and of the copies on all ranks, in the last group."""
+    """Return the cells of each rank's shards, with the copies on all ranks in the last group."""
     pieces, begin, end = counts
     first = np.searchsorted(pieces.piece, np.arange(int(end.max()) + 1))
     entries = [np.arange(first[b], first[e]) for b, e in zip(begin, end, strict=True)]
@@ -292,7 +292,7 @@ def column_cells(problem: Problem, shards: list[Shard], counts: ShardCounts) -> 
 
 
 def _shares(problem: Problem, shards: list[Shard]) -> Floats:
-    """The share of each shard's columns in its rows' bytes."""
+    """Return the share of each shard's columns in its rows' bytes, [shards]."""
     tables = [problem.profile.tables[shard.table] for shard in shards]
     return np.array(
         [
