@@ -9,7 +9,7 @@ mean costs and the least capacity, on which ranks are interchangeable
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,24 +36,18 @@ def as_alike(topology: Topology) -> Topology:
         return topology if alike is given else topology.on(alike)
     costs = dict(zip(KINDS, topology.seconds_by_kind(), strict=True))
     link_cost = link_matrix(topology.node_of, costs)
-    capacity = _least_capacity(topology.capacity)
     memory = topology.memory_for_plans
-    found = replace(
-        topology,
-        link_cost=link_cost,
-        capacity=capacity,
-        device_memory_bytes=topology.device_memory_bytes if memory is None else _least(memory),
-        host_memory_bytes=_least(topology.host_memory_bytes),
-        host_bandwidth=_mean_rate(topology.host_bandwidth),
-    )
-    equal = (
-        np.array_equal(link_cost, topology.link_cost)
-        and capacity == topology.capacity
-        and found.device_memory_bytes == topology.device_memory_bytes
-        and found.host_memory_bytes == topology.host_memory_bytes
-        and found.host_bandwidth == topology.host_bandwidth
+    of_ranks: dict[str, Any] = {
+        "capacity": _least_capacity(topology.capacity),
+        "device_memory_bytes": topology.device_memory_bytes if memory is None else _least(memory),
+        "host_memory_bytes": _least(topology.host_memory_bytes),
+        "host_bandwidth": _mean_rate(topology.host_bandwidth),
+    }
+    equal = np.array_equal(link_cost, topology.link_cost) and all(
+        value == getattr(topology, name) for name, value in of_ranks.items()
     )
     near = bool((np.abs(topology.link_cost - link_cost) <= NEARLY * link_cost).all())
+    found = replace(topology, link_cost=link_cost, **of_ranks)
     return found if near and found.homogeneous and not equal else topology
 
 
