@@ -328,7 +328,7 @@ def test_torchrec_shards_become_groups() -> None:
     assert found.memory_bytes[0] == state
 
 
-def test_the_step_of_whole_row_shards_is_that_of_their_rows() -> None:
+def test_whole_row_shards_have_the_step_of_their_rows() -> None:
     """Shards of whole rows are cells, and a table cut into columns keeps its bytes."""
     profile = make_profile(5)
     problem = profile_problem(profile, "2x2-a100", mode="training")
