@@ -28,9 +28,8 @@ from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import bound_seconds
 from oper.planner.make_placement import Planned, check_limits
-from oper.planner.place_pooled import accesses_of
+from oper.planner.place_pooled import with_own_vectors
 from oper.planner.predict_step import predict_step_of
-from oper.planner.price_plan import with_vectors
 from oper.planner.problem.problem import Problem, with_limits
 from oper.planner.row_placement.aim import aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity
@@ -140,8 +139,7 @@ def _priced(planned: Planned, problem: Problem, rows: RowPlacement) -> Planned:
     """Return the placement with these rows, in their problem, and with the vectors that bags of
     pooled tables need of them."""
     if isinstance(problem.topology, PooledTopology):
-        problem = with_vectors(problem, rows.holder_sets, accesses_of(problem, rows), rows.sums)
-        rows = replace(rows, cost=problem.price(rows.holder_sets, rows.sums))
+        problem, rows = with_own_vectors(problem, rows)
     return replace(planned, problem=problem, row_placement=rows)
 
 
