@@ -1,4 +1,4 @@
-"""Plans for one window of a log, priced on the next: OPER's defaults beside what else one could do.
+"""Plans for one window of a log, priced on the next: OPER's defaults against other methods.
 
 Each log is cut into equal windows. OPER's plan and TorchRec's are made from a window; row-wise and
 table-wise sharding and full copies of all tables need no counts. All are priced by the counts of
@@ -7,8 +7,8 @@ capacities of 1.05 to 2 times a rank's share of the tables. Peers that exceed a 
 count. "transfer" is the objective and "step" the predicted step, both over the best peer's.
 
 The log `churning` is made up: in each window 80 % of the reads go to rows that were not read in the
-window before. A row is read for a while and never again; of two tables the new rows' ids ascend,
-of two they are scattered, and rows come and go in one of each alone.
+window before. Each row is read for a while and never again. The ids of new rows ascend in two of
+the four tables and are scattered in the other two.
 
     python -m benchmarks.planning.held_out [--windows 4] [--logs retailrocket] [--json]
 """
@@ -20,34 +20,22 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
-from oper.base.arrays import Floats
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
-from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
-from oper.cost.objective import Cost
+from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
-from oper.plan.row_locator import RowLocator
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Cells, count_pieces
+from oper.planner.baselines.baseline import Baseline, Cells
 from oper.planner.baselines.simple import row_wise, table_wise
-from oper.planner.baselines.torchrec_planner import (
-    Shard,
-    count_shards,
-    group_sums,
-    read_shards,
-    request,
-    whole_row_sums,
-)
+from oper.planner.baselines.torchrec_planner import placement_of, request
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices
 from oper.planner.make_plan import make_plan
-from oper.planner.predict_step import predict_step
-from oper.planner.price_plan import price_tables, problem_of
-from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.price_fetched import predict_fetched
+from oper.planner.price_plan import predict_priced, priced_under, problem_of
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, in_order
@@ -62,7 +50,7 @@ PEERS = ("row_wise", "table_wise", "torchrec", "full_copies")
 
 
 class Seconds(NamedTuple):
-    """The objective and the step that are predicted of a placement."""
+    """Objective and predicted step of a placement."""
 
     transfer: float
     step: float
@@ -76,7 +64,8 @@ class Case:
     workload: Workload
 
     def problem(self, window: Profile, later: Profile | None = None) -> Problem:
-        """The problem of a window within all memory that there is; of `later` counts, if given."""
+        """Return the problem of a window within all available memory; of `later` counts, if
+        given."""
         asked = PlanSettings()
         found = make_problem(window, self.topology, self.workload, asked)
         if by_devices(self.topology, asked):
@@ -89,7 +78,7 @@ class Case:
 
 
 def churning_windows(number: int, scale: float) -> list[Profile]:
-    """The windows of the made-up log."""
+    """Return the windows of the made-up log."""
     random = np.random.default_rng(0)
     alive = 2.5 * (1 - UNSEEN)  # windows in which a row is read
     samples = round(40_000 * scale)
@@ -118,7 +107,7 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
 
 
 def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Profile]]]:
-    """The windows of each log whose name has `chosen` in it."""
+    """Yield the windows of each log whose name has `chosen` in it."""
     for name, (path, reading) in REAL_LOGS.items():
         if chosen in name and (LOGS / path).exists():
             yield name, profile(LOGS / path, windows=number, **reading)
@@ -127,43 +116,27 @@ def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Pro
 
 
 def of_plan(plan: Plan, later: Profile) -> Seconds:
-    """What a plan takes under later counts."""
+    """Price a plan under later counts."""
     problem = problem_of(plan, later, as_counted=True)
-    locator = RowLocator(plan)
-    priced = price_tables(problem, locator, ClassFinder(later, problem.classes))
-    counts = locator.by_holder_set(priced.counted)
-    step = predict_step(problem, priced.holder_sets, counts, priced.cost.allreduce_method)
-    return Seconds(priced.cost.objective_seconds, step.seconds)
-
-
-def of_counts(
-    problem: Problem, sets: HolderSets, counts: NDArray[Any], cost: Cost
-) -> Seconds | None:
-    """What `counts` [C, G] rows of each class take; None where they do not fit."""
-    if not cost.feasible:
-        return None
-    step = predict_step(problem, sets, counts, cost.allreduce_method)
-    return Seconds(cost.objective_seconds, step.seconds)
+    (priced,) = priced_under([plan], [problem])
+    return Seconds(priced.cost.objective_seconds, predict_priced(problem, priced).seconds)
 
 
 def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds | None:
-    """What a peer takes under later counts; None where it does not fit or finds no plan."""
+    """Price a peer under later counts; None if it does not fit or finds no plan."""
     problem = case.problem(window, later)
-    classes, ranks = problem.classes, problem.ranks
-    if peer == "torchrec":
-        return of_torchrec(case.problem(window), problem)
-    if peer == "full_copies":
-        sets, counts = everywhere_set(ranks), classes.rows[:, None]
-        return of_counts(problem, sets, counts, problem.price(sets, classes.sums(counts)))
-    made = (row_wise if peer == "row_wise" else table_wise)(problem)
-    assert made.cells is not None
-    counts = made.cells.dense(len(classes), len(made.holder_sets))
-    return of_counts(problem, made.holder_sets, counts, problem.price(made.holder_sets, made.sums))
+    placed = torchrec(case.problem(window), problem) if peer == "torchrec" else PLACE[peer](problem)
+    if placed is None:
+        return None
+    cost, step = predict_fetched(problem, placed)
+    return Seconds(cost.objective_seconds, step.seconds) if cost.feasible else None
 
 
-def of_torchrec(planned_for: Problem, problem: Problem) -> Seconds | None:
-    """What TorchRec's plan takes; its planner is called here, as a process for each call takes
-    longer to start."""
+def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
+    """Return the placement of TorchRec's planner for one problem, in another.
+
+    The planner is called here because a process for each call takes longer to start.
+    """
     from oper.planner.baselines.torchrec_process import make_module, plan_once
 
     logging.disable(logging.CRITICAL)
@@ -171,31 +144,26 @@ def of_torchrec(planned_for: Problem, problem: Problem) -> Seconds | None:
     answer = plan_once(asked, make_module(asked["tables"]), 1.0)
     if answer is None:
         return None
-    shards = read_shards(answer["shards"], problem.profile)
-    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
-    sums = group_sums(problem, shards, whole_row_sums(problem, count_shards(problem, shards)))
-    return of_counts(problem, sets, shard_counts(problem, shards), problem.price(sets, sums))
+    placed = placement_of(planned_for, answer)
+    assert placed.under is not None
+    return placed.under(problem)
 
 
-def shard_counts(problem: Problem, shards: Sequence[Shard]) -> Floats:
-    """Rows of each class in the holder sets, [C, M + 1]; of a shard with a part of the columns that
-    part of each row."""
-    counts = np.zeros((len(problem.classes), problem.ranks + 1))
-    offsets = problem.profile.offsets
-    for shard in shards:
-        first = np.unique(np.concatenate([offsets, [shard.first, shard.last]]))
-        found = count_pieces(problem, first)
-        inside = (first[found.piece] >= shard.first) & (first[found.piece] < shard.last)
-        part = shard.columns / problem.profile.tables[shard.table].dim
-        cells = Cells(found.class_of[inside], np.zeros(inside.sum(), np.int64), found.rows[inside])
-        counts[:, shard.rank] += part * cells.dense(len(counts), 1)[:, 0]
-    return counts
+def full_copies(problem: Problem) -> Baseline:
+    """Return the placement with a copy of each row on each rank."""
+    classes = np.arange(len(problem.classes))
+    cells = Cells(classes, np.zeros_like(classes), problem.classes.rows)
+    sums = cells.sums(problem.classes, 1)
+    return Baseline("full_copies", everywhere_set(problem.ranks), sums, cells)
+
+
+PLACE = {"row_wise": row_wise, "table_wise": table_wise, "full_copies": full_copies}
 
 
 def measure(
     log: str, windows: Sequence[Profile], chosen: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """What each method takes in each case, window by window."""
+    """Price each method in each case, window by window."""
     for number, (window, later) in enumerate(pairwise(windows)):
         for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
             topology = Topology.load(name)
@@ -224,7 +192,8 @@ def measure(
 
 
 def table(found: list[dict[str, Any]]) -> Any:
-    """The largest and the mean ratio to the best peer, by log, mode and topology."""
+    """Return a table of the mean and the largest ratio to the best peer, by log, mode and
+    topology."""
     made = new_table("", "", "", "transfer", "most", "step", "most", "cases above 1.05", left=3)
     keys = sorted({(e["log"], e["mode"], e["topology"]) for e in found})
     for key in [*keys, ("all", "", "")]:
@@ -241,7 +210,7 @@ def table(found: list[dict[str, Any]]) -> Any:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--windows", type=int, default=4)
-    options.add_argument("--logs", default="", help="those with this in their names alone")
+    options.add_argument("--logs", default="", help="only logs with this in their names")
     options.add_argument("--peers", default=",".join(PEERS))
     given = options.parse_args()
     found = []

@@ -1,6 +1,6 @@
-"""Noise of measurements: plans on links that are nearly equal, beside the plan for their means.
+"""Noise of measurements: plans on nearly equal links, compared with the plan for their means.
 
-Each link of a preset is up to so many percent slower or faster, and so is each capacity where the
+Each link of a preset is up to so many percent slower or faster, and so is each capacity if the
 case has capacities. `ratio` is a plan's transfer time over that of the plan for the mean of each
 kind of link and the mean capacity, both on the links as they are; 1.01 is the target. The plan for
 the mean capacity may exceed a capacity as it is. `step` is the same ratio of predicted steps, and
@@ -29,7 +29,7 @@ from oper.profiling.profile import Profile
 from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
 from oper.synth.synthesizer import Synthesizer
-from oper.topology.nearly_alike import as_alike
+from oper.topology.nearly_alike import with_mean_capacity
 from oper.topology.topology import Topology
 
 WORKLOAD, BAG = "criteo-kaggle", 5
@@ -43,14 +43,14 @@ TARGET = 1.01
 
 
 def bags(scale: float) -> Profile:
-    """The profile of the workload with bags."""
+    """Return the profile of the workload with bags."""
     recipe = load_recipe(WORKLOAD, scale=scale)
     features = tuple(replace(feature, ids=BAG) for feature in recipe.features)
     return synthesize_counts(Synthesizer(replace(recipe, features=features), recipe.samples))
 
 
 def measured(topology: Topology, noise: float, capacity: float | None, seed: int) -> Topology:
-    """The topology as a measurement finds it: every number is a little different."""
+    """Return the topology as a measurement finds it: every number is a little different."""
     random = np.random.default_rng([seed, round(1e4 * noise)])
     link_cost = topology.link_cost * (1 + random.uniform(-noise, noise, topology.link_cost.shape))
     capacities = None
@@ -60,25 +60,16 @@ def measured(topology: Topology, noise: float, capacity: float | None, seed: int
     return replace(topology, link_cost=link_cost, capacity=capacities)
 
 
-def for_means(topology: Topology) -> Topology:
-    """The topology with the means of its links and capacities."""
-    alike = as_alike(topology)
-    if isinstance(topology.capacity, tuple):
-        mean = float(np.mean(topology.capacity))
-        return replace(alike, capacity=(mean,) * topology.ranks)
-    return alike
-
-
 def line(
     profile: Profile, topology: Topology, noise: float, capacity: float | None, **given: Any
 ) -> dict[str, Any]:
-    """The plan on measured links beside the plan for their means."""
+    """Compare the plan on measured links with the plan for their means."""
     here = measured(topology, noise, capacity, seed=len(topology.name))
     workload = Workload(batch_size=SAMPLES_PER_RANK * topology.ranks, **given)
     asked = PlanSettings(extra_memory=None if capacity is None else capacity - 1)
     entry = {"topology": topology.name, "noise": noise, "capacity": capacity, **given}
     try:
-        means = place_fetched(profile, for_means(here), workload, asked)
+        means = place_fetched(profile, with_mean_capacity(here), workload, asked)
         began = time.process_time()
         placed = place_fetched(profile, here, workload, asked)
         seconds = time.process_time() - began
@@ -100,7 +91,7 @@ def line(
 
 
 def sweep(profile: Profile, presets: list[str]) -> Iterator[dict[str, Any]]:
-    """All cases."""
+    """Yield the results of all cases."""
     for preset, mode, fetch in product(presets, MODES, FETCHES):
         topology = Topology.load(preset)
         if fetch == "pooled" and topology.nodes == 1:
@@ -110,7 +101,8 @@ def sweep(profile: Profile, presets: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> Any:
-    """The worst of all capacities, by topology, mode, fetch and noise; `!` misses the target."""
+    """Return a table of the worst ratio of all capacities, by topology, mode, fetch and noise; `!`
+    marks a missed target."""
     made = new_table("on", "", "fetch", *(f"{100 * n:g}%" for n in NOISE), "gap, %", left=3)
     for key in dict.fromkeys((e["topology"], e["mode"], e["fetch"]) for e in found):
         mine = [e for e in found if (e["topology"], e["mode"], e["fetch"]) == key]
@@ -127,7 +119,7 @@ def table(found: list[dict[str, Any]]) -> Any:
 
 def main() -> None:
     options = parser(__doc__, scale=0.002)
-    options.add_argument("--presets", default=",".join(ON), help="by commas")
+    options.add_argument("--presets", default=",".join(ON), help="separated by commas")
     given = options.parse_args()
     profile = bags(given.scale)
     with progress("planning", None, "plans") as meter:

@@ -14,18 +14,15 @@ import numpy as np
 import oper
 from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_layout, whole_table
-from oper.cost.holder_sets import everywhere_set, single_owner_sets
 from oper.cost.workload import Fetch as Fetched
 from oper.logs.batches.batch import Batch
-from oper.planner.baselines.baseline import NoPlacementError
+from oper.planner.baselines.baseline import NoPlacementError, price_baseline
 from oper.planner.baselines.torchrec_planner import (
     Shard,
     ask,
-    count_shards,
-    group_sums,
+    placement_of,
     read_shards,
     request,
-    whole_row_sums,
 )
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices
@@ -143,10 +140,8 @@ def torchrec_placement(profile: Profile, case: Case) -> Method | None:
         answer = ask(request(problem), LIMIT_SECONDS)
     except NoPlacementError:
         return None
-    shards = read_shards(answer["shards"], profile)
-    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
-    sums = group_sums(problem, shards, whole_row_sums(problem, count_shards(problem, shards)))
-    cost = problem.price(sets, sums)
+    baseline, shards = placement_of(problem, answer), read_shards(answer["shards"], profile)
+    sets, cost = baseline.holder_sets, price_baseline(problem, baseline)
     parts = list(shard_parts(shards, profile, case.workload.mode, problem.ranks))
     placed = Placement(sets.source.astype(np.int64), sets.holds, parts, "dense")
     return Method("torchrec", placed, cost.objective_seconds)

@@ -211,7 +211,7 @@ def _sum_seconds(topology: Topology) -> dict[NodeSum, float]:
 def published_replication_frequency(topology: Topology, batch_size: float) -> float:
     """Return BW_p2p / (B · BW_allreduce): above so many reads per sample the paper's rule (§4.3)
     gives a row a copy on every rank, of two or more. BW_p2p is that of the mean link between two
-    ranks, and B its Batch_Size: the text does not say if of a rank or of all."""
+    ranks, and B the paper's Batch_Size, of one rank or of all: the text does not say which."""
     away = ~np.eye(topology.ranks, dtype=bool)
     p2p_bandwidth = 1 / float(topology.link_cost[away].mean())
     return p2p_bandwidth / (batch_size * topology.allreduce_bandwidth)

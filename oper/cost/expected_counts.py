@@ -7,10 +7,10 @@ so on. It is used of rows that few samples read, as Katz (1987) and Gale and Sam
 count above `SELDOM` is its own best estimate. Each table keeps its accesses, as a sample reads as
 many rows of it whatever they are.
 
-The estimate takes all samples for draws of one law, so that nothing new ever appears. Where two
-windows of the log follow each other, that is measured instead (`Turnover`): what rows that n
-samples of the earlier window read were read in the later one, and what the rows read more often
-kept of their reads.
+The estimate takes all samples for draws of one law, so that nothing new ever appears. If two
+windows of the log follow each other, the reads of the later one are measured instead (`Turnover`):
+those of rows that n samples of the earlier window read, and the share of their reads that rows
+read more often kept.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ SELDOM = 5  # samples with a row
 class ExpectedCounts(NamedTuple):
     """The counts that as many further samples are expected to have, of each entry, [E].
 
-    differs: where they are not those of the log. alive: the share of the rows that have these
-    counts, all together; the others have none.
+    differs: whether the accesses differ from the log's. alive: the share of the rows that have all
+    of these counts; the other rows have none.
     """
 
     accesses: Floats
@@ -42,10 +42,12 @@ class ExpectedCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Turnover:
-    """The rows of each table by the samples that read them in a window, from none to SELDOM and
-    then more, [T, SELDOM + 2]: how many rows, how many of them the window after read (`alive`),
-    and how many samples read them in that window (`earlier`) and in as many samples of the window
-    after (`later`), all rows together."""
+    """Figures of each table's rows, by the number of samples of a window that read them: 0 to
+    SELDOM, and more, [T, SELDOM + 2].
+
+    rows: number of rows. alive: those of them that the next window read. earlier, later: samples
+    that read them in the window, and in as many samples of the next window, all rows together.
+    """
 
     rows: Ints
     alive: Ints
@@ -60,8 +62,8 @@ class Turnover:
 
     @property
     def kept(self) -> Floats:
-        """The reads in the later window for a read in the earlier one, of rows that more than
-        SELDOM samples read, [T]; of all rows read where there are none of these."""
+        """Reads in the later window per read in the earlier one, [T]: of rows that more than SELDOM
+        samples read or, in a table without such rows, of all rows that were read."""
         earlier, later = (
             np.stack([s[:, -1], s[:, 1:].sum(axis=1)]) for s in (self.earlier, self.later)
         )
@@ -70,10 +72,10 @@ class Turnover:
 
     @property
     def each(self) -> Floats:
-        """The samples of the later window that read a row that n samples of the earlier one read,
-        [T, SELDOM + 1]. A row that keeps its reads as those read often do is added to the rows that
-        were seen, so that few of them say little. Of rows that were read, none is less than that of
-        a smaller n; unread rows may be read more, if new ones come and go."""
+        """Samples of the later window that read a row that n samples of the earlier one read,
+        [T, SELDOM + 1]. To the measured rows a row is added that keeps its reads as rows read often
+        do, so that few measured rows say little. From n = 1 on the numbers ascend; unread rows may
+        be read more, if new rows come and go."""
         reads = np.arange(SELDOM + 1, dtype=np.float64)
         weights = self.rows[:, :-1] + 1.0
         found: Floats = (self.later[:, :-1] + np.multiply.outer(self.kept, reads)) / weights
@@ -88,21 +90,15 @@ class Turnover:
         return shares
 
     def select(self, tables: Sequence[int]) -> "Turnover":
-        """Return that of the tables with these numbers."""
+        """Return the turnover of the tables with these numbers."""
         some = list(tables)
         return Turnover(self.rows[some], self.alive[some], self.earlier[some], self.later[some])
 
 
-def as_many(
-    table: Ints,
-    accesses: Ints,
-    samples_with_row: Ints,
-    rows: Ints,
-    turnover: Turnover | None = None,
-) -> ExpectedCounts:
-    """The counts as they are."""
+def as_many(accesses: Ints, samples_with_row: Ints) -> ExpectedCounts:
+    """Return the log's own counts."""
     counts = accesses.astype(np.float64), samples_with_row.astype(np.float64)
-    return ExpectedCounts(*counts, np.zeros(len(table), dtype=bool), np.ones(len(table)))
+    return ExpectedCounts(*counts, np.zeros(len(accesses), dtype=bool), np.ones(len(accesses)))
 
 
 def expected_counts(
@@ -112,8 +108,8 @@ def expected_counts(
     rows: Ints,
     turnover: Turnover | None = None,
 ) -> ExpectedCounts:
-    """The expected counts of rows: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and are
-    in `samples_with_row[e]` samples. By the `turnover` of tables for which it is measured.
+    """Return the expected counts of rows: `rows[e]` rows of `table[e]` have `accesses[e]` accesses
+    and are in `samples_with_row[e]` samples. Tables with a measured `turnover` follow that.
 
     Accesses are expected in proportion to samples, so that both follow from table and samples with
     the row alone.
@@ -136,8 +132,9 @@ def expected_counts(
     often = samples_with_row * kept[table]
     found = np.where(seldom, each[table, np.minimum(samples_with_row, SELDOM)], often)
     estimated = seldom | measured[table]
-    # Accesses in proportion to samples, those of an unread row as of others; and the table's sum.
-    # By the turnover a few samples' own accesses would order rows by chance: they are as of others.
+    # Accesses are in proportion to samples, and each table keeps its sum. A row's own accesses per
+    # sample count unless it is unread or, by the turnover, read seldom, whose accesses would order
+    # rows by chance: such rows have the table's mean.
     own = (samples_with_row > 0) & ~(seldom & measured[table])
     per_table = partial(np.bincount, table, minlength=tables)
     counted = per_table(np.where(estimated, accesses * rows, 0))

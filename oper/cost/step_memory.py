@@ -1,4 +1,4 @@
-"""What a step takes of a rank's memory beside its rows, on the processor and on devices.
+"""Memory of a step on a rank, in addition to its rows, on the processor and on devices.
 
 On the processor it takes what it uses: a mailbox with the slot and the float32 gradient of each
 distinct row, and the buffers of the replicas' AllReduce (allreduce.py).
@@ -31,17 +31,17 @@ fetches there, for itself or for others of its node, there are up to
 
 A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
 
-For replicas it depends on the method of their AllReduce. Of touched replicas there is room for as
-many as all ranks have accesses, or for all replicas if those are fewer.
+Memory for replicas depends on the method of their AllReduce. There is room for as many touched
+replicas as all ranks have accesses, or for all replicas if those are fewer.
 
-    bitmap      a buffer of the gradients of touched replicas, a quarter more than is needed, their
-                sums, and 8 bytes of each slot
-    dense       a buffer of the gradients of all replicas, in which they are summed, the sums of
-                touched ones, and twice 8 bytes of each slot
-    allgather   a message of a gradient and a number of 4 bytes for each of the rank's accesses, of
-                each node one, a quarter more; the numbers of all ranks' messages; sums and slots as
-                with bitmap
-    all         for each replica 8 bytes of its slot and three bits and a half
+    bitmap      a buffer of the touched replicas' gradients, with a quarter to spare, their sums,
+                and 8 bytes per slot
+    dense       a buffer in which the gradients of all replicas are summed, the sums of touched
+                replicas, and twice 8 bytes per slot
+    allgather   a message per node, with a quarter to spare, of a gradient and a number of 4 bytes
+                for each of the rank's accesses; the numbers of all ranks' messages; sums and slots
+                as with bitmap
+    all methods 8 bytes of slot and three bits and a half per replica
 
 Batches and outputs themselves are the rest of the model's.
 
@@ -125,7 +125,7 @@ class DeviceStep:
     values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
     `fetched_row_bytes`: of the widest row where kernels fetch distinct rows; else 0.
     `sent_bytes`: of slots and gradients of the rows of other nodes that a rank's batch reads, where
-    ranks send them; else 0. `nodes`: of the topology, whose ranks hold a message of each."""
+    ranks send them; else 0. `nodes`: number of nodes; a rank holds a message of each."""
 
     accesses: float
     dim: int
@@ -158,7 +158,7 @@ class DeviceStep:
         return self.accesses * (prepared + fetched + summing + mailbox)
 
     def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
-        """Bytes for the buffers, lists and sums of a method."""
+        """Return the bytes for the buffers, lists and sums of a method."""
         count, name = float(replicas.rows), method.method
         if self.ranks == 1 or not count:
             return 0.0

@@ -310,7 +310,7 @@ class BatchRows:
 
     @staticmethod
     def is_bytes() -> NDArray[np.bool_]:
-        """Return which of the figures are bytes, the others rows, [13]."""
+        """Return whether each of the figures is in bytes; the others are rows, [13]."""
         return np.array([*(False, True) * (len(fields(BatchRows)) - 1), True])
 
     @staticmethod

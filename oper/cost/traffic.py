@@ -138,10 +138,11 @@ class Traffic:
 
 @lru_cache(maxsize=4)
 def _different_payers(charges: tuple[Charges, ...]) -> tuple[Floats, ...]:
-    """What ranks pay for a byte of each part of a row with one owner, [payers, parts]: of ranks
-    that pay the same one is enough, and of owners whose rows take the same too."""
+    """Return the seconds that ranks pay for a byte of each part of a row with one owner,
+    [payers, parts] per owner: one of the ranks that pay the same, and one of the owners whose
+    payers are the same."""
     by_owner = np.stack([each.owner_seconds for each in charges], axis=2)
-    codes = np.zeros(by_owner.shape[:2], dtype=np.int64)  # of what a rank pays for all parts
+    codes = np.zeros(by_owner.shape[:2], dtype=np.int64)  # of distinct payments
     for seconds in np.moveaxis(by_owner, 2, 0):
         different = np.unique(seconds)
         codes = codes * len(different) + np.searchsorted(different, seconds)

@@ -120,7 +120,7 @@ class Plan(Summarised):
     tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
     bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
     sums that come from each node for a byte of the rows that they are sums of, by which the plan is
-    priced. step_time: the predicted step, by its phases, those of the hosts' tables last; None of
+    priced. step_time: the predicted step, by its phases, those of the hosts' tables last; None in
     a plan that was put together by hand. unread_step_seconds: the step if a tenth of the reads went
     to rows that the profile never read; None if later data are known, or it read all rows. seconds:
     spent on each step of planning; none of a plan from a folder. companions: each writes what

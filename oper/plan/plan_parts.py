@@ -151,7 +151,7 @@ def join_memories(
 
 
 def _step_of(plans: Sequence[Plan]) -> StepTime | None:
-    """The steps of a plan of each memory, one after the other; the last is that of the hosts."""
+    """Return the steps of the plans of each memory, one after the other; the hosts' is the last."""
     steps = [plan.step_time for plan in plans]
     *of_devices, of_hosts = steps
     if of_hosts is None or None in of_devices:

@@ -19,7 +19,7 @@ class HeldOutSource(StrEnum):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A plan's predicted step and objective under the counts of data that came after those it was
+    """Predicted step and objective of a plan under the counts of data that came after those it was
     made from, in seconds, and a lower bound on the objective of every plan for these later data."""
 
     DERIVED: ClassVar = ("certified_gap",)  # in JSON beside the fields
@@ -46,12 +46,12 @@ class SimpleMethod(StrEnum):
 
 @dataclass(frozen=True)
 class SimplePlan:
-    """The predicted step and objective, in seconds, of whole tables to the ranks in turn, or equal
-    slices of each table.
+    """Predicted step and objective, in seconds, of a plan made without counts: whole tables to the
+    ranks in turn, or equal slices of each table.
 
     memory_factor: the fullest rank's memory over what it may hold, of the memory that it exceeds
-    most. held_out_seconds, held_out_step_seconds: its objective and step under the counts that
-    `HeldOut` is of; None: there are none.
+    most. held_out_seconds, held_out_step_seconds: objective and step under the later counts of
+    `HeldOut`; None without later counts.
     """
 
     method: SimpleMethod

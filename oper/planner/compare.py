@@ -77,17 +77,16 @@ _NOTES: dict[str, type[Notes]] = {
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one method came to.
+    """Result of one method.
 
-    threshold: of its partitions, as far as it has any. seconds: spent on each step of planning, and
-    in "total". cost: None where it has no placement, and `reason` says why. step_seconds: the
-    predicted step if OPER's runtime ran the placement; None without one. certificate: None unless
-    the placement keeps the limits, for which alone the bound holds. held_out_seconds and
-    held_out_step_seconds: its objective and step on the data that follow the profile's; None if
-    there are none, and of baselines that place so many rows of a class and not single ones. record:
-    how OPER's own plan was made. notes: what else there is to say of some baselines.
-    pooled_tables: those that are pooled, by name; the certificate is for placements that pool
-    these.
+    threshold: of its partitions, if it has any. seconds: spent on each stage of planning, and in
+    "total". cost: None without a placement, and `reason` says why. step_seconds: the predicted step
+    if OPER's runtime ran the placement; None without a placement. certificate: None unless the
+    placement keeps the limits, for which alone the bound holds. held_out_seconds and
+    held_out_step_seconds: its objective and step on the data that follow the profile's; None
+    without such data, and for baselines that place a number of rows per class and not single rows.
+    record: the making of OPER's own plan. notes: further results of some baselines. pooled_tables:
+    names of the pooled tables; the certificate is for placements that pool these.
     """
 
     status: Status
@@ -201,8 +200,8 @@ class Comparison(Summarised):
 
     @property
     def fitting(self) -> list[str]:
-        """The methods within the limits, by predicted step, the fastest first; of equal ones in
-        the order given."""
+        """Methods within the limits, by predicted step, the fastest first; ties keep the given
+        order."""
         found = [
             (result.step_seconds, name)
             for name, result in self.methods.items()
@@ -549,15 +548,13 @@ def baseline_result(
     seconds: dict[str, float],
     unseen: Problem | None = None,
 ) -> MethodResult:
-    """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
-    problem of later data too."""
+    """Price and certify a baseline's placement as OPER's own, and price it in the problem of later
+    data, `unseen`, too."""
     held_out, held_out_step = None, None
     if unseen is not None and baseline.under is not None:
-        under = baseline.under(unseen)
-        on_later = price_fetched(unseen, under)
-        held_out = on_later.objective_seconds
-        held_out_step = predict_fetched(unseen, under, on_later.allreduce_method).seconds
-    cost = price_fetched(problem, baseline)
+        on_later, later_step = predict_fetched(unseen, baseline.under(unseen))
+        held_out, held_out_step = on_later.objective_seconds, later_step.seconds
+    cost, step = predict_fetched(problem, baseline)
     threshold = problem.asked.threshold
     if isinstance(baseline.notes, PaperNotes):
         threshold = baseline.notes.threshold
@@ -567,7 +564,7 @@ def baseline_result(
         threshold=threshold,
         seconds=seconds,
         cost=cost,
-        step_seconds=predict_fetched(problem, baseline, cost.allreduce_method).seconds,
+        step_seconds=step.seconds,
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
         held_out_seconds=held_out,
         held_out_step_seconds=held_out_step,

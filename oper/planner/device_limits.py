@@ -88,7 +88,8 @@ class DeviceLimits:
         return limits
 
     def free_share(self, part: float) -> float:
-        """The share of extra memory that takes this part of what rows without copies leave free."""
+        """Return the share of extra memory that takes `part` of what rows without copies leave
+        free."""
         return round_down(min(part * self._room(0.0), self.problem.ranks - 1.0))
 
     def within(self, extra_memory: float) -> Problem:

@@ -9,9 +9,9 @@ Copies of ever colder rows save ever less, so most of the memory would be spent 
 Where that is not so, and the percent saves less than LITTLE of the memory that loses no time, a
 plan uses the latter.
 
-That is by the rows that are expected to be read, and later data read others. So in inference over
-links, in which a copy costs nothing but memory, a plan uses the part MODEST of the free memory in
-any case, for copies of whole tables, unread rows included, as far as it goes
+This search knows only the rows that are expected to be read, and later data read others. So in
+inference over links, where a copy costs only memory, a plan uses at least the part MODEST of the
+free memory, for copies of whole tables, unread rows included
 (docs/design/copies-of-unread-rows.md).
 
 The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
@@ -41,7 +41,7 @@ from oper.topology.topology import Topology
 
 TOLERANCE = 0.01  # relative, of the iteration's time: copies that save less are not made
 LITTLE = 0.1  # of the bytes of all ranks: no time is given for less
-MODEST = 0.25  # of the memory that one copy of each row leaves free: rows may take it for no gain
+MODEST = 0.25  # of the memory that one copy of each row leaves free: for copies without a gain too
 EQUAL = 1e-9  # relative: times that are the same but for rounding
 
 _SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a row

@@ -3,8 +3,8 @@
 In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
 or, where that does not decide, to a copy of each row on each rank; they end where more memory is
 not used. The placement that was made is one of them. Those of pooled tables are made as it was
-(place_pooled.py). A placement that is slower than one in less memory is replaced by that one, which
-fits as well: so time falls as memory grows.
+(place_pooled.py). A placement that is slower than one in less memory gives way to the latter, which
+fits as well: so time never rises with memory.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     while (share := next(doubled)) < most:
         shares.add(share)
     placed: list[Planned] = []
-    found: list[Planned] = []  # of which none is slower than those in less memory
+    found: list[Planned] = []  # by memory, none slower than the one before
     for share in sorted(shares):
         if share == mine:
             placed.append(planned)
@@ -76,7 +76,7 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
 
 
 def _is_faster(smaller: Planned, larger: Planned) -> bool:
-    """Whether the placement in the smaller memory is faster, and keeps the limits of the larger."""
+    """Return whether the placement in the smaller memory is faster and fits the larger memory."""
     limits, cost = larger.problem, smaller.cost
     fits = (cost.memory_bytes <= limits.capacity_bytes).all()
     fits &= cost.extra_bytes <= limits.budget_bytes
@@ -84,14 +84,14 @@ def _is_faster(smaller: Planned, larger: Planned) -> bool:
 
 
 def _in_memory_of(limits: Planned, planned: Planned) -> Planned:
-    """The placement `planned` under the limits of another, and certified there."""
+    """Return `planned` under the limits of another placement, with that one's bound."""
     certificate = limits.certificate.of(planned.cost.objective_seconds)
     return replace(planned, problem=limits.problem, certificate=certificate)
 
 
 def _is_enough(placed: list[Planned]) -> bool:
-    """Whether more memory is not used: the last placement has as many copies as the one before, and
-    had room for those of another row."""
+    """Return whether more memory is not used: the last placement has no more copies than the one
+    before, and had room for those of another row."""
     if len(placed) < 2:
         return False
     problem = placed[-1].problem

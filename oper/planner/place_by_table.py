@@ -161,9 +161,8 @@ class EstimatedGain:
 
 
 def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> EstimatedGain | None:
-    """What fetches by table may gain over a plan whose rows all travel themselves; None where they
-    gain nothing, or it is not known without planning. Nodes are taken to be even, so that it is
-    the most."""
+    """Return the most that fetches by table may gain over a plan whose rows all travel themselves,
+    as if nodes were even; None if they gain nothing, or if only planning can tell."""
     lengths, asked, topology = profile.bag_lengths, plan.asked, as_alike(topology)
     if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
         return None

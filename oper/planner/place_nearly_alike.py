@@ -1,20 +1,19 @@
-"""A placement for ranks that are nearly alike: sought as if they were alike, priced as they are.
+"""A placement for nearly equal ranks: sought as if the ranks were equal, priced on the true links.
 
-In: a `Topology`, and how to place rows on one. Out: `Planned`. Where links of a kind differ by no
-more than measurements do (oper/topology/nearly_alike.py), a placement for the means of their costs
-is nearly as good on the links as they are, while what is known of ranks that are alike holds no
-more: homes of pooled tables, knapsacks of copies, even loads. So
+In: a `Topology`, and a function that places rows on one. Out: `Planned`. If links of a kind differ
+by no more than measurements do (oper/topology/nearly_alike.py), a placement for the means of their
+costs is nearly as good on the true links, while the methods for equal ranks fail there: homes of
+pooled tables, knapsacks of copies, even loads. So
 
-1. rows are placed on ranks that are alike, with the least of the capacities, and, where capacities
-   were given, with their mean too, after which the coldest rows leave ranks that exceed theirs;
-2. they are priced on the links as they are, and swapped while that lowers T there;
-3. where few ranks fetch rows one by one, they are placed for the links as they are too, by a linear
-   programme.
+1. rows are placed on equal ranks, with the least of the capacities and, if capacities were given,
+   with their mean too, after which the coldest rows leave ranks that exceed their capacity;
+2. the rows are priced on the true links, and swapped while that lowers T there;
+3. if few ranks fetch rows one by one, a linear programme places the rows for the true links too.
 
-One takes the place of another if it has less T, and gains more of that than it loses of the
+A placement takes the place of another if it has less T, and gains more T than it loses of the
 predicted step.
 
-Where ranks are alike, or differ by more, there is one placement, for the ranks as they are.
+If ranks are equal, or differ by more, there is one placement, for the true ranks.
 """
 
 from collections.abc import Callable
@@ -29,9 +28,8 @@ from oper.planner.class_placement.class_placement import MANY_RANKS
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import bound_seconds
 from oper.planner.make_placement import Planned, check_limits
-from oper.planner.place_pooled import accesses_of
+from oper.planner.place_pooled import with_own_vectors
 from oper.planner.predict_step import predict_step_of
-from oper.planner.price_plan import with_vectors
 from oper.planner.problem.problem import Problem, with_limits
 from oper.planner.row_placement.aim import aimed_seconds
 from oper.planner.row_placement.capacity_repair import keep_capacity
@@ -59,7 +57,7 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
         return place(topology)
     found = []
     for ranks in dict.fromkeys((with_mean_capacity(topology), alike)):
-        # Such as those of tables that the least capacity does not hold.
+        # The least capacity may be too small for the tables.
         with suppress(OperError):
             found.append(on_links(place(ranks), topology))
     if not found:
@@ -72,8 +70,8 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
 
 
 def _better(one: Planned, other: Planned) -> Planned:
-    """The other placement if it has less of what placements make small, and, of tables on devices,
-    if that gain is larger than its loss in the predicted step; else the one."""
+    """Return the other placement if it has less of what placements minimise and, for tables on
+    devices, that gain is larger than its loss in the predicted step; else the one."""
     aimed = [aimed_seconds(each.problem, each.cost) for each in (one, other)]
     if aimed[1] >= aimed[0]:
         return one
@@ -84,8 +82,8 @@ def _better(one: Planned, other: Planned) -> Planned:
 
 
 def on_links(planned: Planned, topology: Topology) -> Planned:
-    """Return the placement on the links of `topology` as they are, with rows swapped there if that
-    pays, and certified there.
+    """Return the placement on the links of `topology`, with rows swapped there if that pays, and
+    certified there.
 
     Raises InfeasibleError if capacities are exceeded there by more than can be repaired.
     """
@@ -116,7 +114,7 @@ def problem_on_links(problem: Problem, topology: Topology) -> Problem:
 
 
 def _within_capacities(problem: Problem, placement: RowPlacement) -> RowPlacement:
-    """The placement after the coldest rows left ranks that exceed their capacity."""
+    """Return the placement after the coldest rows left ranks that exceed their capacity."""
     counts = placement.counts.copy()
     striped_bytes = stripe_sums(problem, placement.scan).memory_bytes
     keep_capacity(problem, placement.holder_sets, counts, striped_bytes)
@@ -125,8 +123,8 @@ def _within_capacities(problem: Problem, placement: RowPlacement) -> RowPlacemen
 
 
 def _swapped(problem: Problem, placement: RowPlacement) -> RowPlacement:
-    """The placement after swaps; rows of pooled tables stay in their nodes, by which their bags'
-    vectors are counted."""
+    """Return the placement after swaps; rows of pooled tables stay in their nodes, by which the
+    vectors of bags are counted."""
     sets, counts, before = placement.holder_sets, placement.counts.copy(), placement.cost
     if not isinstance(problem.topology, PooledTopology):
         rounds = even_out(problem, sets, counts, before)
@@ -138,16 +136,16 @@ def _swapped(problem: Problem, placement: RowPlacement) -> RowPlacement:
 
 
 def _priced(planned: Planned, problem: Problem, rows: RowPlacement) -> Planned:
-    """The placement with these rows, in their problem, and with the vectors that bags of pooled
-    tables need of them."""
+    """Return the placement with these rows, in their problem, and with the vectors that bags of
+    pooled tables need of them."""
     if isinstance(problem.topology, PooledTopology):
-        problem = with_vectors(problem, rows.holder_sets, accesses_of(problem, rows), rows.sums)
-        rows = replace(rows, cost=problem.price(rows.holder_sets, rows.sums))
+        problem, rows = with_own_vectors(problem, rows)
     return replace(planned, problem=problem, row_placement=rows)
 
 
 def _full_memory_bound(problem: Problem) -> float:
-    """No plan that uses all memory of the problem's devices has a smaller T, in seconds."""
+    """Return a bound: no plan in all memory of the problem's devices has a smaller T, in
+    seconds."""
     limits = DeviceLimits.of(problem)
     if isinstance(problem.topology, PooledTopology):
         return pooled_bound(limits.beside_most_replicas(limits.most_extra))

@@ -349,21 +349,27 @@ def _priced(
     given = problem.topology
     assert isinstance(given, PooledTopology)
     problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
-    accesses = accesses_of(problem, rows)
+    problem, rows = with_own_vectors(problem, rows)
+    certificate = certify(problem, rows.cost.objective_seconds)
+    return Planned(problem, placement, rows, certificate)
+
+
+def with_own_vectors(problem: Problem, rows: RowPlacement) -> tuple[Problem, RowPlacement]:
+    """Return the problem with the vectors that bags of pooled tables need of these rows, and the
+    rows priced in it."""
+    accesses = _expected_accesses(problem, rows)
     problem = with_vectors(problem, rows.holder_sets, accesses, rows.sums)
-    cost = problem.price(rows.holder_sets, rows.sums)
-    certificate = certify(problem, cost.objective_seconds)
-    return Planned(problem, placement, replace(rows, cost=cost), certificate)
+    return problem, replace(rows, cost=problem.price(rows.holder_sets, rows.sums))
 
 
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
     """The share of each table's accesses that a rank of another node makes to rows of each node,
     the mean over those ranks, [T, N]."""
-    accesses = accesses_of(problem, rows)
+    accesses = _expected_accesses(problem, rows)
     return shares_of_nodes(problem, rows.holder_sets, accesses)
 
 
-def accesses_of(problem: Problem, rows: RowPlacement) -> Floats:
+def _expected_accesses(problem: Problem, rows: RowPlacement) -> Floats:
     """Return `expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
     found = expected_accesses(problem, rows.counts)
     found[:, : problem.ranks] += rows.scan.striped_expected

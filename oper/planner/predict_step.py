@@ -1,4 +1,4 @@
-"""What a step of a placement is predicted to take: its classes of rows as the phases need them.
+"""Predicted step of a placement: its classes of rows as the phases need them.
 
 In: a `Problem` and how many rows of each class lie in each holder set. Out: `StepTime`.
 """
@@ -24,7 +24,7 @@ from oper.planner.row_placement.row_placement import RowPlacement
 def predict_step(
     problem: Problem, sets: HolderSets, counts: NDArray[Any], method: Method
 ) -> StepTime:
-    """The step of a placement with `counts` [C, G] rows of each class in the holder sets."""
+    """Predict the step of a placement with `counts` [C, G] rows of each class in holder sets."""
     of_row, pooled = rows_of_classes(problem).figures, _pooled_classes(problem)
     figures = [dot(of_row[:, part], counts[part]) for part in (~pooled, pooled)]
     return _step(problem, sets, figures, method)
@@ -56,8 +56,8 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
 def predict_step_of_cells(
     problem: Problem, sets: HolderSets, cells: Cells, method: Method, share: Floats | None = None
 ) -> StepTime:
-    """Predict the step of a placement of cells, of whose rows' bytes only `share` [cells] may be in
-    the cell: kernels of further widths, of tables that are split by columns, are left out."""
+    """Predict the step of a placement of cells, each with `share` [cells] of its rows' bytes, or
+    all of them. Kernels of further widths, for tables that are split by columns, are left out."""
     of_row, pooled = rows_of_classes(problem), _pooled_classes(problem)[cells.class_of]
     is_bytes = BatchRows.is_bytes()[:, None]
     figures = of_row.figures[:, cells.class_of] * cells.rows
@@ -103,7 +103,7 @@ def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
     a_sample = np.where(of, a_sample, 0.0)
     dims = np.array([table.dim for table in tables], dtype=np.float64)
     sizes = np.array([table.row_bytes for table in tables], dtype=np.float64)
-    accesses = np.where(of, profile.accesses_of_tables, 0)
+    accesses = np.where(of, problem.accesses_of_tables, 0.0)
     read = float(dot(accesses, sizes))
     ratio = 4 * float(dot(accesses, dims)) / read if read else 1.0
     number = samples * float(a_sample.sum())

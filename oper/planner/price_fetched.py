@@ -1,4 +1,4 @@
-"""What other methods' placements cost where tables are pooled: the same rows on the same ranks.
+"""Costs of other methods' placements if tables are pooled: the same rows on the same ranks.
 
 In: `Problem`, `Baseline`. Out: `Baseline`, `Cost`, and which tables are cheaper pooled. Methods
 place rows as without pooling, of which they know nothing. Their rows then travel as the problem has
@@ -12,7 +12,6 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.portable_math import dot
-from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
 from oper.cost.step_time import StepTime
 from oper.cost.traffic import Traffic
@@ -44,17 +43,20 @@ def price_fetched(problem: Problem, baseline: Baseline) -> Cost:
     return price_baseline(_with_vectors(problem, baseline), baseline)
 
 
-def predict_fetched(problem: Problem, baseline: Baseline, method: Method) -> StepTime:
-    """Predict the step of a placement whose replicas are added up by `method`."""
+def predict_fetched(problem: Problem, baseline: Baseline) -> tuple[Cost, StepTime]:
+    """Price a placement as `price_fetched` does, and predict its step."""
+    problem = _with_vectors(problem, baseline)
+    cost = price_baseline(problem, baseline)
     cells, share = baseline.cells, None
     if cells is None:
         assert baseline.column_cells is not None
         cells, share = baseline.column_cells.cells, baseline.column_cells.share
-    problem = _with_vectors(problem, baseline)
-    return predict_step_of_cells(problem, baseline.holder_sets, cells, method, share)
+    sets, method = baseline.holder_sets, cost.allreduce_method
+    return cost, predict_step_of_cells(problem, sets, cells, method, share)
 
 
 def _with_vectors(problem: Problem, baseline: Baseline) -> Problem:
+    """Return the problem with the vectors that bags of pooled tables need of the placement."""
     if not isinstance(problem.topology, PooledTopology):
         return problem
     parts = _parts(problem, baseline)

@@ -1,4 +1,4 @@
-"""The figures that a plan's prediction is read beside (oper/plan/reference_figures.py).
+"""The figures that a plan's prediction is compared with (oper/plan/reference_figures.py).
 
 In: `Plan`, the `Profile` that it was made from. Out: the plan with these figures. Whole tables in
 turn and equal slices of every table are placed without looking at counts, so that their cost on
@@ -11,7 +11,6 @@ from oper.cost.objective import Cost
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
-from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
@@ -63,7 +62,7 @@ def later_data(profile: Profile) -> HeldOutSource:
 
 
 def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
-    """What a plan made from `profile` costs in the problems of the data that follow it."""
+    """Price a plan made from `profile` in the problems of the data that follow it."""
     priced = priced_under(plans_of_memories(plan), problems)
     costs = [each.cost for each in priced]
     step = sum(
@@ -84,7 +83,9 @@ def _simple_plan(
     method: SimpleMethod, problems: list[Problem], unseen: list[Problem] | None
 ) -> SimplePlan:
     costs, step, seconds = _priced(method, problems)
-    _, later_step, later = ([], None, None) if unseen is None else _priced(method, unseen)
+    later_step = later = None
+    if unseen is not None:
+        _, later_step, later = _priced(method, unseen)
     return SimplePlan(
         method,
         step,
@@ -97,11 +98,8 @@ def _simple_plan(
 
 
 def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:
-    """The costs in each problem, and the seconds of a step and of the objective of all together."""
-    placed = [_SIMPLE[method](problem) for problem in problems]
-    costs = [price_baseline(problem, of) for problem, of in zip(problems, placed, strict=True)]
-    step = sum(
-        predict_fetched(problem, of, cost.allreduce_method).seconds
-        for problem, of, cost in zip(problems, placed, costs, strict=True)
-    )
-    return costs, step, float(rank_seconds(costs).max())
+    """Return the cost in each problem, and the step and the objective of all of them, in
+    seconds."""
+    found = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
+    costs = [cost for cost, _ in found]
+    return costs, sum(step.seconds for _, step in found), float(rank_seconds(costs).max())

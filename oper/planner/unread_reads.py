@@ -1,9 +1,8 @@
 """The step of a plan if some reads go to rows that its log never read.
 
-In: `Planned`. Out: seconds. Nobody knows the share
-of such reads without later data; so a plan that is not priced on later data says what a tenth would
-do. In each table with unread rows that share of the reads goes to these, evenly, and the other rows
-keep the rest of theirs.
+In: `Planned`. Out: seconds. Nobody knows the share of such reads without later data, so a plan that
+is not priced on later data states its step for a tenth. In each table with unread rows that share
+of the reads goes to these, evenly, and the reads of the other rows shrink in proportion.
 """
 
 from dataclasses import replace
@@ -22,7 +21,7 @@ from oper.topology.pooled_links import without_pooling
 from oper.topology.relays import relayed_sizes
 
 UNREAD_SHARE = 0.1  # of the reads of each table
-_LEAST_TIMES = 1e-300  # that a row is read as often as before: above 0, so that powers are defined
+_LEAST_TIMES = 1e-300  # least factor by which reads of a row change, so that powers are defined
 
 
 def unread_step_seconds(planned: Planned) -> float | None:
@@ -41,7 +40,7 @@ def unread_step_seconds(planned: Planned) -> float | None:
 
 
 def with_unread_reads(problem: Problem, share: float) -> Classes:
-    """Return the classes of a problem, of which unread rows get `share` of each table's reads."""
+    """Return the classes of a problem after unread rows took `share` of each table's reads."""
     classes, workload, topology = problem.classes, problem.workload, problem.topology
     tables = len(problem.profile.tables)
     unread = classes.accesses == 0
@@ -74,7 +73,7 @@ def with_unread_reads(problem: Problem, share: float) -> Classes:
     of_nodes = node_touches(supposed, classes.samples, workload, size, sizes)
 
     def touched(chance: Floats, of_unread: Floats) -> Floats:
-        """The chance of a touch by `times` as many samples: 1 - (1 - D)^times."""
+        """Return the chance of a touch by `times` as many samples: 1 - (1 - D)^times."""
         exponent = times.reshape(-1, *[1] * (chance.ndim - 1))
         with np.errstate(divide="ignore"):
             again: Any = -expm1(exponent * log1p(-np.minimum(chance, 1.0)))

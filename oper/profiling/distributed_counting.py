@@ -35,7 +35,7 @@ from oper.profiling.table_options import TableOptions
 from oper.tables.bag_lengths import BagLengths
 
 _ERROR, _HEARD = "oper/error", "oper/heard"  # keys in the group's store
-_HEARD_SECONDS = 5.0  # in which ranks that wait read the error; those that count learn later
+_HEARD_SECONDS = 5.0  # for waiting ranks to read the error; ranks that count learn of it later
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
 
@@ -53,7 +53,7 @@ def count_under_torchrun(
     OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # First of all, so that a rank that refuses something can tell the others.
+    # The group comes first, so that a rank that refuses something can tell the others.
     with _group(rank, deadline_seconds) as group:
         if rank == 0:  # The other ranks write nothing.
             check_output(output, FORMAT, overwrite)
@@ -63,9 +63,9 @@ def count_under_torchrun(
             log = open_log(paths, log_options)
         if len(log.names) < ranks:
             raise OperError(
-                f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which "
-                "count whole files: start at most as many ranks as files, or split the log into "
-                "more files"
+                f"expected at least one file of the log per rank, got {len(log.names)} for {ranks} "
+                "ranks, which count whole files: start at most as many ranks as files, or split "
+                "the log into more files"
             )
         if log_options.rows is not None:
             raise OperError(

@@ -62,7 +62,7 @@ from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
 BAG_LENGTHS = "bag_lengths.npy"
-_ALIKE = 2  # times the samples of a window: others of up to so many are of its size
+_ALIKE = 2  # factor within which two numbers of samples count as one size
 _WINDOW = re.compile("[0-9]{1,9}")
 FORMAT = Format(
     MARKER,
@@ -93,8 +93,8 @@ class Profile(RowCounts):
     # They open the profiles of the data after and before these, where those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
     open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
-    # It opens two windows that follow each other, of a sum that has them; other profiles are one
-    # themselves, after the one that precedes.
+    # It opens two windows that follow each other, of a sum of windows. The two windows of another
+    # profile are the one that precedes it and itself.
     open_last_windows: "Callable[[], tuple[Profile, Profile]] | None" = field(
         default=None, repr=False
     )
@@ -161,8 +161,8 @@ class Profile(RowCounts):
     @cached_property
     def turnover(self) -> Turnover | None:
         """Changes of the rows that are read from one window to the next, the last one counted here;
-        None where nothing is known of windows, or where the earlier one is of another size: how
-        many rows are new depends on how many were seen."""
+        None without windows, or if the earlier window is of another size than these counts, because
+        the number of new rows depends on the number of rows seen before."""
         earlier, later = self.preceding, self
         if self.open_last_windows is not None:
             earlier, later = self.open_last_windows()
@@ -354,14 +354,14 @@ def _itself(profile: Profile) -> Profile:
 def _selected(
     opened: Callable[[], Profile] | None, tables: Sequence[int]
 ) -> Callable[[], Profile] | None:
-    """What opens the selected tables of a profile that `opened` opens."""
+    """Return a function that opens the selected tables of the profile that `opened` opens."""
     return None if opened is None else lambda: opened().select(tables)
 
 
 def _both_selected(
     opened: Callable[[], tuple[Profile, Profile]] | None, tables: Sequence[int]
 ) -> Callable[[], tuple[Profile, Profile]] | None:
-    """What opens the selected tables of two profiles that `opened` opens."""
+    """Return a function that opens the selected tables of the two profiles that `opened` opens."""
     if opened is None:
         return None
     both = opened
@@ -374,7 +374,7 @@ def _both_selected(
 
 
 def _last_windows(windows: Sequence[Profile]) -> tuple[Profile, Profile]:
-    """The last of some windows, and before it the sum of the others."""
+    """Return the sum of all windows but the last, and the last window."""
     return merge(windows[:-1]), windows[-1]
 
 

@@ -1,4 +1,4 @@
-"""Which rows come and go: two windows of a log that follow each other, row by row.
+"""Rows that come and go: two windows of a log that follow each other, row by row.
 
 In: the counts of both. Out: `Turnover` (oper/cost/expected_counts.py), by which plans expect reads
 of rows that were read seldom or never.
@@ -23,9 +23,9 @@ def turnover_between(earlier: RowCounts, later: RowCounts) -> Turnover:
 
 
 def _of_table(earlier: Counts, later: Counts) -> tuple[Floats, Floats, Floats, Floats]:
-    """Rows, those read in the later window, and samples in either window, by samples in the earlier
-    one, [SELDOM + 2] each. Few rows are read in a window, so that those without a read come from
-    the sums."""
+    """Count rows, those read in the later window, and samples in either window, by samples in the
+    earlier one, [SELDOM + 2] each. Few rows are read in a window, so the figures of unread rows
+    follow from the sums."""
     read = np.flatnonzero(earlier)
     group = np.minimum(earlier[read], SELDOM + 1).astype(np.int64)
     again = later[read].astype(np.float64)

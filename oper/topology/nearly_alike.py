@@ -1,15 +1,15 @@
-"""Ranks that differ by no more than measurements do: seen as ranks that are alike.
+"""Equal ranks in place of ranks that differ by no more than measurements do.
 
-Two measurements of equal links never give equal numbers. Where each link costs within `NEARLY` of
-the mean of its kind, and capacities and memories are as near to theirs, plans are sought for the
-means of the costs and the least of the capacities, on which ranks are interchangeable
-(oper/planner/place_nearly_alike.py). What a plan takes follows from the links as they are.
+Two measurements of equal links never give equal numbers. If each link costs within `NEARLY` of the
+mean of its kind, and capacities and memories are as near to their means, plans are sought for the
+mean costs and the least capacity, on which ranks are interchangeable
+(oper/planner/place_nearly_alike.py). Plans are priced on the true links.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import without_relays
 from oper.topology.topology import Topology
 
-# Relative, from the mean of the kind. A standard deviation of 5 % leaves few of a thousand links
-# further away than three to four times that.
+# Relative, from the mean of the kind: five standard deviations of measurements that vary by 5 %
+# (docs/design/measured-links.md).
 NEARLY = 0.25
 
 Number = TypeVar("Number", int, float)
@@ -29,37 +29,31 @@ Number = TypeVar("Number", int, float)
 @lru_cache(maxsize=8)
 def as_alike(topology: Topology) -> Topology:
     """Return the topology with the mean cost of each kind of link, and the least capacity and
-    memory; the very same object if ranks are alike, or differ by more than `NEARLY`."""
+    memory; the given object if ranks are equal, or differ by more than `NEARLY`."""
     if isinstance(topology, PooledTopology):
         given = without_relays(topology.unpooled)
         alike = as_alike(given)
         return topology if alike is given else topology.on(alike)
     costs = dict(zip(KINDS, topology.seconds_by_kind(), strict=True))
     link_cost = link_matrix(topology.node_of, costs)
-    capacity = _least_capacity(topology.capacity)
     memory = topology.memory_for_plans
-    found = replace(
-        topology,
-        link_cost=link_cost,
-        capacity=capacity,
-        device_memory_bytes=topology.device_memory_bytes if memory is None else _least(memory),
-        host_memory_bytes=_least(topology.host_memory_bytes),
-        host_bandwidth=_mean_rate(topology.host_bandwidth),
-    )
-    equal = (
-        np.array_equal(link_cost, topology.link_cost)
-        and capacity == topology.capacity
-        and found.device_memory_bytes == topology.device_memory_bytes
-        and found.host_memory_bytes == topology.host_memory_bytes
-        and found.host_bandwidth == topology.host_bandwidth
+    of_ranks: dict[str, Any] = {
+        "capacity": _least_capacity(topology.capacity),
+        "device_memory_bytes": topology.device_memory_bytes if memory is None else _least(memory),
+        "host_memory_bytes": _least(topology.host_memory_bytes),
+        "host_bandwidth": _mean_rate(topology.host_bandwidth),
+    }
+    equal = np.array_equal(link_cost, topology.link_cost) and all(
+        value == getattr(topology, name) for name, value in of_ranks.items()
     )
     near = bool((np.abs(topology.link_cost - link_cost) <= NEARLY * link_cost).all())
+    found = replace(topology, link_cost=link_cost, **of_ranks)
     return found if near and found.homogeneous and not equal else topology
 
 
 def with_mean_capacity(topology: Topology) -> Topology:
-    """Return `as_alike(topology)` with the mean of the capacities that were given, which some ranks
-    do not have; the very same object as that one if none differ."""
+    """Return `as_alike(topology)` with the mean of the given capacities, which some ranks do not
+    have; the object of `as_alike` itself if no capacities differ."""
     alike, given = as_alike(topology), topology.capacity
     if alike.capacity == given or not isinstance(given, tuple):
         return alike
@@ -70,7 +64,7 @@ def with_mean_capacity(topology: Topology) -> Topology:
 
 def bounding(topology: Topology) -> Topology:
     """Return the topology with the least cost of each kind of link and the greatest memory, without
-    a capacity: what every placement takes at least there, it takes on the links as they are."""
+    a capacity: no placement takes less on the true links than there."""
     if isinstance(topology, PooledTopology):
         return topology.on(bounding(without_relays(topology.unpooled)))
     least = {
@@ -88,25 +82,27 @@ def bounding(topology: Topology) -> Topology:
 
 
 def _least_capacity(capacity: Capacity) -> Capacity:
-    """The least for all ranks if all are near it and of one kind, bytes or factors."""
+    """Return the least for all ranks if all are near their mean and of one kind, bytes or
+    factors."""
     if not isinstance(capacity, tuple) or len({type(each) for each in capacity}) > 1:
         return capacity
     return _least(capacity)
 
 
 def _least(values: tuple[Number, ...] | None) -> tuple[Number, ...] | None:
-    """The least of the values for all, if each is near their mean."""
+    """Return the least of the values for all ranks, if each is near their mean."""
     return (min(values),) * len(values) if values and _near(values) else values
 
 
 def _mean_rate(rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
-    """The rate at which a byte takes the mean time, for all, if each is near it."""
+    """Return the rate at which a byte takes the mean time, for all ranks, if each is near the mean
+    rate."""
     if not rates or len(set(rates)) == 1 or not _near(rates):
         return rates
     return (1 / float(np.mean(1 / np.array(rates))),) * len(rates)
 
 
 def _near(values: Sequence[float]) -> bool:
-    """Whether each of the values is within `NEARLY` of their mean."""
+    """Return whether each of the values is within `NEARLY` of their mean."""
     mean = sum(values) / len(values)
     return all(abs(value - mean) <= NEARLY * mean for value in values)

@@ -328,7 +328,7 @@ def test_torchrec_shards_become_groups() -> None:
     assert found.memory_bytes[0] == state
 
 
-def test_the_step_of_whole_row_shards_is_that_of_their_rows() -> None:
+def test_whole_row_shards_have_the_step_of_their_rows() -> None:
     """Shards of whole rows are cells, and a table cut into columns keeps its bytes."""
     profile = make_profile(5)
     problem = profile_problem(profile, "2x2-a100", mode="training")
@@ -344,7 +344,7 @@ def test_the_step_of_whole_row_shards_is_that_of_their_rows() -> None:
     ]
     notes = TorchRecNotes(1.0, 0.0, 0.0, {}, PooledBytes(0.0, 0.0, 0.0, 0.0))
     baseline = trec.shards_baseline(problem, shards, trec.count_shards(problem, shards), notes)
-    found = predict_fetched(problem, baseline, "none")
+    _, found = predict_fetched(problem, baseline)
     assert baseline.column_cells is not None
     cells, sets = baseline.column_cells.cells, len(baseline.holder_sets)
     counts = cells.dense(len(problem.classes), sets)
@@ -375,7 +375,7 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     shards = trec.read_shards(torchrec_answer(), profile)
     hits = trec.whole_row_sums(problem, trec.count_shards(problem, shards)).accesses
     found = trec.pooled_bytes(problem, shards, hits)
-    lookups = trec.table_accesses(problem) / 1000
+    lookups = problem.accesses_of_tables / 1000
     batch, readers = 16, 3
     ids = readers * batch * (2 * (8 * lookups[0] + 8) + 8 * lookups[2] + 8)
     ids += readers * batch * (8 * lookups[3] + 4 * 8)

@@ -221,7 +221,7 @@ def test_data_that_follow_are_priced_with_the_tables_that_a_method_pools(tmp_pat
         for name in ("oper", "table_wise", "row_wise", "memory_greedy"):
             result = found.methods[name]
             assert result.held_out_seconds == pytest.approx(result.objective_seconds)
-            # Of OPER's striped rows the prediction knows the shares of the ranks alone.
+            # For OPER's striped rows the prediction knows only the ranks' shares.
             tolerance = 0.02 if name == "oper" else 1e-9
             assert result.held_out_step_seconds == pytest.approx(result.step_seconds, rel=tolerance)
 

@@ -85,7 +85,7 @@ def test_it_is_what_later_samples_read() -> None:
 
 
 def turnovers(tables: int) -> st.SearchStrategy[Turnover]:
-    """Of tables that may be read in one window alone, or in none."""
+    """Return turnovers of tables that may be read in one window alone, or in none."""
 
     def made(seed: int) -> Turnover:
         random = np.random.default_rng(seed)
@@ -120,7 +120,7 @@ def test_each_table_keeps_its_accesses_whatever_turns_over(
 
 
 def churning(moved: int, seed: int = 3) -> list[Profile]:
-    """Three windows, one after the other, of a law whose rows move on by `moved` in each."""
+    """Return three consecutive windows of a law whose rows move on by `moved` in each."""
     random = np.random.default_rng(seed)
     rows, reads = 6_000, 20_000
     weights = 1 / np.arange(1, 2_001) ** 0.8
@@ -137,8 +137,8 @@ def churning(moved: int, seed: int = 3) -> list[Profile]:
 
 
 @pytest.mark.parametrize("moved", [0, 1_600])
-def test_windows_foretell_what_the_next_one_reads_of_unread_rows(moved: int) -> None:
-    """Good and Turing's estimate foretells it only where nothing comes and goes."""
+def test_windows_foretell_the_reads_of_unread_rows_in_the_next_one(moved: int) -> None:
+    """Good and Turing's estimate foretells them only if no rows come and go."""
     _, second, third = churning(moved)
     first, later = second.accesses.astype(int), third.accesses.astype(int)
     ones = np.zeros(len(first), int), first, first, np.ones(len(first), int)
@@ -150,7 +150,7 @@ def test_windows_foretell_what_the_next_one_reads_of_unread_rows(moved: int) -> 
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "2x4-a100"])
-def test_plans_by_windows_are_better_on_the_next_one_where_rows_come_and_go(preset: str) -> None:
+def test_plans_by_windows_are_better_on_the_next_one_if_rows_come_and_go(preset: str) -> None:
     _, second, third = churning(1_600)
     topology = Topology.load(preset).with_capacity("2")
     seconds = {}

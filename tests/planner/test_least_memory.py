@@ -228,7 +228,8 @@ COLD = replace(
 
 
 def with_free_memory(topology: Topology, shares: float) -> Topology:
-    """The topology with devices that have room for one copy of COLD and `shares` times that."""
+    """Return the topology with devices that have room for one copy of COLD and `shares` times
+    that."""
     problem = make_problem(COLD, topology, workload("inference"), PlanSettings())
     total, ranks = problem.classes.total_bytes, topology.ranks
     spare = sum(problem.classes.width_memory)
@@ -238,8 +239,8 @@ def with_free_memory(topology: Topology, shares: float) -> Topology:
 
 
 @pytest.mark.parametrize("preset", ["dgx-a100", "2x4-a100", "dgx-h100", "2x8-h100"])
-def test_everything_is_copied_where_that_takes_little_of_the_free_memory(preset: str) -> None:
-    """Unread rows too, in inference over links alone."""
+def test_everything_is_copied_if_that_takes_little_of_the_free_memory(preset: str) -> None:
+    """Unread rows are copied too, in inference over links alone."""
     topology = Topology.load(preset)
     planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
     assert planned.cost.extra_memory_ratio == topology.ranks - 1
@@ -279,7 +280,7 @@ def test_a_capacity_is_memory_for_copies_in_inference(preset: str, factor: float
 
 
 @pytest.mark.parametrize("capacity", [None, "2"])
-def test_no_copies_where_ranks_read_one_memory(capacity: str | None) -> None:
+def test_no_copies_if_ranks_read_one_memory(capacity: str | None) -> None:
     topology = Topology.load("cpu:4")
     topology = topology if capacity is None else topology.with_capacity(capacity)
     planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())

@@ -38,7 +38,7 @@ PROFILE = counted(seed=3, rows=(700, 300, 60, 1))
 
 
 def on_true_links(plan: Plan, profile: Profile, topology: Topology) -> Cost:
-    """What a plan for other links costs on those of `topology`."""
+    """Price a plan for other links on those of `topology`."""
     there = replace(plan, topology=replace(plan.topology, link_cost=topology.link_cost))
     (cost,) = costs_under([there], [problem_of(there, profile)])
     return cost

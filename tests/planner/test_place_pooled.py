@@ -402,7 +402,7 @@ def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(
 
 
 def test_the_memory_curve_of_devices_has_their_capacities() -> None:
-    """In the paper's heap, with 0.1 % more memory than none, homes were 6 % slower."""
+    """In the paper's heap, homes were 6 % slower with 0.1 % of extra memory than with none."""
     ranks, workload = Topology.load("2x4-a100"), Workload("training", "pooled", 512)
     _, planned = plan_and_placement(counted(seed=1), ranks, workload, PlanSettings())
     none, *others = memory_curve(planned, ranks)

@@ -70,9 +70,10 @@ def test_plans_hold_what_they_promise(seed):
 
 
 def assert_step_is_of_both_memories(plan: Plan, profile: Profile) -> None:
-    """The phases of the devices' tables, and then those of the hosts', as each is priced alone.
+    """Assert that the phases are those of the devices' tables, then of the hosts', each priced
+    alone.
 
-    Of striped rows a plan's step knows the shares of the ranks alone.
+    For striped rows a plan's step knows only the ranks' shares.
     """
     assert plan.step_time is not None
     problems = problems_of_memories(plan, profile)

@@ -10,12 +10,9 @@ from hypothesis import given
 from oper.analysis.wording import unread_sentence
 from oper.cost.workload import Fetch, Workload
 from oper.plan.plan import Plan
-from oper.plan.row_locator import RowLocator
 from oper.plan.settings import PlanSettings
-from oper.planner.make_plan import make_plan, plan_and_placement
-from oper.planner.predict_step import predict_step
-from oper.planner.price_plan import price_tables, problem_of
-from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.make_plan import make_plan
+from oper.planner.price_plan import predict_priced, priced_under, problem_of
 from oper.planner.unread_reads import UNREAD_SHARE, with_unread_reads
 from oper.profiling.profile import Profile, with_held_out
 from oper.tables.table import Table
@@ -28,7 +25,8 @@ MODES = ("training", "inference")
 
 
 def profile(read: int, reads: int = 50) -> Profile:
-    """A table of which the first rows were read, each as often, and one of which all were."""
+    """Return the counts of a table whose first rows were read equally often, and of one that was
+    read whole."""
     counts = np.where(np.arange(ROWS) < read, reads, 0)
     accesses = np.concatenate([counts, np.full(8, reads)]).astype(np.uint32)
     tables = (Table("t", ROWS, dim=16), Table("all", 8, dim=16))
@@ -38,7 +36,7 @@ def profile(read: int, reads: int = 50) -> Profile:
 @given(seeds)
 @examples(20)
 def test_each_table_keeps_its_reads(seed: int) -> None:
-    """Tables with unread rows give a tenth of them to these, and others change nothing."""
+    """Tables with unread rows give a tenth of their reads to these; other tables do not change."""
     plan, (counts, _) = planned(seed)
     problem = problem_of(plan, counts)
     classes = problem.classes
@@ -63,22 +61,19 @@ def test_each_table_keeps_its_reads(seed: int) -> None:
 @pytest.mark.parametrize("fetch", ["raw", "distinct"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_is_the_step_of_such_counts(mode: str, fetch: Fetch) -> None:
-    """As predicted with these very counts for the same rows, but for the drawing of samples."""
+    """The prediction with these counts for the same rows differs only by the drawing of samples."""
     workload = Workload(mode, fetch, 64)  # type: ignore[arg-type]
     counts = profile(read=300)
     topology = Topology.load("2x2-a100")
-    plan, made = plan_and_placement(counts, topology, workload, PlanSettings(0.0))
+    plan = make_plan(counts, topology, workload, PlanSettings(0.0))
     # A tenth of 300 · 50 reads to 100 rows is 15 each, and the others keep 45.
     later = replace(counts, accesses=counts.accesses.copy())
     later.accesses[:ROWS] = np.where(counts.accesses[:ROWS] > 0, 45, 15)
     problem = problem_of(plan, later, as_counted=True)
 
-    locator = RowLocator(plan)
-    priced = price_tables(problem, locator, ClassFinder(later, problem.classes))
-    rows = locator.by_holder_set(priced.counted)
-    step = predict_step(problem, priced.holder_sets, rows, priced.cost.allreduce_method)
+    (priced,) = priced_under([plan], [problem])
+    step = predict_priced(problem, priced)
     assert plan.unread_step_seconds == pytest.approx(step.seconds, rel=1e-3)
-    assert made.problem.topology.nodes == 2
 
 
 def test_copies_of_all_rows_make_it_the_step(tmp_path: Path) -> None:
@@ -100,7 +95,7 @@ def test_copies_of_all_rows_make_it_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_is_not_said_where_later_data_are_known_or_all_rows_were_read(mode: str) -> None:
+def test_no_step_is_stated_if_later_data_are_known_or_all_rows_were_read(mode: str) -> None:
     workload = Workload(mode, None, 4096)  # type: ignore[arg-type]
     topology = Topology.load("dgx-a100")
     some, every, none = profile(read=40), profile(read=ROWS), profile(read=0, reads=0)

@@ -1,4 +1,4 @@
-"""Counting under torchrun: ranks count parts of a log, and tell each other what goes wrong."""
+"""Counting under torchrun: ranks count parts of a log, and tell each other their errors."""
 
 import json
 import os
@@ -59,8 +59,8 @@ def test_torchrun_ranks_count_parts(tmp_path: Path) -> None:
 
 
 def ranks_of(ranks: int, *arguments: object) -> list[tuple[int, str]]:
-    """Run `oper profile` on so many ranks, which nobody ends when one has failed; return each
-    rank's exit status and last line of standard error."""
+    """Run `oper profile` on ranks that nobody ends when one of them fails; return each rank's exit
+    status and last line of standard error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -87,12 +87,15 @@ def ranks_of(ranks: int, *arguments: object) -> list[tuple[int, str]]:
 REFUSED = {
     "the output of rank 0": (0, "exists and was not written by oper"),
     "a row of rank 1's file": (1, "got 7000; give the table at least 7,001 rows"),
-    "fewer files than ranks": (None, "1 files, and torchrun started 2 ranks"),
+    "fewer files than ranks": (
+        None,
+        "expected at least one file of the log per rank, got 1 for 2 ranks",
+    ),
 }
 
 
 @pytest.mark.parametrize("refused", REFUSED)
-def test_what_one_rank_refuses_ends_all(tmp_path: Path, refused: str) -> None:
+def test_a_refusal_by_one_rank_ends_all_ranks(tmp_path: Path, refused: str) -> None:
     """The deadline is an hour: ranks that waited for it would end the test by its time limit."""
     log, output = tmp_path / "log", tmp_path / "output"
     log.mkdir()

@@ -18,7 +18,7 @@ counts = st.lists(st.integers(0, 9), min_size=3, max_size=30)
 
 
 def window(tables: list[list[int]], samples: int = 100) -> Profile:
-    """A window of tables without bags."""
+    """Return a window of tables without bags."""
     made = tuple(Table(f"t{t}", len(rows), dim=4) for t, rows in enumerate(tables))
     accesses = np.concatenate([np.array(rows, np.uint32) for rows in tables])
     return Profile(made, samples, accesses, np.zeros(0, np.uint32), (False,) * len(made))
@@ -26,7 +26,7 @@ def window(tables: list[list[int]], samples: int = 100) -> Profile:
 
 @given(st.lists(st.tuples(counts, st.integers(0, 1 << 30)), min_size=1, max_size=3))
 @examples(100)
-def test_it_is_what_rows_were_read_before_and_after(given: list[tuple[list[int], int]]) -> None:
+def test_turnover_counts_reads_before_and_after(given: list[tuple[list[int], int]]) -> None:
     before = [rows for rows, _ in given]
     after = [np.random.default_rng(seed).permutation(rows).tolist() for rows, seed in given]
     found = turnover_between(window(before), window(after, samples=50))

@@ -1,4 +1,4 @@
-"""Ranks that are nearly alike: their means, their least, and who is not."""
+"""Nearly equal ranks: their mean links, their least capacities, and ranks that differ."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ PRESETS = ("dgx-a100", "2x4-a100", "4x2-h100", "cpu:3")
 
 
 def noisy(topology: Topology, amount: float, seed: int = 0) -> Topology:
-    """The topology with each link up to the share `amount` slower or faster."""
+    """Return the topology with each link up to the share `amount` slower or faster."""
     random = np.random.default_rng([17, seed])
     factor = 1 + random.uniform(-amount, amount, topology.link_cost.shape)
     return replace(topology, link_cost=topology.link_cost * factor)
@@ -119,7 +119,7 @@ def test_each_view_of_the_ranks_stays_that_view() -> None:
     st.integers(0, 100),
     st.booleans(),
 )
-def test_no_cost_is_above_its_own_where_bounds_are_sought(
+def test_bounds_are_sought_with_no_cost_above_a_links_own(
     preset: str, amount: float, seed: int, pooled: bool
 ) -> None:
     given = noisy(Topology.load(preset), amount, seed)

@@ -50,8 +50,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class ColumnCells:
-    """Cells of a placement that splits rows: `share` [cells] of the bytes of a cell's rows are in
-    the cell."""
+    """Cells of a placement that splits rows; a cell has `share` [cells] of its rows' bytes."""
 
     cells: Cells
     share: Floats
@@ -79,7 +78,7 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"  # it has no placement, or one that exceeds a capacity
 
 
-# Whose batch the paper's Batch_Size is taken for.
+# The batch that the paper's Batch_Size is read as.
 BatchReading = Literal["rank", "all ranks"]
 
 
@@ -87,8 +86,8 @@ BatchReading = Literal["rank", "all ranks"]
 class PaperNotes:
     """Result of the paper's procedure.
 
-    threshold: of its partitions, after backtracking. batch: in training, whose Batch_Size gave the
-    shorter transfer time; None in inference, whose rule has none.
+    threshold: of its partitions, after backtracking. batch: in training, the reading of
+    Batch_Size with the shorter transfer time; None in inference, whose rule has no Batch_Size.
     """
 
     threshold: float

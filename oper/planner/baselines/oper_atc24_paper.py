@@ -155,8 +155,8 @@ def memory_left(problem: ClassProblem, size_bytes: Ints, owner: Ints) -> list[in
 def replicate_training(
     problem: ClassProblem, parts: Partitions, owner: Ints, batch: BatchReading
 ) -> Ints:
-    """The rank that each rank reads a partition from, [P, M], by the printed rule with the `batch`
-    of one rank or of all: hottest first, partitions go to all ranks or stay with one."""
+    """Return the rank that each rank reads a partition from, [P, M], by the printed rule with the
+    `batch` of one rank or of all: hottest first, partitions go to all ranks or stay with one."""
     topology, ranks = problem.topology, problem.topology.ranks
     source = np.repeat(owner[:, None], ranks, axis=1)
     if ranks == 1:

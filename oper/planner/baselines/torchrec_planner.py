@@ -76,8 +76,8 @@ class Shard:
 
 
 class ShardCounts(NamedTuple):
-    """The rows of each class in pieces that no shard cuts, and the pieces of each shard, from
-    `begin` to `end` [shards]."""
+    """Rows of each class in pieces that no shard cuts, and the pieces of each shard, from `begin`
+    to `end` [shards]."""
 
     pieces: PieceCounts
     begin: Ints
@@ -85,14 +85,18 @@ class ShardCounts(NamedTuple):
 
 
 def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
-    """TorchRec's plan.
+    """Return TorchRec's plan.
 
     Raises:
         NoPlacementError: its planner found no plan within `limit_seconds` from when the model was
             built, or none with 1024 times the capacities, or its process did not start in time.
         OperError: torchrec is not installed.
     """
-    answer = ask(request(problem), limit_seconds)
+    return placement_of(problem, ask(request(problem), limit_seconds))
+
+
+def placement_of(problem: Problem, answer: dict[str, Any]) -> Baseline:
+    """Return the placement that TorchRec's planner answered."""
     shards = read_shards(answer["shards"], problem.profile)
     counts = count_shards(problem, shards)
     rows = whole_row_sums(problem, counts)
@@ -110,7 +114,7 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
 def shards_baseline(
     problem: Problem, shards: list[Shard], counts: ShardCounts, notes: TorchRecNotes
 ) -> Baseline:
-    """Return the placement of shards with so many rows."""
+    """Return the placement of shards; `counts` are `count_shards`."""
     rows = whole_row_sums(problem, counts)
     return Baseline(
         "torchrec",
@@ -128,7 +132,7 @@ def shards_baseline(
 def request(problem: Problem) -> dict[str, Any]:
     """What the process is asked, as JSON values."""
     topology, profile = problem.topology, problem.profile
-    accesses = table_accesses(problem) / max(profile.samples, 1)
+    accesses = problem.accesses_of_tables / max(profile.samples, 1)
     tables = []
     for t, (table, per_sample) in enumerate(zip(profile.tables, accesses.tolist(), strict=True)):
         # By number: features may be shared by tables, and names have dots, which TorchRec forbids.
@@ -231,14 +235,6 @@ def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, 
     return answer
 
 
-def table_accesses(problem: Problem) -> Floats:
-    """Accesses of each table in the log, [T]."""
-    classes, tables = problem.classes, len(problem.profile.tables)
-    accesses = classes.accesses[classes.entry_class] * classes.entry_rows
-    totals = np.bincount(classes.entry_table, accesses, minlength=tables)
-    return totals.astype(np.float64)
-
-
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
     """Mean bytes/s of local rows, of rows in the same node and in other nodes; where there are no
     such pairs of ranks, those of the next nearer kind."""
@@ -263,7 +259,7 @@ def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
 
 
 def whole_row_sums(problem: Problem, counts: ShardCounts) -> Sums:
-    """Sums of each shard's rows as if it had all columns, one entry a shard."""
+    """Return the sums of each shard's rows as if it had all columns, one entry per shard."""
     (piece, class_of, rows), begin, end = counts
     cells = Cells(class_of, piece, rows)
     of_piece = cells.sums(problem.classes, int(end.max()))
@@ -284,7 +280,7 @@ def count_shards(problem: Problem, shards: list[Shard]) -> ShardCounts:
 
 
 def column_cells(problem: Problem, shards: list[Shard], counts: ShardCounts) -> ColumnCells:
-    """Cells of each rank's shards, and of the copies on all ranks, in the last group."""
+    """Return the cells of each rank's shards, with the copies on all ranks in the last group."""
     pieces, begin, end = counts
     first = np.searchsorted(pieces.piece, np.arange(int(end.max()) + 1))
     entries = [np.arange(first[b], first[e]) for b, e in zip(begin, end, strict=True)]
@@ -296,7 +292,7 @@ def column_cells(problem: Problem, shards: list[Shard], counts: ShardCounts) -> 
 
 
 def _shares(problem: Problem, shards: list[Shard]) -> Floats:
-    """The share of each shard's columns in its rows' bytes."""
+    """Return the share of each shard's columns in its rows' bytes, [shards]."""
     tables = [problem.profile.tables[shard.table] for shard in shards]
     return np.array(
         [

@@ -5,8 +5,8 @@ In: `ClassProblem`, an objective in seconds. Out: `Certificate`. The bound is th
 `hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where
 tables are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
 
-Ranks that are nearly alike have the bounds of ranks that are alike as well, with the least cost of
-each kind of link and the greatest capacity: no placement takes less on the links as they are.
+For nearly equal ranks the bounds of equal ranks are tried as well, with the least cost of each kind
+of link and the greatest capacity: no placement takes less on the links as they are.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     capacity = np.full(problem.ranks, problem.capacity_bytes.max())
     ranks = replace(problem, topology=bounding(problem.topology), capacity_bytes=capacity)
     certificate = _certify(ranks, objective_seconds)
-    # The linear programme of many ranks takes long, and of pooled tables it knows little.
+    # The linear programme takes long with many ranks, and knows little of pooled tables.
     if problem.ranks > MANY_RANKS or isinstance(problem.topology, PooledTopology):
         return certificate
     as_they_are = _certify(problem, objective_seconds)
@@ -42,7 +42,7 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
 
 
 def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
-    """The certificate by the links and capacities as they are."""
+    """Return the certificate by the links and capacities of the problem."""
     classes = problem.classes
     topology = problem.topology
     known = 0.0

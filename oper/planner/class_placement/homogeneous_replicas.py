@@ -192,7 +192,7 @@ class SavedByCopies:
 
 
 def _all_read(classes: Classes) -> Classes:
-    """Return the classes as if each row were read now and then, as later data may read any."""
+    """Return the classes as if each row were read now and then: later data may read any row."""
     return replace(
         classes,
         R=np.maximum(classes.R, _HARDLY_READ),

@@ -21,11 +21,11 @@ LISTED_SHARE = 1 / 8
 
 
 def by_programme(problem: ClassProblem) -> bool:
-    """Whether a linear programme places the classes: if ranks differ, unless they are many that are
-    nearly alike; and, for few ranks, if rows are to be copied that are dearer to read near by than
-    far away, as the knapsack of homogeneous ranks knows only copies once a node and everywhere. The
-    programme's prices of copies are of one way of fetching, so that no tables may be pooled beside
-    others."""
+    """Return whether a linear programme places the classes: if ranks differ, unless they are many
+    and nearly equal; and, for few ranks, if copied rows are dearer to read near by than far away,
+    because the knapsack of homogeneous ranks knows only one copy per node and copies everywhere.
+    The programme prices copies for one way to fetch, so that either all tables are pooled or none.
+    """
     topology = problem.topology
     if not topology.homogeneous:
         return topology.ranks <= MANY_RANKS or as_alike(topology) is topology

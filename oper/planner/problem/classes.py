@@ -211,9 +211,11 @@ def group(
     ratio_of = ratio_of.ravel()
     entry_width, entry_ratio = width_of[table], ratio_of[table]
     estimated = not (as_counted or workload.training)
-    expect = expected_counts if estimated else as_many
-    turnover = profile.turnover if estimated else None
-    expected = expect(table, accesses, samples_with_row, rows, turnover)
+    expected = (
+        expected_counts(table, accesses, samples_with_row, rows, profile.turnover)
+        if estimated
+        else as_many(accesses, samples_with_row)
+    )
     # Rows that were seldom read are told apart by what is expected of them, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)

@@ -421,7 +421,7 @@ def replan_one_memory(
 
 
 def check_horizon(horizon: int) -> None:
-    """OperError where it has no iteration."""
+    """Raise OperError for a horizon without an iteration."""
     if horizon < 1:
         raise OperError(f"horizon: expected at least 1 iteration, got {horizon}")
 

@@ -159,8 +159,8 @@ def _make_stripes(
 
 
 def even_out(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
-    """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link where links
-    are to be even; the number of rounds."""
+    """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link if links are
+    to be even, and return the number of rounds."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     movable = slice(problem.ranks if workload.training else len(sets))
     part = set_by_set(counts[:, movable])

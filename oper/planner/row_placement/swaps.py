@@ -85,7 +85,7 @@ class SwapSearch:
 
     def __post_init__(self) -> None:
         self.traffic_bytes, self.columns = main_direction(self.directions)
-        # Products with a vector take a fraction of the time where terms are rows.
+        # Products with a vector take a fraction of the time if the terms are rows of the matrix.
         self._columns_by_rank = np.ascontiguousarray(self.columns.T)
         self._order = [
             order[np.argsort(self.traffic_bytes[order], kind="stable")]

@@ -123,7 +123,7 @@ def test_unchanged_counts_move_nothing(seed):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("capacity", [None, "2"])
-def test_copies_are_kept_where_memory_is_free(topology, capacity):
+def test_copies_are_kept_if_memory_is_free(topology, capacity):
     """In inference, whatever rows later counts leave unread."""
     cold = np.where(np.arange(600) < 300, zipf_counts(600, 40_000, 1.1), 0)
     table = (Table("t", 600, dim=16),)

@@ -210,7 +210,7 @@ def cost_of_rows(
     classes = group(profile, plan.workload, plan.ranks, *counts, as_counted, node_sizes=sizes)
     # The classes' entries are the rows, in another order: of equal rows it does not matter which.
     estimated = not (as_counted or plan.workload.training)
-    expected = (expected_counts if estimated else as_many)(*counts)
+    expected = expected_counts(*counts) if estimated else as_many(accesses, samples_with_row)
     foreseen = np.where(expected.differs, expected.accesses, 0)
     width = plan.layout.width_of_table[tables]
     order = np.lexsort((-samples_with_row, -foreseen, width, -accesses))
