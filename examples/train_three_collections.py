@@ -127,9 +127,9 @@ def make_plan(ranks: int, folder: str) -> None:
     workload = oper.Workload("training", batch_size=ranks * SAMPLES)
     plan = oper.make_plan(profile, f"cpu:{ranks}", workload)
     plan.save(folder, overwrite=True)
-    if plan.certificate is not None:
-        gap = 100 * plan.certificate.certified_gap
-        print(f"plan for {ranks} ranks: at most {gap:.3f}% longer than the best possible")
+    gap = None if plan.certificate is None else plan.certificate.certified_gap
+    if gap is not None:
+        print(f"plan for {ranks} ranks: at most {100 * gap:.3f}% longer than the best possible")
 
 
 def train(model: nn.Module, ranks: Sequence[int]) -> list[torch.Tensor]:

@@ -148,8 +148,13 @@ def _replanned(kind: str, plan: Plan, after: Profile) -> Found:
     since = time.process_time()
     made = replan(plan, after, HORIZON).plan
     seconds = time.process_time() - since
-    assert made.certificate is not None
-    return Found(kind, made.certificate.certified_gap, None, seconds)
+    return Found(kind, _gap_of(made), None, seconds)
+
+
+def _gap_of(plan: Plan) -> float:
+    assert plan.certificate is not None
+    assert plan.certificate.certified_gap is not None
+    return plan.certificate.certified_gap
 
 
 def _planned(
@@ -160,8 +165,7 @@ def _planned(
         made = plan_with_tier(counts, topology, workload, asked).plan
     except OperError:  # capacities too small for whole rows
         return
-    assert made.certificate is not None
-    yield Found(kind, made.certificate.certified_gap, None, time.process_time() - since)
+    yield Found(kind, _gap_of(made), None, time.process_time() - since)
 
 
 def table(found: list[Found]) -> Any:

@@ -86,14 +86,16 @@ def held_out_sentence(found: HeldOut | None) -> str:
     if found is None:
         return WITHOUT_HELD_OUT
     gap = found.certified_gap
+    said = (
+        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}) a step takes "
+        f"{format_duration(found.step_seconds)}; "
+    )
+    if gap is None:
+        return f"{said}no lower bound is known for those data"
     longer = f"{at_most(gap)} longer than"
     if gap > 1:
         longer = f"at most {format_factor(1 + gap)} times as long as"
-    return (
-        f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}) a step takes "
-        f"{format_duration(found.step_seconds)}; its transfers take {longer} with the best plan "
-        "for those data"
-    )
+    return f"{said}its transfers take {longer} with the best plan for those data"
 
 
 def unread_sentence(plan: Plan) -> str | None:

@@ -60,8 +60,11 @@ def format_factor(value: float) -> str:
     return f"{round(value, 2) + 0.0:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
-def format_gap(value: float) -> str:
-    """Return a certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+def format_gap(value: float | None) -> str:
+    """Return a certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%';
+    'unknown' of None."""
+    if value is None:
+        return "unknown"
     if value < 1e-6:
         return "<0.0001%"
     if not value <= 1e6:  # of no plan, and far beyond it no integer

@@ -16,6 +16,14 @@ class BoundNote(StrEnum):
     SEARCH_CUT = "search cut"  # branch and bound was stopped
 
 
+def gap_above(seconds: float, bound_seconds: float) -> float | None:
+    """Return (seconds - bound) / bound: 0 if nothing is ever read, None above a bound of 0, which
+    proves nothing."""
+    if bound_seconds > 0:
+        return (seconds - bound_seconds) / bound_seconds
+    return None if seconds > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class Certificate:
     """A plan's objective and its lower bound, both in seconds."""
@@ -30,10 +38,14 @@ class Certificate:
     full_memory_bound_seconds: float | None = None
 
     @property
-    def certified_gap(self) -> float:
-        """(objective - bound) / bound; 0 where nothing is ever read."""
-        bound = self.lower_bound_seconds
-        return (self.objective_seconds - bound) / bound if bound > 0 else 0.0
+    def certified_gap(self) -> float | None:
+        """Return `gap_above` of the bound."""
+        return gap_above(self.objective_seconds, self.lower_bound_seconds)
+
+    def is_within(self, gap: float) -> bool:
+        """Return whether the plan is proved to be at most a share `gap` above the bound."""
+        found = self.certified_gap
+        return found is not None and found <= gap
 
     def of(self, objective_seconds: float) -> "Certificate":
         """The certificate of another plan for the same problem, by the same bound."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from oper.plan.certificate import gap_above
+
 
 class HeldOutSource(StrEnum):
     """Which data a plan is judged on that was not made from them."""
@@ -31,10 +33,9 @@ class HeldOut:
     lower_bound_seconds: float
 
     @property
-    def certified_gap(self) -> float:
-        """(objective - bound) / bound; 0 where nothing is ever read."""
-        bound = self.lower_bound_seconds
-        return (self.objective_seconds - bound) / bound if bound > 0 else 0.0
+    def certified_gap(self) -> float | None:
+        """Return `gap_above` of the bound."""
+        return gap_above(self.objective_seconds, self.lower_bound_seconds)
 
 
 class SimpleMethod(StrEnum):

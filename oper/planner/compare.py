@@ -51,7 +51,13 @@ from oper.planner.bounds.certify import certify
 from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.least_memory import by_devices
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
-from oper.planner.place_by_table import Way, by_mean, place_shortest, ways_to_fetch
+from oper.planner.place_by_table import (
+    Way,
+    by_mean,
+    may_mix,
+    place_shortest,
+    ways_to_fetch,
+)
 from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import predicted_seconds
 from oper.planner.price_fetched import (
@@ -296,7 +302,7 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
         seconds=outcome.seconds,
         cost=typed(content, Cost, ranks) if placed else None,
         step_seconds=outcome.step_seconds,
-        certificate=(None if outcome.certified_gap is None else typed(content, Certificate, ranks)),
+        certificate=typed(content, Certificate, ranks) if "hot_row_share" in content else None,
         held_out_seconds=outcome.held_out_seconds,
         held_out_step_seconds=outcome.held_out_step_seconds,
         record=typed(content, PlanningRecord, ranks) if placed and name == "oper" else None,
@@ -507,7 +513,9 @@ class _Contest:
 
     def _own_ways(self, ways: Sequence[Way], baseline: Baseline) -> list[Way]:
         """The way that pools what the placement takes less with, if it is not among `ways`."""
-        if not by_mean(as_alike(self.topology), self.asked):
+        ranks = as_alike(self.topology)
+        mixes = may_mix(ranks, self.usual.workload, self.asked)
+        if not (mixes and by_mean(ranks, self.asked)):
             return []
         most = self.problem(ways[-1])
         own = cheaper_pooled_of(self.problem(self.usual), most, baseline)

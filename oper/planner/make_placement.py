@@ -142,7 +142,7 @@ def place(problem: Problem, watch: "Watch") -> Planned:
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
     for gap, share in _reserves(problem):
-        good_enough = certificate.certified_gap <= gap or problem.asked.balance == "link"
+        good_enough = certificate.is_within(gap) or problem.asked.balance == "link"
         if good_enough and placement.rows.cost.feasible:
             break
         with watch("rows"):
@@ -153,12 +153,13 @@ def place(problem: Problem, watch: "Watch") -> Planned:
         if again.seconds < placement.seconds:
             placement = again
             certificate = certificate.of(again.seconds)
-    uncertain = certificate.certified_gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible
+    feasible = placement.rows.cost.feasible
+    uncertain = not (certificate.is_within(BASELINES_FROM_GAP) and feasible)
     if uncertain and problem.asked.balance == "time":
         with watch("baselines"):
             placement = better_baseline(problem, placement.seconds) or placement
         certificate = certificate.of(placement.rows.cost.objective_seconds)
-        if certificate.certified_gap > EXACT_FROM_GAP or not placement.rows.cost.feasible:
+        if not (certificate.is_within(EXACT_FROM_GAP) and placement.rows.cost.feasible):
             with watch("integer programme"):
                 placement, certificate = _exact(problem, placement, certificate)
     check_limits(problem, placement.rows.cost)

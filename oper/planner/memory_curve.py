@@ -32,7 +32,7 @@ class CurvePoint:
     memory_bytes: int  # of the fullest rank
     objective_seconds: float
     lower_bound_seconds: float
-    certified_gap: float
+    certified_gap: float | None
     plan: bool  # whether it is the plan that was made
 
     def to_json(self) -> dict[str, Any]:

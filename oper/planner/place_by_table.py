@@ -122,13 +122,14 @@ def _ways_by_table(
     found = [Way(frozenset(), usual)]
     if topology.transport == NVSHMEM:  # whose kernels read rows each for itself
         return found
-    if by_mean(topology, asked):
+    mixes = may_mix(topology, usual, asked)
+    if mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
             found.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
         found.append(Way(able, replace(workload, fetch="pooled")))
-    elif able and (usual.training or topology.homogeneous):
+    elif able and mixes:
         found.append(Way(able, usual))
     return found
 
@@ -148,6 +149,13 @@ def place_shortest(
 def by_mean(topology: Topology, asked: PlanSettings) -> bool:
     """Whether some tables may be pooled and others not: where copies are chosen table by table."""
     return topology.homogeneous and asked.balance == "time"
+
+
+def may_mix(topology: Topology, usual: Workload, asked: PlanSettings) -> bool:
+    """Return whether a plan may pool some tables and not others: in inference only on equal ranks
+    with equal memory, as the linear programme for others has one cost for a byte of any row."""
+    memory = topology.memory_for_plans if by_devices(topology, asked) else None
+    return usual.training or (topology.homogeneous and len(set(memory or ())) <= 1)
 
 
 @dataclass(frozen=True)

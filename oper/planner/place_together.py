@@ -80,12 +80,12 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
     if devices.problem.asked.balance == "link":
         return best
     for gap, share in PROGRAMMES if devices.problem.ranks <= MANY_RANKS else ():
-        if best.certificate.certified_gap <= gap:
+        if best.certificate.is_within(gap):
             break
         with watch("both memories"):
             placed = heterogeneous.place_together((devices.problem, tier.problem), share)
             best = best.better_of(*_swapped(*_with_rows(best, placed, share)))
-    if best.certificate.certified_gap <= EXACT_FROM_GAP:
+    if best.certificate.is_within(EXACT_FROM_GAP):
         return best
     with watch("integer programme"):
         return _exact(best)

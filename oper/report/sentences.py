@@ -101,8 +101,12 @@ def optimality(plan: Plan) -> str:
     certificate = plan.certificate
     if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
-    within = format_gap(certificate.certified_gap).removeprefix("<")
     seconds = format_duration(plan.cost.objective_seconds)
+    if certificate.certified_gap is None:
+        return (
+            f"The transfer time of rows is {seconds} on the slowest rank; no lower bound is known."
+        )
+    within = format_gap(certificate.certified_gap).removeprefix("<")
     return (
         f"The transfer time of rows, {seconds} on the slowest rank, is proved optimal to within "
         f"{within}: by the same cost model, no placement of whole rows in as much memory takes "

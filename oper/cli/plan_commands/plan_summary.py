@@ -101,6 +101,8 @@ def _certificate(plan: "Plan") -> str:
     seconds = f"transfer time {format_duration(plan.cost.objective_seconds)}"
     if plan.certificate is None:
         return f"{seconds}; nothing is proved of a plan that was put together by hand"
+    if plan.certificate.certified_gap is None:
+        return f"{seconds}; no lower bound is known"
     gap = at_most(plan.certificate.certified_gap)
     return f"{seconds}, {gap} above the lower bound for {MADE_FOR[plan.workload.mode]}"
 
@@ -136,13 +138,13 @@ def _held_out(plan: "Plan") -> str:
         and each.held_out_step_seconds < found.step_seconds * (1 - _SMALL)
     ]
     data = HELD_OUT_DATA[found.source].removeprefix("the held-out ")
-    gap = f"{at_most(found.certified_gap)} above"
-    if found.certified_gap > 1:
-        gap = f"at most {format_factor(1 + found.certified_gap)} times"
-    return (
-        f"{data} ({plural(found.samples, 'sample')}): {said}; its transfers {gap} the lower "
-        f"bound for these data{''.join(slower)}"
-    )
+    gap = found.certified_gap
+    if gap is None:
+        bounded = "no lower bound is known for these data"
+    else:
+        above = f"at most {format_factor(1 + gap)} times" if gap > 1 else f"{at_most(gap)} above"
+        bounded = f"its transfers {above} the lower bound for these data"
+    return f"{data} ({plural(found.samples, 'sample')}): {said}; {bounded}{''.join(slower)}"
 
 
 def _memory(found: "Fit", copied: float) -> str:

@@ -52,7 +52,7 @@ def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
         topology = topology.bounding
         mixed = not problem.workload.training and not np.all(classes.pooled)
         copied_to_nodes = problem.workload.training and may_copy_to_nodes(topology)
-        if known and (mixed or copied_to_nodes):
+        if isinstance(problem, Problem) and (mixed or copied_to_nodes):
             # A linear bound in inference has one cost for a byte of any row, and in training it
             # knows no copies on each node, as pooled tables have.
             return Certificate(objective_seconds, known, None, None)

@@ -56,7 +56,7 @@ def certify_together(
     by_methods = methods_of(devices.problem, tier.problem)
     weighted = [weighted_mean_bound(memories) for memories in by_methods]
     best = best.at_least(min(weighted))
-    if best.certified_gap > HOT_ROWS_FROM_GAP:
+    if not best.is_within(HOT_ROWS_FROM_GAP):
         whole = [
             max(whole_rows_bound(memories, best.lower_bound_seconds), split)
             for memories, split in zip(by_methods, weighted, strict=True)

@@ -19,9 +19,9 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
     """
     prediction, ranks = plan.cost, plan.ranks
     proof = ""
-    if plan.certificate is not None:
-        gap = 100 * plan.certificate.certified_gap
-        proof = f", certified within {gap:.3g} % of the least time"
+    gap = None if plan.certificate is None else plan.certificate.certified_gap
+    if gap is not None:
+        proof = f", certified within {100 * gap:.3g} % of the least time"
     batch, fetch = plan.workload.batch_size, f"fetch {plan.workload.fetch}"
     if 0 < len(plan.pooled_tables) < len(plan.tables):
         fetch += f", pooled of {len(plan.pooled_tables)} of {plural(len(plan.tables), 'table')}"
