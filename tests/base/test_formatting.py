@@ -101,6 +101,11 @@ def test_percents(value: float, text: str) -> None:
     assert format_percent(value) == text
 
 
+def test_a_gap_above_no_bound_is_unknown() -> None:
+    assert format_gap(None) == "unknown"
+    assert format_gap(0.0) == "<0.0001%"
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1.797e308])
 def test_what_only_damaged_files_hold_is_no_crash(value: float) -> None:
     for form in EVERY:

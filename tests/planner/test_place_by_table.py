@@ -256,6 +256,21 @@ def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:
     assert known_gap(planned.certificate) >= 0
 
 
+def test_inference_on_ranks_with_unequal_memory_pools_all_tables_or_none(tmp_path: Path) -> None:
+    """An unread table was fetched next to a pooled one."""
+    write_log(tmp_path, 2, (300, 500), 300)
+    log = pq.read_table(tmp_path / "log.parquet")
+    never = pa.array([[]] * len(log), pa.list_(pa.int64()))
+    pq.write_table(log.set_column(0, "t0", never), tmp_path / "log.parquet")
+    profile = oper.profile(tmp_path / "log.parquet", tmp_path / "tables.yaml")
+    sizes = (40 * 10**9, 80 * 10**9) + (40 * 10**9,) * (M - 2)
+    for memory in ("linked", "shared"):
+        ranks = replace(topology(memory), device_memory_bytes=sizes)
+        plan = make_plan(profile, ranks, Workload("inference", "auto", 64), PlanSettings())
+        assert set(plan.pooled_tables) in (set(), {"t0", "t1"})
+        assert plan.cost.feasible
+
+
 def test_commands_know_plans_with_some_pooled_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Output of `oper plan`: at most 15 lines, one predicted time, and commands that run."""
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -139,6 +140,18 @@ def test_a_large_gap_on_held_out_data_is_a_factor(planned: Plan) -> None:
     held_out = HeldOut(HeldOutSource.LAST_PART, 600, 1.0, 16.7e-6, 1e-6)
     said = told(PlanFigures.of(replace(planned, held_out=held_out)))["held out"]
     assert said.endswith("its transfers at most 16.7 times the lower bound for these data")
+
+
+def test_a_bound_of_zero_proves_nothing(planned: Plan) -> None:
+    assert planned.certificate is not None
+    unproved = replace(planned.certificate, lower_bound_seconds=0.0)
+    held_out = HeldOut(HeldOutSource.LAST_PART, 600, 1.0, 16.7e-6, 0.0)
+    said = told(PlanFigures.of(replace(planned, held_out=held_out, whole_certificate=unproved)))
+    assert said["certificate"].endswith("s; no lower bound is known")
+    assert said["held out"].endswith("; no lower bound is known for these data")
+    nothing_read = replace(unproved, objective_seconds=0.0)
+    assert (unproved.certified_gap, nothing_read.certified_gap) == (None, 0.0)
+    assert not unproved.is_within(math.inf)
 
 
 def test_a_simple_plan_that_is_faster_on_held_out_data_is_named(planned: Plan) -> None:
