@@ -76,8 +76,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     given = content.get("version")
     if given != kind.version:
         raise OperError(
-            f"{path / marker}: is of version {str(given)[:80]}, and this oper reads version "
-            f"{kind.version}; {kind.again}"
+            f"{path / marker}: expected version {kind.version}, got {_other_version(given, kind)}"
         )
     stated = content.pop(_OWN_DIGEST, None)
     if stated != content_digest(content):
@@ -86,6 +85,14 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
             "damaged: copy or write the folder again"
         )
     return content
+
+
+def _other_version(given: Any, kind: Format) -> str:
+    """Return a version that this oper does not read, the oper that wrote it, and the remedy."""
+    if type(given) is int and given > kind.version:
+        return f"{given}, written by a newer oper; install that oper, or {kind.again}"
+    older = ", written by an older oper" if type(given) is int else ""
+    return f"{given!r:.80}{older}; {kind.again}"
 
 
 def _is_file(path: Path) -> bool:
