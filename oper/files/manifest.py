@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.base.spoken import typed_path
 from oper.files.input_files import LISTED, MARKER, open_file, refuse_url
 from oper.files.json_file import canonical_json, read_json, with_matrix_texts, write_json
 from oper.files.overwrite_rules import Format
@@ -107,11 +108,11 @@ def _remedy(path: Path, kind: Format) -> str:
     """Return the command that makes a folder of a kind, of what is at the path if it can be."""
     if kind.command is None:
         return "; give another folder"
-    command, which = kind.command, "make one"
+    command, which, typed = kind.command, "make one", typed_path(path)
     if "LOG" in command and path.is_file():
-        command, which = command.replace("LOG", str(path)), "if it is a log, profile it first"
+        command, which = command.replace("LOG", typed), "if it is a log, profile it first"
     elif "PROFILE" in command.split(" -o ")[0] and written_kind(path) == "a profile":
-        command, which = command.replace("PROFILE", str(path)), "plan for it first"
+        command, which = command.replace("PROFILE", typed), "plan for it first"
     return f"; {which}: `{command}`"
 
 

@@ -159,8 +159,8 @@ def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(OperError) as raised:
         Plan.load(folder)
     assert str(raised.value) == (
-        f"{folder / MARKER}: expected version 5, got 6, written by a newer oper; install that oper, "
-        "or plan again with this oper"
+        f"{folder / MARKER}: expected version 5, got 6, written by a newer oper; install that "
+        "oper, or plan again with this oper"
     )
 
 

@@ -398,8 +398,8 @@ def test_a_folder_of_an_older_oper_is_refused_and_may_be_replaced(copied, saved,
     with pytest.raises(OperError) as raised:
         Plan.load(copied)
     assert str(raised.value) == (
-        f"{copied / MARKER}: expected version 5, got {version}, written by an older oper; plan again "
-        "with this oper"
+        f"{copied / MARKER}: expected version 5, got {version}, written by an older oper; plan "
+        "again with this oper"
     )
     plan = Plan.load(saved)
     plan.save(copied, overwrite=True)
