@@ -103,11 +103,11 @@ def unread_sentence(plan: Plan) -> str | None:
     plan does not say."""
     if plan.unread_step_seconds is None or plan.step_time is None:
         return None
-    return (
-        "If 10% of the reads go to rows that this sample never read, the step takes "
-        f"{format_duration(plan.unread_step_seconds)} (predicted: "
-        f"{format_duration(plan.step_time.seconds)})"
-    )
+    if_unread = "If 10% of the reads go to rows that this sample never read, the step takes"
+    taken, predicted = map(format_duration, (plan.unread_step_seconds, plan.step_time.seconds))
+    if plan.unread_step_seconds <= plan.step_time.seconds or taken == predicted:
+        return f"{if_unread} no longer"
+    return f"{if_unread} {taken} (predicted: {predicted})"
 
 
 def memory_limit(plan: Plan) -> str:

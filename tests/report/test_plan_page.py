@@ -30,7 +30,7 @@ from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_charts import beside, comparison_chart
 from oper.report.charts.memory_line import memory_curve_chart
-from oper.report.plan_page import Material, plan_page
+from oper.report.plan_page import Material, memory_of_ranks, plan_page
 from oper.report.render_page import Page
 from oper.report.table_list import shares_that_add_up, table_list
 from oper.report.time_by_row_kind import kind_times
@@ -194,6 +194,23 @@ def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reporte
     none = replace(plan, limits=Limits(0.0), memories=(without_copies(plan),))
     said = words(plan_page(none, "p", Material()), "memory-limit")
     assert said.startswith("No copies of rows were allowed")
+
+
+def test_the_chart_of_memory_says_where_its_limit_comes_from(plan: Plan) -> None:
+    """Nobody asked for a default, or for the share that a capacity leaves for copies."""
+
+    def allowance(made: Plan) -> str:
+        (bars,) = memory_of_ranks(made, rows_by_kind(made))
+        return bars.caption
+
+    assert "by the 20% of extra memory that was asked for" in allowance(plan)
+    default = replace(plan, asked=PlanSettings(), limits=Limits(0.05))
+    assert "by the default of 5% extra memory" in allowance(default)
+    given = replace(plan, asked=PlanSettings(), limits=Limits(1.57))
+    given = replace(given, topology=plan.topology.with_capacity("3"))
+    assert "by the capacity that the topology was given" in allowance(given)
+    by_devices = allowance(replace(plan, limits=Limits(0.2, 0.2)))
+    assert not {"asked", "default", "capacity"} & set(by_devices.split())
 
 
 def without_copies(plan: Plan) -> Memory:

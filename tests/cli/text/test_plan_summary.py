@@ -165,3 +165,7 @@ def test_a_plan_without_held_out_data_says_how_to_get_them(planned: Plan) -> Non
         f"{missing}. If 10% of the reads go to rows that this sample never read, the step takes "
         f"{format_duration(twice)} (predicted: {format_duration(planned.step_time.seconds)})"
     )
+    for times in (0.5, 1.0, 1 + 1e-9):
+        seconds = times * planned.step_time.seconds
+        said = told(PlanFigures.of(replace(planned, held_out=None, unread_step_seconds=seconds)))
+        assert said["held out"].endswith(" that this sample never read, the step takes no longer")
