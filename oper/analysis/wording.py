@@ -180,10 +180,10 @@ def bound_note(certificate: Certificate) -> str | None:
 
 
 def threshold_sentence(found: Threshold) -> str:
-    """Return the threshold as asked and as it ended, with the reason."""
-    said = f"{format_percent(found.asked)}, as asked"
+    """Return the threshold, halved or not, with the reason."""
+    said = format_percent(found.asked)
     if found.halved:
-        said = f"{format_percent(found.asked)} asked; halved to {format_percent(found.used)}"
+        said = f"halved from {said} to {format_percent(found.used)}"
     if found.reason == ThresholdReason.NOT_PLACED_BY_PARTITIONS:
         return f"{said}, but this plan's rows were not placed in partitions"
     why = {
