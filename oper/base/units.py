@@ -81,7 +81,7 @@ def parse_share(text: str, name: str) -> float:
         value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
     except ValueError:
         value = float("nan")
-    if not 0 <= value < float("inf") or (value > 1 and not match[2]):
+    if not 0 <= value < float("inf") or (value > 1 and not text.rstrip().endswith("%")):
         raise OperError(
             f"{name} {text!r}: expected a percentage, such as 5%, or a fraction from 0 to 1, such "
             "as 0.05"
