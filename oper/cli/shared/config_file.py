@@ -54,7 +54,7 @@ def _place(context: typer.Context, message: str) -> str | None:
     for option, (name, place) in context.meta.get(_PLACES, {}).items():
         words = re.escape(option).replace(r"\-", "[- ]")
         source = context.get_parameter_source(name)
-        named = re.search(rf"--{words}\b|^{words}\b", about)
+        named = re.search(rf"--{words}(?![\w-])|^{words}(?=$| ')", about)
         if named and source is not None and source.name == "DEFAULT_MAP":
             return str(place)
     return None
