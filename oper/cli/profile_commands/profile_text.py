@@ -40,14 +40,11 @@ def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_j
 
     def text() -> None:
         print_profile(str(output), summary, brief=True)
-        window = typed_path(f"{output}{'@0' if len(profiles) > 1 else ''}")
+        planned = typed_path(f"{output}{'@0' if len(profiles) > 1 else ''}")
         for name, said in (
             ("took", f"{seconds:.2f} s, {format_number(accesses_per_second)} accesses/s"),
             ("see each table", f"oper profiles show {typed_path(output)}"),
-            (
-                "plan from it",
-                f"oper plan {window} --topology NAME -o plan",
-            ),
+            ("plan from it", f"oper plan {planned} --topology NAME -o plan"),
         ):
             tell(f"{name:<20}{said}")
 

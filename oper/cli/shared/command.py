@@ -120,7 +120,7 @@ class _WithAllHelp:
         """Return the first option that asks for help; None if it is the value of another one."""
         typed = args[: args.index("--")] if "--" in args else args
         asked = [word for word in typed if word in (*ctx.help_option_names, HELP_ALL)]
-        with contextlib.suppress(UsageError):  # which other words cause
+        with contextlib.suppress(UsageError):  # of other words
             given, *_ = self.make_parser(ctx).parse_args(args=list(args))  # type: ignore[attr-defined]
             if not (given.get("help") or given.get("help_all")):
                 return None
