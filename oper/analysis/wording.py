@@ -6,7 +6,6 @@ from oper.analysis.plan_facts import Threshold
 from oper.base.formatting import (
     at_most,
     format_bytes,
-    format_digits,
     format_duration,
     format_factor,
     format_percent,
@@ -77,8 +76,7 @@ def work(workload: Workload) -> str:
     return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
 
 
-_AS_FAST = 5e-3  # a share: times that differ by less are called as fast
-_TIMES = 1.5  # factors below are said in percent
+AS_LONG = 5e-3  # relative: times that differ by less are called as long
 
 
 def held_out_sentence(found: HeldOut | None) -> str:
@@ -103,11 +101,11 @@ def unread_sentence(plan: Plan) -> str | None:
     plan does not say."""
     if plan.unread_step_seconds is None or plan.step_time is None:
         return None
-    return (
-        "If 10% of the reads go to rows that this sample never read, the step takes "
-        f"{format_duration(plan.unread_step_seconds)} (predicted: "
-        f"{format_duration(plan.step_time.seconds)})"
-    )
+    if_unread = "If 10% of the reads go to rows that this sample never read, the step takes"
+    taken, predicted = map(format_duration, (plan.unread_step_seconds, plan.step_time.seconds))
+    if plan.unread_step_seconds <= plan.step_time.seconds or taken == predicted:
+        return f"{if_unread} no longer"
+    return f"{if_unread} {taken} (predicted: {predicted})"
 
 
 def memory_limit(plan: Plan) -> str:
@@ -131,10 +129,10 @@ def simple_plans_compared(plan: Plan) -> str | None:
 
 
 def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: str) -> str | None:
-    """Say how many times faster a plan, whose step takes `seconds`, is than placing tables without
-    counts, or which `limit` these exceed; None if that was not priced."""
+    """Say how long a step takes with placements of tables without counts, relative to a step of
+    `seconds`, or which `limit` these exceed; None if that was not priced."""
     fitting = [(each.method, each.step_seconds) for each in simple if each.fits]
-    parts = [_faster(fitting, seconds)] if fitting else []
+    parts = [_relative(fitting, seconds)] if fitting else []
     parts += [
         f"{METHOD_NAMES[each.method]} does not fit: it takes {format_factor(each.memory_factor)} "
         f"times {limit}"
@@ -144,27 +142,26 @@ def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: s
     return "; ".join(parts) or None
 
 
-def _faster(others: Sequence[tuple[str, float]], seconds: float) -> str:
-    """`4.4 times faster than table-wise, 4.3 times than row-wise`, `as fast as …`, or by how much
-    slower."""
+def _relative(others: Sequence[tuple[str, float]], seconds: float) -> str:
+    """`table-wise takes 1.49 times as long, row-wise 1.46 times`, or `row-wise takes as long`."""
     said: list[str] = []
-    before = ""
+    before = False
     for method, taken in others:
-        least, most = sorted((taken, seconds))
-        if most - least <= _AS_FAST * most:
-            how, compared = "as fast as", "as fast as"
+        times = times_as_long(taken, seconds)
+        if times is None:
+            said.append(f"{METHOD_NAMES[method]} takes as long")
         else:
-            by = "many times"
-            if least:
-                factor = most / least
-                by = f"{format_digits(factor, 2)} times"
-                by = by if factor >= _TIMES else format_percent(factor - 1)
-            word = "faster" if taken > seconds else "slower"
-            compared = f"{word} than"
-            how = f"{by} {'than' if compared == before else compared}"
-        said.append(f"{how} {METHOD_NAMES[method]}")
-        before = compared
+            verb, end = ("", "") if before else ("takes ", " as long")
+            said.append(f"{METHOD_NAMES[method]} {verb}{times}{end}")
+        before = times is not None
     return ", ".join(said)
+
+
+def times_as_long(taken: float, seconds: float) -> str | None:
+    """Return how many times `seconds` a time takes: `1.49 times`; None if it takes as long."""
+    if abs(taken - seconds) <= AS_LONG * max(taken, seconds):
+        return None
+    return f"{format_factor(taken / seconds)} times" if seconds else "many times"
 
 
 def hot_row(certificate: Certificate) -> str | None:
@@ -183,10 +180,10 @@ def bound_note(certificate: Certificate) -> str | None:
 
 
 def threshold_sentence(found: Threshold) -> str:
-    """Return the threshold as asked and as it ended, with the reason."""
-    said = f"{format_percent(found.asked)}, as asked"
+    """Return the threshold, halved or not, with the reason."""
+    said = format_percent(found.asked)
     if found.halved:
-        said = f"{format_percent(found.asked)} asked; halved to {format_percent(found.used)}"
+        said = f"halved from {said} to {format_percent(found.used)}"
     if found.reason == ThresholdReason.NOT_PLACED_BY_PARTITIONS:
         return f"{said}, but this plan's rows were not placed in partitions"
     why = {

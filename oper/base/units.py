@@ -81,8 +81,9 @@ def parse_share(text: str, name: str) -> float:
         value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
     except ValueError:
         value = float("nan")
-    if not 0 <= value < float("inf"):
-        raise OperError(f"{name} {text!r}: expected a share, such as 5% or 0.05")
-    if value > 1 and not text.rstrip().endswith("%"):
-        raise OperError(f"{name} {text!r}: a bare number is a fraction; with % it is a percentage")
+    if not 0 <= value < float("inf") or (value > 1 and not text.rstrip().endswith("%")):
+        raise OperError(
+            f"{name} {text!r}: expected a percentage, such as 5%, or a fraction from 0 to 1, such "
+            "as 0.05"
+        )
     return value

@@ -9,8 +9,8 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
-from oper.base.spoken import all_figures, option, spoken
-from oper.cli.shared.console import new_console, new_table
+from oper.base.spoken import all_figures, option, spoken, typed_path
+from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
     from oper.planner.replan.drift import Drift, HotSets, RankSeconds, TableDrift, WindowDrift
@@ -28,6 +28,9 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
     out = new_console()
     for sentence in verdict_sentences(drift, plan, profile):
         out.print(sentence)
+    if drift.verdict == "replan":
+        typed = f"oper replan {typed_path(plan)} {typed_path(profile)} -o NEW"
+        tell(f"Run: {spoken(typed, 'oper.replan(plan, profile)')}")
     out.print()
     tables = _losing(drift)
     if tables:
@@ -43,7 +46,7 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
 
 
 def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
-    """Return the advice on replanning, its reason, and the tables to blame."""
+    """Return the advice on replanning, its reason, and the tables that lost the most."""
     seconds = drift.objective_seconds
     longer = format_share(drift.judged_worse)
     tolerated = format_percent(drift.threshold)
@@ -53,10 +56,9 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     data, fresh = _judged_on(drift, profile)
     under = f"{data} {what}"
     if drift.verdict == "replan":
-        again = spoken(f"oper replan {plan} {profile} -o NEW", "oper.replan(plan, profile)")
         first = (
             f"Replan: {under} {longer} longer than with {fresh}, more than the "
-            f"{tolerated} that {option('--worse')} tolerates. Run: {again}"
+            f"{tolerated} that {option('--worse')} tolerates"
         )
     elif drift.judged_worse < _NO_LOSS:
         first = f"Keep {plan}: {under} no longer than with {fresh}"

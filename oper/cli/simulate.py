@@ -114,7 +114,7 @@ def simulate(
     *,
     reading: "LogKeywords",
 ) -> None:
-    """Replay a log through caches by Herald's settings; count what they transmit."""
+    """Simulate caches on a log; count the rows that they move."""
     from oper.logs import LogOptions, RowReader, open_log
     from oper.logs.table_discovery import tell_left_out
     from oper.profiling.table_options import TableOptions

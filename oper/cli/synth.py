@@ -7,6 +7,7 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.formatting import format_share, plural
+from oper.base.spoken import typed_path
 from oper.base.units import parse_share
 from oper.cli.shared.command import ADVANCED, Command
 from oper.cli.shared.console import emit, tell
@@ -142,7 +143,10 @@ def _write_log(synthesizer: "Synthesizer", output: Path, force: bool, as_json: b
             f"clicks: {format_share(written.click_rate)} of the samples; a model that knew each "
             f"one's probability would have an AUC of {written.bayes_auc:.4f}"
         )
-        tell(f"profile it: oper profile {output} --tables {written.tables} -o PROFILE")
+        tell(
+            f"profile it: oper profile {typed_path(output)} --tables {typed_path(written.tables)} "
+            "-o PROFILE"
+        )
 
     content = {
         "log": str(output),

@@ -9,6 +9,7 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_digits, format_duration, plural
+from oper.base.spoken import typed_path
 from oper.base.units import GB
 from oper.cli.shared.command import ADVANCED, Command, CommandGroup
 from oper.cli.shared.console import emit, new_console, new_table, tell
@@ -119,7 +120,7 @@ def measure(
 
     def text() -> None:
         _print(topology)
-        tell(f"\nwritten to {output}; use it as --topology {output}")
+        tell(f"\nwritten to {output}; use it as --topology {typed_path(output)}")
 
     emit(as_json, {"file": str(output), **_described(topology)}, text, written=True)
 

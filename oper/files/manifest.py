@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.base.spoken import typed_path
 from oper.files.input_files import LISTED, MARKER, open_file, refuse_url
 from oper.files.json_file import canonical_json, read_json, with_matrix_texts, write_json
 from oper.files.overwrite_rules import Format
@@ -76,8 +77,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     given = content.get("version")
     if given != kind.version:
         raise OperError(
-            f"{path / marker}: is of version {str(given)[:80]}, and this oper reads version "
-            f"{kind.version}; {kind.again}"
+            f"{path / marker}: expected version {kind.version}, got {_other_version(given, kind)}"
         )
     stated = content.pop(_OWN_DIGEST, None)
     if stated != content_digest(content):
@@ -86,6 +86,14 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
             "damaged: copy or write the folder again"
         )
     return content
+
+
+def _other_version(given: Any, kind: Format) -> str:
+    """Return a version that this oper does not read, the oper that wrote it, and the remedy."""
+    if type(given) is int and given > kind.version:
+        return f"{given}, written by a newer oper; install that oper, or {kind.again}"
+    older = ", written by an older oper" if type(given) is int else ""
+    return f"{given!r:.80}{older}; {kind.again}"
 
 
 def _is_file(path: Path) -> bool:
@@ -100,11 +108,11 @@ def _remedy(path: Path, kind: Format) -> str:
     """Return the command that makes a folder of a kind, of what is at the path if it can be."""
     if kind.command is None:
         return "; give another folder"
-    command, which = kind.command, "make one"
+    command, which, typed = kind.command, "make one", typed_path(path)
     if "LOG" in command and path.is_file():
-        command, which = command.replace("LOG", str(path)), "if it is a log, profile it first"
+        command, which = command.replace("LOG", typed), "if it is a log, profile it first"
     elif "PROFILE" in command.split(" -o ")[0] and written_kind(path) == "a profile":
-        command, which = command.replace("PROFILE", str(path)), "plan for it first"
+        command, which = command.replace("PROFILE", typed), "plan for it first"
     return f"; {which}: `{command}`"
 
 

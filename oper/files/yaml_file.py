@@ -58,12 +58,15 @@ class Document:
         return cls(content, str(path), lines)
 
     def where(self, keys: KeyPath) -> str:
-        """`FILE, line 4: links[1][2]`, with the nearest line that is known."""
+        """`FILE, line 4: links[1][2]`."""
         name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys).removeprefix(".")
+        return f"{self.line_of(keys)}: {name}" if name else self.line_of(keys)
+
+    def line_of(self, keys: KeyPath) -> str:
+        """`FILE, line 4`, the nearest line that is known."""
         known = (self.lines.get(keys[:n]) for n in range(len(keys), -1, -1))
         line = next((n for n in known if n is not None), None)
-        source = self.source if line is None else f"{self.source}, line {line}"
-        return f"{source}: {name}" if name else source
+        return self.source if line is None else f"{self.source}, line {line}"
 
     def fail(self, keys: KeyPath, problem: str) -> NoReturn:
         """Raise OperError about the value under `keys`."""

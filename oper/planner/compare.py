@@ -346,7 +346,7 @@ def compare(
         raise OperError(f"methods: expected one or more of {', '.join(METHODS)}, got none")
     unknown = [method for method in chosen if method not in METHODS]
     if unknown:
-        raise OperError(f"method {unknown[0]!r}: expected one of {', '.join(METHODS)}")
+        raise OperError(f"methods: expected some of {', '.join(METHODS)}, got {unknown[0]!r}")
     profile = profile_given("compare", profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)

@@ -16,10 +16,12 @@ repeats.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.formatting import plural
 from oper.cost.step_time import latency_seconds
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
@@ -141,9 +143,18 @@ def place_shortest(
     ways: Sequence[Way],
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
-    """The plan with the shortest step, of one for each way to fetch the tables."""
-    found = [way.place(profile, topology, asked, report) for way in ways]
+    """Return the plan with the shortest step, of one for each way to fetch the tables; `report` is
+    called with the way too if there are several."""
+    found = []
+    for way in ways:
+        named = report if len(ways) == 1 else partial(_report_step, report, way)
+        found.append(way.place(profile, topology, asked, named))
     return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
+
+
+def _report_step(report: Callable[[str], None], way: Way, step: str) -> None:
+    tables = plural(len(way.pooled), "table") if way.pooled else "no table"
+    report(f"{tables} pooled, {step}")
 
 
 def by_mean(topology: Topology, asked: PlanSettings) -> bool:

@@ -185,10 +185,15 @@ def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
 
 
 def _allowance(plan: Plan) -> str:
-    """Return the limit on a rank's memory, if it is not the device."""
+    """Return the source of the limit on a rank's memory, if it is not the device."""
     if plan.limits is None or plan.limits.by_devices:
         return ""
-    return f" by the {100 * plan.limits.extra_memory:.4g}% of extra memory that was asked for"
+    if plan.topology.capacity is not None:
+        return " by the capacity that the topology was given"
+    share = f"{100 * plan.limits.extra_memory:.4g}%"
+    if plan.asked.extra_memory is None:
+        return f" by the default of {share} extra memory"
+    return f" by the {share} of extra memory that was asked for"
 
 
 def _time_parts(times: KindTimes) -> dict[str, Floats]:

@@ -76,9 +76,7 @@ def _times(plan: Plan, run: Comparison | None) -> list[str]:
     gains = [] if simple is None else [simple]
     gains += [] if run is None else _gains(plan.step_time.seconds, run, simple or "")
     step = f"A step is predicted to take {format_duration(plan.step_time.seconds)}"
-    # A simple plan that does not fit says nothing of times.
-    joint = "; " if simple and not any(each.fits for each in plan.simple_plans) else ", "
-    return [f"{step}{joint}{'; '.join(gains)}." if gains else f"{step}."]
+    return [f"{'; '.join([step, *gains])}."]
 
 
 def _gains(seconds: float, run: Comparison, named: str) -> list[str]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import oper
 from oper.analysis.wording import memory_limit, simple_plans_sentence
+from oper.base.formatting import format_factor
 from oper.plan.reference_figures import SimpleMethod, SimplePlan
 from tests.support.planner.drifting import make_profile
 
@@ -21,7 +22,7 @@ def simple(method: SimpleMethod, taken: float, factor: float) -> SimplePlan:
 
 
 @given(seconds, seconds, seconds, st.floats(0.1, 5), st.floats(0.1, 5))
-def test_no_slower_plan_is_called_faster(
+def test_each_plan_that_fits_takes_its_time_and_others_do_not_fit(
     ours: float, tables: float, rows: float, one: float, two: float
 ) -> None:
     for taken in (tables, rows):
@@ -35,18 +36,27 @@ def test_no_slower_plan_is_called_faster(
     assert ("table-wise does not fit" in said) == (one > 1)
     assert ("row-wise does not fit" in said) == (two > 1)
     fitting = [taken for taken, factor in ((tables, one), (rows, two)) if factor <= 1]
-    assert ("faster" in said) == any(taken > ours for taken in fitting)
-    assert ("slower" in said) == any(taken < ours for taken in fitting)
+    for taken in fitting:
+        times = "many" if not ours and taken else f"{format_factor(taken / ours)}" if ours else "1"
+        assert f"{times} times" in said or taken == ours
+    assert ("takes as long" in said) == (ours in fitting)
 
 
 def test_the_sentence_as_a_manager_reads_it() -> None:
     pair = [simple(TABLES, 4.4e-6, 0.5), simple(ROWS, 4.3e-6, 0.5)]
     assert simple_plans_sentence(1e-6, pair, "") == (
-        "4.4 times faster than table-wise, 4.3 times than row-wise"
+        "table-wise takes 4.40 times as long, row-wise 4.30 times"
     )
     pair = [simple(TABLES, 2e-6, 0.5), simple(ROWS, 0.9e-6, 0.5)]
     assert simple_plans_sentence(1e-6, pair, "") == (
-        "2 times faster than table-wise, 11.1% slower than row-wise"
+        "table-wise takes 2.00 times as long, row-wise 0.90 times"
+    )
+    pair = [simple(TABLES, 1.49e-6, 0.5), simple(ROWS, 1.001e-6, 0.5)]
+    assert simple_plans_sentence(1e-6, pair, "") == (
+        "table-wise takes 1.49 times as long, row-wise takes as long"
+    )
+    assert simple_plans_sentence(1e-6, pair[::-1], "") == (
+        "row-wise takes as long, table-wise takes 1.49 times as long"
     )
     assert simple_plans_sentence(1e-6, [], "") is None
 

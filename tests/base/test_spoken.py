@@ -1,11 +1,15 @@
 """Names of settings: flags where the command speaks, arguments where a script does."""
 
+import os
+import subprocess
 import warnings
 from pathlib import Path
 
+import pytest
+
 import oper
 from oper.base.errors import OperWarning
-from oper.base.spoken import all_figures, by_command_line, option, spoken
+from oper.base.spoken import all_figures, by_command_line, option, spoken, typed_path
 from tests.support.commands import fine
 
 
@@ -24,6 +28,22 @@ def test_settings_have_the_names_of_whoever_is_spoken_to() -> None:
         assert all_figures() == "--json has"
     assert option("--no-header", True) == "no_header=True"
     assert spoken("a", "b") == "b"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plan", "-lead", "-", "a b", "it's", 'say "a"', "$HOME", "~", "a\nb", "é\t'\\", "\udcff0"],
+)
+def test_a_shell_reads_a_typed_path_as_the_path(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("found")
+    command = f"cat {typed_path(name)}"
+    assert (
+        subprocess.run(
+            ["bash", "-c", os.fsencode(command)], cwd=tmp_path, capture_output=True, check=True
+        ).stdout
+        == b"found"
+    )
+    assert command.isprintable()
 
 
 def test_a_command_in_a_script_leaves_the_script_its_names() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,26 @@ def test_text_has_at_most_100_columns(here: Path, command: str) -> None:
     assert max(map(len, lines)) <= 100
     assert not re.search(r"\b1 (rows|tables|ranks|nodes|exchanges|samples)\b", said.out)
     assert "\x1b" not in said.out
+
+
+@pytest.mark.parametrize("name", ["-lead/a b", "it's"])
+def test_printed_commands_can_be_typed(here: Path, name: str) -> None:
+    """With dashes, spaces and quotes in the names of folders."""
+    said = fine("profile", "log.parquet", "--columns", "C*", "-o", f"./{name}")
+    assert fine(*printed_command(said, "see each table"))
+    plan = printed_command(said, "plan from it")
+    said = fine(*plan[:-1], f"./{name} plan", "--topology", "cpu:2")
+    assert fine(*printed_command(said, "see each rank"))
+    fine(*printed_command(said, "explain it"))
+    assert Path(f"./{name} plan.html").exists()
+
+
+def printed_command(text: str, label: str) -> list[str]:
+    """Return the words after `oper` of a command that a text shows after a label."""
+    (line,) = (line for line in text.splitlines() if line.startswith(label))
+    first, *words = shlex.split(line.removeprefix(label))
+    assert first == "oper"
+    return words
 
 
 PLAN_FIELDS = {

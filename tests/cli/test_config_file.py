@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from oper import cli
+from oper.cli.shared import config_file
 from oper.cli.shared.config_file import SECTIONS
 from oper.plan.plan import Plan
 from tests.support.commands import fine, oper, refused, tree
@@ -109,6 +111,44 @@ def test_every_command_that_plans_takes_a_file(here: Path, command: str, file: s
 def test_files_that_are_refused(here: Path, file: str, words: list[str]) -> None:
     Path("project.yaml").write_text(file)
     refused("plan p --topology cpu:2 -o new --config project.yaml", *words)
+
+
+BASES = {
+    "profile": "profile log.parquet -o new",
+    "plan": "plan p -o new --topology 2x2-a100",
+    "compare": "compare p --topology 2x2-a100",
+    "drift": "drift q w@1",
+    "replan": "replan q w@1 -o new",
+    "simulate": "simulate log.parquet --columns C*",
+}
+# Any text is a value of theirs that means no id.
+ANY_TEXT = {("simulate", "missing"), ("profile", "missing")}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_an_error_about_any_value_names_the_file_and_line(here: Path, section: str) -> None:
+    command = BASES[section].split()
+    context = cli.command().make_context("oper", [], resilient_parsing=True)
+    tried = 0
+    for name, _ in config_file.options_of(section, context):
+        if f"--{name}" in command or f"-{name[0]}" in command or (section, name) in ANY_TEXT:
+            continue
+        needed = "  by-column: day\n" if name == "every" else ""
+        Path("project.yaml").write_text(f"\n{section}:\n  {name}: -7%x\n{needed}")
+        said = oper(*command, "--config", "project.yaml")
+        assert (said.status, said.out) == (2, ""), (name, said)
+        assert said.errors.startswith("error: project.yaml, line 3: "), (name, said)
+        assert name.replace("-", " ") in said.errors.replace("-", " "), (name, said)
+        tried += 1
+    assert tried >= 2
+
+
+def test_an_error_about_a_typed_value_names_no_file(here: Path) -> None:
+    Path("project.yaml").write_text("topology: 2x2-a100\ndob: 2\n")
+    command = "plan p -o new --config project.yaml"
+    refused(command, "error: project.yaml, line 2: --dob '2': expected a percentage, such as 5%")
+    refused(f"{command} --dob 3", "error: --dob '3': expected")
+    refused(f"{command} --dob 1 --threshold x", "error: --threshold 'x'")
 
 
 def test_a_file_that_is_not_there(here: Path) -> None:

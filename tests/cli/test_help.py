@@ -100,6 +100,34 @@ def test_help_all_comes_before_anything_is_done(here: Path, command: str) -> Non
     assert tree(here) == before
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("plan --help --json", "oper plan"),
+        ("plan --json --help", "oper plan"),
+        ("plan absent --topology nowhere -hq", "oper plan"),
+        ("plan p --xyzzy --batch-size many --help", "oper plan"),
+        ("plan --config absent.yaml --help", "oper plan"),
+        ("plan show absent --xyzzy -h", "oper plan show"),
+        ("profiles --help show", "oper profiles"),
+        ("topology --xyzzy --help", "oper topology"),
+        ("--xyzzy --help plan", "oper"),
+    ],
+)
+def test_help_comes_before_errors(here: Path, command: str, usage: str) -> None:
+    assert fine(*command.split()).startswith(f"Usage: {usage} [OPTIONS]")
+
+
+def test_the_first_of_two_helps_is_shown(here: Path) -> None:
+    assert "\nAdvanced:\n" in fine("plan", "--help-all", "--json", "--help")
+    assert "\nAdvanced:\n" not in fine("plan", "--help", "--json", "--help-all")
+
+
+def test_help_as_a_value_or_an_argument_is_no_option(here: Path) -> None:
+    refused("plan absent --topology cpu:2 -o --help", "absent: no such folder")
+    refused("plan show -- --help", "--help: no such folder")
+
+
 def test_mistyped_options_are_found_among_all(here: Path) -> None:
     refused(
         "plan p --treshold 1% -o new", "oper plan: no option --treshold; did you mean --threshold?"

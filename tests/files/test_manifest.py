@@ -72,11 +72,20 @@ def test_a_key_given_twice_is_found(copied: Path) -> None:
         Profile.load(copied)
 
 
-@pytest.mark.parametrize("version", [3, 5, "4", None])
-def test_a_folder_of_another_version_is_refused(copied: Path, version: object) -> None:
+@pytest.mark.parametrize(
+    ("version", "got"),
+    [
+        (3, "3, written by an older oper; profile the log again with this oper"),
+        (5, "5, written by a newer oper; install that oper, or profile the log again"),
+        ("4", "'4'; profile the log again"),
+        (True, "True; profile the log again"),
+        (None, "None; profile the log again"),
+    ],
+)
+def test_a_folder_of_another_version_is_refused(copied: Path, version: object, got: str) -> None:
     content = open_folder(copied, FORMAT)
     write_manifest(copied, FORMAT, content | {"version": version})
-    with pytest.raises(OperError, match="this oper reads version 4; profile the log again"):
+    with pytest.raises(OperError, match=f"profile.json: expected version 4, got {got}"):
         Profile.load(copied)
 
 

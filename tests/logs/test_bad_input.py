@@ -294,7 +294,7 @@ def test_a_header_that_is_no_header(tmp_path: Path) -> None:
     [
         ({"item": [1, 2, 3], "lengths": [1, 3]}, ["sample 1", "'lengths'", "more ids"]),
         ({"item": [1, 2, 3], "lengths": [1, 1]}, ["'item'", "1 ids more"]),
-        ({"item": [1, 2, 3], "lengths": [4, -1]}, ["sample 1", "negative"]),
+        ({"item": [1, 2, 3], "lengths": [4, -1]}, ["sample 1", "at least 0", "got -1"]),
         ({"item": [1.5, 2, 3], "lengths": [1, 2]}, ["'item'", "float64"]),
         ({"item": [1, 2, 3], "lengths": [[3]]}, ["'lengths'", "(1, 1)"]),
         ({"items": [1, 2, 3], "lengths": [3]}, ["'item'", "items, lengths"]),

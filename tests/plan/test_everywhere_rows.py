@@ -156,8 +156,12 @@ def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "plan"))
     content = json.loads((folder / MARKER).read_text())
     write_manifest(folder, FORMAT, content | {"version": 6})
-    with pytest.raises(OperError, match="of version 6, and this oper reads version 5; plan again"):
+    with pytest.raises(OperError) as raised:
         Plan.load(folder)
+    assert str(raised.value) == (
+        f"{folder / MARKER}: expected version 5, got 6, written by a newer oper; install that "
+        "oper, or plan again with this oper"
+    )
 
 
 def everywhere_row(plan: Plan, table: int) -> int:

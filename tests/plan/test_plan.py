@@ -137,7 +137,7 @@ def test_damaged_files_are_named(copied, name, damage):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(version=99), "version 99"),
+        (lambda c: c.update(version=99), "got 99, written by a newer oper"),
         (lambda c: c.update(schema="other"), "expected schema .*, got 'other'"),
         (lambda c: c.pop("topology"), "is damaged"),
         (lambda c: c["tables"][0].update(rows=7), "not those of its fingerprint"),
@@ -398,8 +398,8 @@ def test_a_folder_of_an_older_oper_is_refused_and_may_be_replaced(copied, saved,
     with pytest.raises(OperError) as raised:
         Plan.load(copied)
     assert str(raised.value) == (
-        f"{copied / MARKER}: is of version {version}, and this oper reads version 5; plan again "
-        "with this oper"
+        f"{copied / MARKER}: expected version 5, got {version}, written by an older oper; plan "
+        "again with this oper"
     )
     plan = Plan.load(saved)
     plan.save(copied, overwrite=True)

@@ -250,7 +250,7 @@ def test_a_changed_field_is_an_error(field: str, value: object) -> None:
 
 
 def test_an_unknown_method_is_named() -> None:
-    with pytest.raises(OperError, match=r"tabel_wise.*table_wise"):
+    with pytest.raises(OperError, match=r"table_wise.*got .tabel_wise"):
         run(make_profile(1), methods=("tabel_wise",))
 
 

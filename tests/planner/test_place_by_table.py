@@ -193,6 +193,17 @@ def test_long_bags_of_cold_rows_are_pooled_and_hot_rows_fetched(tmp_path: Path) 
     assert plan.workload.fetch == "distinct"
 
 
+def test_steps_name_the_tables_that_are_pooled(tmp_path: Path) -> None:
+    profile, said = write_bags(tmp_path), list[str]()
+    workload, settings = Workload("training", "auto", 2048), PlanSettings(extra_memory=0.05)
+    make_plan(profile, topology(), workload, settings, report=said.append)
+    assert said[0].startswith("no table pooled, ")
+    assert any(step.startswith("2 tables pooled, ") for step in said)
+    said.clear()
+    make_plan(profile, topology(), replace(workload, fetch=None), settings, report=said.append)
+    assert not [step for step in said if "pooled" in step]
+
+
 def test_kernels_that_read_rows_of_other_nodes_pool_none(tmp_path: Path) -> None:
     profile, settings = write_bags(tmp_path), PlanSettings(extra_memory=0.5)
     by_gets = replace(topology(), latency=Latency.of_hops(0.0), transport="nvshmem")

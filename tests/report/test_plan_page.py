@@ -30,7 +30,7 @@ from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_charts import beside, comparison_chart
 from oper.report.charts.memory_line import memory_curve_chart
-from oper.report.plan_page import Material, plan_page
+from oper.report.plan_page import Material, memory_of_ranks, plan_page
 from oper.report.render_page import Page
 from oper.report.table_list import shares_that_add_up, table_list
 from oper.report.time_by_row_kind import kind_times
@@ -194,6 +194,23 @@ def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reporte
     none = replace(plan, limits=Limits(0.0), memories=(without_copies(plan),))
     said = words(plan_page(none, "p", Material()), "memory-limit")
     assert said.startswith("No copies of rows were allowed")
+
+
+def test_the_chart_of_memory_says_where_its_limit_comes_from(plan: Plan) -> None:
+    """Nobody asked for a default, or for the share that a capacity leaves for copies."""
+
+    def allowance(made: Plan) -> str:
+        (bars,) = memory_of_ranks(made, rows_by_kind(made))
+        return bars.caption
+
+    assert "by the 20% of extra memory that was asked for" in allowance(plan)
+    default = replace(plan, asked=PlanSettings(), limits=Limits(0.05))
+    assert "by the default of 5% extra memory" in allowance(default)
+    given = replace(plan, asked=PlanSettings(), limits=Limits(1.57))
+    given = replace(given, topology=plan.topology.with_capacity("3"))
+    assert "by the capacity that the topology was given" in allowance(given)
+    by_devices = allowance(replace(plan, limits=Limits(0.2, 0.2)))
+    assert not {"asked", "default", "capacity"} & set(by_devices.split())
 
 
 def without_copies(plan: Plan) -> Memory:
@@ -378,15 +395,12 @@ def test_equal_times_are_called_equal(reported: Reported) -> None:
     run, paper = runs_of(reported)[0], runs_of(reported)[0].methods["paper"]
     ours = run.methods["oper"].step_seconds
     assert ours is not None
-    for factor, said in (
-        (1.0, "as fast as with"),
-        (1.001, "0.10% faster than"),
-        (2.0, "2.00 times"),
-    ):
+    for factor, said in ((1.0, "as long"), (1.001, "as long"), (2.0, "2.00 times as long")):
         fits = replace(paper, step_seconds=factor * ours, certificate=Certificate(ours, ours))
         compared = beside(replace(run, methods={"paper": fits}), ours)
         assert compared is not None
-        assert compared.startswith(said)
+        assert compared.startswith("with the next best method that fits into memory")
+        assert compared.endswith(f", it takes {said}")
 
 
 def test_the_capacity_is_a_line_where_it_is_near(plan: Plan) -> None:

@@ -38,6 +38,7 @@ def oper(*arguments: object) -> Said:
         status = int(end.code or 0)
     finally:
         sys.argv = argv
+    assert not [line for line in out.getvalue().split("\n") if line.endswith(" ")]
     return Said(status, out.getvalue(), errors.getvalue())
 
 

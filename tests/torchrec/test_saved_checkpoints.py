@@ -162,7 +162,7 @@ def without_marker(folder: Path) -> None:
         (removed, "__1_0.distcp: is missing; the folder is incomplete"),
         (cut, r"__1_0.distcp: \d+ bytes, and \d+ were written; it is truncated"),
         (turned, "its CRC-32 is not the one that was written"),
-        (older, "is of version 0, and this oper reads version 1; save it again by oper.save"),
+        (older, "expected version 1, got 0, written by an older oper; save it again by oper.save"),
         (edited, "its SHA-256 is not the one that it states"),
         (without_marker, "torch.distributed.checkpoint wrote it: load it by that"),
     ],

@@ -44,6 +44,9 @@ oper plan profile --topology dgx-a100 --extra-memory 5% -o other-plan
 oper plan profile --topology dgx-h100 --mode inference --curve
 """
 
+_STEPS = 8  # of one plan, about
+_PLANS_OF = {"pooled": 2, "auto": 3}  # plans that are made to choose from, by fetch
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper plan` and its sub-commands."""
@@ -114,7 +117,8 @@ def make(
         )
     workload = Workload(mode, fetch, batch_size)
     opened = Profile.load(profile, check=True)
-    with steps("planning", total=8) as report:
+    plans = _PLANS_OF.get(workload.on(ranks.nodes).fetch or "", 1)
+    with steps("planning", total=_STEPS * plans) as report:
         made, placed = plan_and_placement(opened, ranks, workload, settings, report)
         if output is not None:
             report("writing")

@@ -4,7 +4,6 @@ A user reads one predicted time, the step's. The transfer time, which the planne
 next to its certificate only.
 """
 
-import shlex
 from typing import TYPE_CHECKING
 
 from oper.base.formatting import (
@@ -15,7 +14,7 @@ from oper.base.formatting import (
     format_percent,
     plural,
 )
-from oper.base.spoken import option
+from oper.base.spoken import option, typed_path
 from oper.cli.shared.console import facts_table, new_console, tell
 
 if TYPE_CHECKING:
@@ -160,10 +159,9 @@ def print_next(plan: "Plan", folder: str, profile: str) -> None:
     """Print commands that explain the plan in `folder`, and a script's line that uses it."""
     from oper.analysis.wording import shard_line, use
 
-    page = shlex.quote(f"{folder.rstrip('/')}.html")
-    typed = shlex.quote(folder)
+    page, typed = typed_path(f"{folder.rstrip('/')}.html"), typed_path(folder)
     for label, text in (
-        ("explain it", f"oper report {typed} --profile {shlex.quote(profile)} -o {page}"),
+        ("explain it", f"oper report {typed} --profile {typed_path(profile)} -o {page}"),
         ("see each rank", f"oper plan show {typed}"),
         (f"{use(plan)} with it", shard_line(plan, f"oper.Plan.load({folder!r})")),
     ):

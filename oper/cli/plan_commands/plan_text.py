@@ -310,7 +310,7 @@ def copies_text(plan: "Plan", found: "Copies") -> str:
     if found.allowed_share is None:
         return taken
     if found.limit != CopiesLimit.NONE_PAYS:
-        return f"{taken}, as much as was allowed" if used else f"{taken}, as asked"
+        return f"{taken}, as much as was allowed" if used else f"{taken}, as none is allowed"
     more = "another" if used else "one"
     why = "save no time"
     if plan.workload.training:

@@ -1,6 +1,5 @@
 """The summary of a profile as `oper profile` and `oper profiles` print it, in JSON or as text."""
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oper.base.formatting import format_digits, format_number, format_percent, plural
+from oper.base.spoken import typed_path
 from oper.cli.shared.console import emit, new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -40,12 +40,11 @@ def report_written(output: Path, profiles: "list[Profile]", seconds: float, as_j
 
     def text() -> None:
         print_profile(str(output), summary, brief=True)
-        folder = shlex.quote(str(output))
-        window = "@0" if len(profiles) > 1 else ""
+        planned = typed_path(f"{output}{'@0' if len(profiles) > 1 else ''}")
         for name, said in (
             ("took", f"{seconds:.2f} s, {format_number(accesses_per_second)} accesses/s"),
-            ("see each table", f"oper profiles show {folder}"),
-            ("plan from it", f"oper plan {folder}{window} --topology NAME -o plan"),
+            ("see each table", f"oper profiles show {typed_path(output)}"),
+            ("plan from it", f"oper plan {planned} --topology NAME -o plan"),
         ):
             tell(f"{name:<20}{said}")
 

@@ -5,6 +5,7 @@ that its `rich_help_panel` names, which without rich is only a name, or among th
 has the usual options, in at most 40 lines; `--help-all` has all groups.
 """
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -79,21 +80,7 @@ _CONFIG = typer.Option(
 )
 
 
-def _print_all_help(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        context.meta[_WITH_ALL] = True
-        typer.echo(context.get_help())
-        context.exit()
-
-
-_HELP_ALL = typer.Option(
-    False,
-    HELP_ALL,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_all_help,
-    help="Show all options and exit.",
-)
+_HELP_ALL = typer.Option(False, HELP_ALL, expose_value=False, help="Show all options and exit.")
 
 
 def _takes_path(parameter: Any) -> bool:
@@ -117,10 +104,28 @@ def _shared_options() -> dict[str, Any]:
 
 
 class _WithAllHelp:
-    """A command, or a group of them, with --help-all after --help."""
+    """A command, or a group of them, with --help-all after --help, which come before all errors."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [*super().get_params(ctx), _shared_options()["help_all"]]  # type: ignore[misc]
+
+    def help_if_asked(self, ctx: Any, args: list[str]) -> None:
+        """Print help and exit if an option asks for it, whatever else was typed."""
+        if not ctx.resilient_parsing and (asked := self._first_help(ctx, args)):
+            ctx.meta[_WITH_ALL] = asked == HELP_ALL
+            typer.echo(ctx.get_help())
+            ctx.exit()
+
+    def _first_help(self, ctx: Any, args: list[str]) -> str | None:
+        """Return the first option that asks for help; None if it is the value of another one."""
+        typed = args[: args.index("--")] if "--" in args else args
+        asked = [word for word in typed if word in (*ctx.help_option_names, HELP_ALL)]
+        with contextlib.suppress(UsageError):  # of other words
+            given, *_ = self.make_parser(ctx).parse_args(args=list(args))  # type: ignore[attr-defined]
+            if not (given.get("help") or given.get("help_all")):
+                return None
+            return asked[0] if asked else "-h"  # in one word with other flags: -hq
+        return asked[0] if asked else None
 
 
 class Command(_WithAllHelp, TyperCommand):
@@ -136,6 +141,7 @@ class Command(_WithAllHelp, TyperCommand):
             self.params.append(shared["config"])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.help_if_asked(ctx, args)
         typed = list(args)
         try:
             if not ctx.resilient_parsing:
@@ -173,10 +179,8 @@ class Command(_WithAllHelp, TyperCommand):
                 check_input(parameter.metavar or "", value)
 
     def _given(self, ctx: Any, typed: list[str]) -> Iterator[tuple[Any, str]]:
-        """Yield what was typed for each parameter; nothing if help is asked for."""
+        """Yield what was typed for each parameter."""
         given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
-        if any(given.get(name) for name in ("help", "help_all", "version")):
-            return
         for parameter in self.get_params(ctx):
             value = given.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else [value]:
@@ -185,7 +189,7 @@ class Command(_WithAllHelp, TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         ctx.params.pop("config", None)
-        with quietly(ctx.params.pop("quiet", False)):
+        with quietly(ctx.params.pop("quiet", False)), config_file.naming_places(ctx):
             return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -212,6 +216,10 @@ class CommandGroup(_WithAllHelp, TyperGroup):
     """A command that has commands, which come first in its help; its epilog is examples too."""
 
     examples_heading = "Examples"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.help_if_asked(ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)

@@ -7,16 +7,20 @@ name is for that command alone, so that one file can serve a whole project:
     plan: {mode: training, batch-size: 65536}
 """
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from oper.base.errors import OperError
 from oper.cli.shared.usage_errors import UsageError, expected, near
 from oper.files.yaml_file import Document, KeyPath
 
 SECTIONS = ("profile", "plan", "compare", "drift", "replan", "simulate")
+_PLACES = "oper: places of values in the file"  # in the meta of contexts
 _NOT_IN_FILES = ("config", "help", "help_all", "install_completion", "show_completion")
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 
@@ -24,8 +28,36 @@ _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 def use(context: typer.Context, path: Path | None) -> Path | None:
     """Make the file's values defaults of the command that is parsed; the option's callback."""
     if path is not None and not context.resilient_parsing:
-        context.default_map = _Config(context, Document.read(path, as_text=True)).defaults()
+        config = _Config(context, Document.read(path, as_text=True))
+        context.default_map = config.defaults()
+        context.meta[_PLACES] = config.places
     return path
+
+
+@contextlib.contextmanager
+def naming_places(context: typer.Context) -> Iterator[None]:
+    """Within the block, an error that begins with an option whose value is the file's names the
+    file and line."""
+    try:
+        yield
+    except OperError as error:
+        place = _place(context, str(error))
+        if place is None:
+            raise
+        raise OperError(f"{place}: {error}") from error
+
+
+def _place(context: typer.Context, message: str) -> str | None:
+    """Return the file and line of the option that a message begins with, such as `--batch-size 2:`
+    or `batch size:`; None if the file has none."""
+    about = message.partition(":")[0]
+    for option, (name, place) in context.meta.get(_PLACES, {}).items():
+        words = re.escape(option).replace(r"\-", "[- ]")
+        source = context.get_parameter_source(name)
+        named = re.search(rf"--{words}(?![\w-])|^{words}(?=$| ')", about)
+        if named and source is not None and source.name == "DEFAULT_MAP":
+            return str(place)
+    return None
 
 
 class _Config:
@@ -33,6 +65,8 @@ class _Config:
         self._context, self._document = context, document
         self._section = context.command_path.split()[1]
         self._options = dict(_options(context.command, context))
+        # By an option's name: that of its parameter, and the file and line of its value.
+        self.places: dict[str, tuple[str, str]] = {}
 
     def defaults(self) -> dict[str, Any]:
         """Values by the parameters' names; those of the command's section come last."""
@@ -60,6 +94,7 @@ class _Config:
             if parameter.name in values:
                 self._document.fail(place, "is given twice, with - and with _; keep one")
             values[parameter.name] = self._value(parameter, given, place)
+            self.places[key.replace("_", "-")] = parameter.name, self._document.line_of(place)
         return values
 
     def _value(self, parameter: Any, given: Any, place: KeyPath) -> Any:
@@ -91,7 +126,7 @@ class _Config:
         others = [
             other
             for other in SECTIONS
-            if other != self._section and name in dict(_options(_command(root, other), root))
+            if other != self._section and name in dict(options_of(other, root))
         ]
         if others:
             return f"{mine}, but of `oper {others[0]}`: put it into a section `{others[0]}:`"
@@ -104,6 +139,11 @@ def _shown(content: Any) -> str:
     if isinstance(content, dict):
         return f"keys and values, {', '.join(map(str, content)):.60}"
     return f"{content!r:.80}"
+
+
+def options_of(section: str, root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and parameters of a section's options; `root` is the context of `oper`."""
+    return _options(_command(root, section), root)
 
 
 def _options(command: Any, context: Any) -> Iterator[tuple[str, Any]]:

@@ -43,6 +43,16 @@ def is_quiet() -> bool:
 
 
 class _PlainConsole(Console):
+    def print(self, *things: Any, **options: Any) -> None:
+        """Print; except on a terminal, without the spaces at the ends of lines that pad tables."""
+        if self.is_terminal:
+            super().print(*things, **options)
+            return
+        with self.capture() as captured:
+            super().print(*things, **options)
+        lines = (line.rstrip(" ") for line in captured.get().split("\n"))
+        super().print("\n".join(lines), end="", soft_wrap=True)
+
     def render_str(self, text: str, **options: Any) -> Text:  # what rich does with all text
         return super().render_str(printable(text, kept="\n"), **options)
 

@@ -54,7 +54,10 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
 
 @contextlib.contextmanager
 def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of `total` steps; call the result with the name of each step as it begins."""
+    """Show a bar of about `total` steps; call the result with the name of each step as it begins.
+
+    The bar is full only at the end: it grows with the steps beyond `total`.
+    """
     errors = Console(stderr=True)
     if not errors.is_terminal or is_quiet():
         yield lambda step: None
@@ -66,7 +69,12 @@ def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
 
         def step(name: str) -> None:
             nonlocal begun
-            bar.update(task, completed=begun, description=f"{description}: {name}")
+            bar.update(
+                task,
+                completed=begun,
+                total=max(total, begun + 1),
+                description=f"{description}: {name}",
+            )
             begun += 1
 
         yield step

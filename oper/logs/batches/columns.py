@@ -109,7 +109,7 @@ def choose(source: Source, options: LogOptions) -> Selection:
         return name
 
     label = only(options.label, option("--label")) or ("label" if "label" in names else None)
-    time = only(options.time, "the time column")
+    time = only(options.time, f"the time column ({option('--time')}, {option('--by-column')})")
     reserved = {label, time}
     dense_names = (
         None if options.dense is None else _match(source, names, options.dense, option("--dense"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from oper.analysis.wording import AS_LONG, times_as_long
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -47,26 +48,20 @@ def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
 
 
 def beside(run: Comparison, ours: float) -> str | None:
-    """Return the gain of `ours` over the next best method, in words; None if no other fits."""
+    """Return the step of the next best method relative to `ours`, in words; None if no other
+    fits."""
     best = next_best(run)
     if best is None or not ours:
         return None
     name, seconds = best
-    factor = seconds / ours
-    named = f"the next best method that fits into memory, {name}"
-    if abs(factor - 1) < _CLOSE:
-        later = next_best(run, above=(1 + _CLOSE) * ours)
-        after = ""
-        if later is not None:
-            times = format_factor(later[1] / ours)
-            after = f", and {times} times faster than with the best after it, {later[0]}"
-        if abs(factor - 1) < _ALIKE:
-            return f"as fast as with {named}{after}"
-        word = "faster" if factor > 1 else "slower"
-        return f"{format_share(abs(factor - 1))} {word} than with {named}{after}"
-    if factor < 1:
-        return f"slower than with {named}"
-    return f"{format_factor(factor)} times faster than with {named}"
+    times = times_as_long(seconds, ours)
+    taken = "as long" if times is None else f"{times} as long"
+    said = f"with the next best method that fits into memory, {name}, it takes {taken}"
+    if times is None:
+        later = next_best(run, above=ours / (1 - AS_LONG))
+        if later is not None and (times := times_as_long(later[1], ours)):
+            said += f", and {times} as long with the best after it, {later[0]}"
+    return said
 
 
 def comparison_chart(run: Comparison) -> Chart:
@@ -163,8 +158,8 @@ def _caption(run: Comparison) -> str:
     if ours is None or compared is None:
         return "All methods are priced by the same cost model."
     caption = (
-        f"OPER's plan takes {format_duration(ours)}, {compared}. All methods are priced by the "
-        "same cost model."
+        f"A step of OPER's plan takes {format_duration(ours)}; {compared}. All methods are priced "
+        "by the same cost model."
     )
     if run.workload.fetch == "auto":
         caption += " Each pools the tables with which it is shortest."

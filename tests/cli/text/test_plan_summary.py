@@ -83,7 +83,7 @@ def test_steps_of_simple_plans_are_compared(planned: Plan) -> None:
         SimplePlan(SimpleMethod.ROW_WISE, 0.8 * step, 1.0, 1.0, fits=True),
     )
     said = told(PlanFigures.of(replace(planned, simple_plans=simple)))
-    assert said["compared"] == "3 times faster than table-wise, 25% slower than row-wise"
+    assert said["compared"] == "table-wise takes 3.00 times as long, row-wise 0.80 times"
     assert "compared" not in told(PlanFigures.of(replace(planned, step_time=None)))
 
 
@@ -107,8 +107,8 @@ def test_plans_that_do_not_fit_are_named(planned: Plan) -> None:
     )
     said = told(PlanFigures.of(replace(planned, simple_plans=simple)))["compared"]
     assert said.startswith(
-        "40% faster than row-wise; table-wise does not fit: it takes 2.38 times the memory that "
-        "devices leave for rows, "
+        "row-wise takes 1.40 times as long; table-wise does not fit: it takes 2.38 times the "
+        "memory that devices leave for rows, "
     )
     none = told(PlanFigures.of(replace(planned, simple_plans=simple[:1])))["compared"]
     assert none.startswith("table-wise does not fit: it takes 2.38 times ")
@@ -178,3 +178,7 @@ def test_a_plan_without_held_out_data_says_how_to_get_them(planned: Plan) -> Non
         f"{missing}. If 10% of the reads go to rows that this sample never read, the step takes "
         f"{format_duration(twice)} (predicted: {format_duration(planned.step_time.seconds)})"
     )
+    for times in (0.5, 1.0, 1 + 1e-9):
+        seconds = times * planned.step_time.seconds
+        said = told(PlanFigures.of(replace(planned, held_out=None, unread_step_seconds=seconds)))
+        assert said["held out"].endswith(" that this sample never read, the step takes no longer")

@@ -270,7 +270,7 @@ def test_why_copies_take_less_than_was_allowed() -> None:
     assert some.startswith("they take 1% of the tables' bytes, though 5%")
     assert some.endswith("another would save no time, or not fit")
     assert why_no_more(used=0.0499).endswith("as much as was allowed")
-    assert why_no_more(limits=Limits(0.0)) == "none, as asked"
+    assert why_no_more(limits=Limits(0.0)) == "none, as none is allowed"
     assert why_no_more(limits=Limits(0.05, 0.2), full=0.99).endswith(
         "32 GB a rank, the transfer time would be at most 1.00% shorter"
     )
@@ -283,14 +283,14 @@ def test_why_copies_take_less_than_was_allowed() -> None:
 @pytest.mark.parametrize(
     ("now", "reason", "words"),
     [
-        (0.001, ThresholdReason.BALANCED, "0.1%, as asked, where the ranks were even to 99.9%"),
-        (0.00025, ThresholdReason.NO_GAIN, "0.1% asked; halved to 0.025%, where "),
-        (0.001, ThresholdReason.NO_GAIN, "0.1%, as asked, as halving it did not"),
+        (0.001, ThresholdReason.BALANCED, "0.1%, where the ranks were even to 99.9%"),
+        (0.00025, ThresholdReason.NO_GAIN, "halved from 0.1% to 0.025%, where "),
+        (0.001, ThresholdReason.NO_GAIN, "0.1%, as halving it did not"),
         (1e-9, ThresholdReason.MOST_HALVINGS, "0.0000001%, the least that is"),
         (
             0.001,
             ThresholdReason.NOT_PLACED_BY_PARTITIONS,
-            "0.1%, as asked, but this plan's rows were not",
+            "0.1%, but this plan's rows were not",
         ),
     ],
 )
