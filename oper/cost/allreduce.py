@@ -172,9 +172,9 @@ NODE_COPIES = _Phases(operators=2, kernels=2, exchanges=4, sums=0)
 _NODE_WAITS = 2
 # tests/cuda/test_replica_allreduce.py counts the operators and kernels of engines.
 PHASES: dict[Method, _Phases] = {
-    "dense": _Phases(operators=5, kernels=17, exchanges=0, sums=1),
-    "bitmap": _Phases(operators=5, kernels=16, exchanges=1, sums=1),
-    "allgather": _Phases(operators=3, kernels=17, exchanges=2, sums=0),
+    "dense": _Phases(operators=5, kernels=14, exchanges=0, sums=1),
+    "bitmap": _Phases(operators=5, kernels=13, exchanges=1, sums=1),
+    "allgather": _Phases(operators=3, kernels=14, exchanges=2, sums=0),
 }
 
 
