@@ -10,6 +10,10 @@ if [ "${1-}" = --dry ]; then
   options=(--dry)
   shift
 fi
-out=$(realpath -m -- "${1:?the folder for results is missing: scripts/gpu_check.sh [--dry] OUT}")
+if [ $# -ne 1 ] || [[ $1 == -* ]]; then
+  echo "gpu_check.sh: expected [--dry] OUT, OUT being the folder for results; got: ${*:-nothing}" >&2
+  exit 2
+fi
+out=$(realpath -m "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec python3 -m scripts.gpu_check "${options[@]}" "$out"

@@ -362,6 +362,15 @@ def test_the_python_of_a_bundle_is_that_of_the_device(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("given", [[], ["--dry"], ["OUT", "--dry"], ["--dri", "OUT"]])
+def test_the_script_refuses_other_arguments(tmp_path: Path, given: list[str]) -> None:
+    command = ["bash", str(build_cuda.REPOSITORY / "scripts/gpu_check.sh"), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("gpu_check.sh: expected [--dry] OUT, ")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("given", [["--dry", "OUT"], ["OUT"]])
 def test_the_script_passes_its_arguments_on(tmp_path: Path, given: list[str]) -> None:
     (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\n')
