@@ -248,7 +248,7 @@ class Gradients:
         held: HeldGradients | None,
     ) -> None:
         step = self.steps + 1
-        # All updates add to it: on a device each counter more is two kernels a step.
+        # All updates add to one counter: on a device each further one takes two kernels a step.
         updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         if self.mailboxes is None:
             self._count(rows)
