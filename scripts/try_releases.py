@@ -35,7 +35,7 @@ RELEASES = {
 }
 # TorchRec's dependencies but FBGEMM, whose CUDA build it declares (as in requirements-cpu.txt).
 NEEDS = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions==0.0.32", "iopath==0.1.10", "tqdm")
-TOOLS = ("setuptools", "pytest", "hypothesis")
+TOOLS = ("pytest", "hypothesis")
 TESTS = ("-m", "not check and not slow", "tests/torchrec")
 
 
@@ -85,6 +85,7 @@ def environment(release: Release, folder: Path) -> Path:
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
         project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
         needs = [*NEEDS, *TOOLS, *project["project"]["dependencies"]]
+        needs += project["build-system"]["requires"]
         run(*pip, f"torch=={release.torch}", f"fbgemm-gpu-cpu=={release.fbgemm}", *needs)
         run(*pip, "--no-deps", f"torchrec=={release.torchrec}")
         (folder / "made").touch()

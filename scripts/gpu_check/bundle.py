@@ -41,7 +41,7 @@ WHEELS = (
     "typer==0.29.2",
 )
 SOURCES = ("iopath==0.1.10",)  # has no wheel
-PYTHON = "3.12"
+PYTHON, TORCH = "3.12", "2.11"
 PLATFORMS = ("_2_28", "_2_27", "_2_24", "_2_17", "2014", "1")  # of manylinux, newest first
 # Tests, and CBC for all systems: OPER solves by HiGHS.
 LEFT_OUT = ("pulp/solverdir/cbc", "pulp/tests", "tensordict/tests")
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--architecture", type=int, default=90, help="90 is H100 and H200")
     parser.add_argument("--python", type=Path, help="a Python 3.12 with torch 2.11")
     given = parser.parse_args(arguments)
+    if given.python is not None:
+        check_python(given.python)
     missing = [name for name in ("tar", "xz") if shutil.which(name) is None]
     if importlib.util.find_spec("zstandard") is None:
         missing.append("zstandard (pip install zstandard)")
@@ -109,6 +111,22 @@ def archive(folder: Path, made: Path) -> None:
     # A long window, because kernels of a library are much alike.
     xz = "xz --lzma2=preset=2,dict=64MiB -T1"
     run(*tar, f"--use-compress-program={xz}", "-C", sparse, "-cf", made, ".")
+
+
+def check_python(python: Path) -> None:
+    """Exit if a Python, or its torch, is not the GPU machine's."""
+    code = (
+        "import sys; from importlib.metadata import version; "
+        "print(*sys.version_info[:2], sep='.'); print(version('torch'))"
+    )
+    expected = f"bundle: --python: expected Python {PYTHON} with torch {TORCH}"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    except OSError as problem:
+        sys.exit(f"{expected}, got {python} ({problem.strerror})")
+    found, _, torch = done.stdout.strip().partition("\n")
+    if found != PYTHON or not f"{torch}.".startswith(f"{TORCH}."):
+        sys.exit(f"{expected}, got {python}: Python {found}, torch {torch or 'missing'}")
 
 
 def build_extension(python: Path, folder: Path, out: Path) -> None:

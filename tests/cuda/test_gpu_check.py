@@ -1,6 +1,8 @@
 """Tests of scripts/gpu_check.sh without a device."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ import torch
 from scripts import build_cuda
 from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import (
+    bundle,
     device_tests,
     lookup_case,
     report,
@@ -267,6 +270,118 @@ def test_the_report_has_a_table_for_records_of_equal_fields() -> None:
         "| z |", "| --- |", "| there |", "",
         "## Second", "skipped: not installed: c.",
     ]  # fmt: skip
+
+
+@pytest.fixture
+def carried(tmp_path: Path) -> Path:
+    """A checkout with a bundle of a package and of OPER's libraries."""
+    package, files = tmp_path / "site/carried", tmp_path / "checkout/.gpu"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("number = 41\n")
+    (package / "zeros.so").write_bytes(b"code" + bytes(1 << 20) + b"code")
+    files.mkdir(parents=True)
+    bundle.archive(tmp_path / "site", files / bundle.ARCHIVE)
+    assert (files / bundle.ARCHIVE).stat().st_size < 4096
+    shutil.copy(Path(bundle.__file__).with_name("on_device.sh"), files)
+    for name in ("_cuda.so", "_C.cpython-312.so"):
+        (files / name).write_text("carried")
+    (tmp_path / "checkout/oper").mkdir()
+    (tmp_path / "checkout/oper/_cuda.so").write_text("built here")
+    return tmp_path / "checkout"
+
+
+def on_device(checkout: Path, path: str = os.environ["PATH"]) -> "subprocess.CompletedProcess[str]":
+    """Unpack a bundle, and import the package in it."""
+    code = (
+        "import carried, pathlib; whole = pathlib.Path(carried.__file__).with_name('zeros.so'); "
+        "print(carried.number, whole.read_bytes() == b'code' + bytes(1 << 20) + b'code')"
+    )
+    command = f'set -eu; source .gpu/on_device.sh; python3 -c "{code}"'
+    environment = {"PATH": path, "TMPDIR": str(checkout.parent)}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+
+
+def test_on_device_unpacks_a_bundle(carried: Path) -> None:
+    done = on_device(carried)
+    assert (done.stdout, done.stderr) == ("41 True\n", "")
+    libraries = {path.name: path.read_text() for path in (carried / "oper").iterdir()}
+    assert libraries == {"_cuda.so": "built here", "_C.cpython-312.so": "carried"}
+    (site,) = carried.parent.glob("oper-gpu-site-*")
+    (site / "carried/__init__.py").write_text("number = 42\n")
+    assert on_device(carried).stdout == "42 True\n"  # unpacked once
+
+
+def test_on_device_unpacks_without_xz(carried: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tar").write_text("#!/bin/sh\nexit 2\n")
+    (tmp_path / "bin/tar").chmod(0o755)
+    done = on_device(carried, f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert (done.stdout, done.stderr) == ("41 True\n", "")
+
+
+def test_on_device_unpacks_the_bundle_that_is_there_now(carried: Path) -> None:
+    """A damaged one is named, and leaves nothing that a later one is taken for."""
+    archive = carried / ".gpu" / bundle.ARCHIVE
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-100])
+    done = on_device(carried)
+    assert done.returncode == 1
+    assert "on_device.sh: .gpu/gpu-site.tar.xz is damaged: carry it again\n" in done.stderr
+    archive.write_bytes(whole)
+    assert on_device(carried).stdout == "41 True\n"
+
+
+@pytest.mark.check
+def test_a_bundle_has_the_extension(tmp_path: Path) -> None:
+    bundle.build_extension(Path(sys.executable), tmp_path / "build", tmp_path)
+    (extension,) = tmp_path.glob("_C*.so")
+    assert b"PyInit__C" in extension.read_bytes()
+
+
+def test_the_python_of_a_bundle_is_that_of_the_device(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    for printed, refused in {
+        "3.12\\n2.11.0+cu130": None,
+        "3.12\\n2.1.1": "got PLACE: Python 3.12, torch 2.1.1",
+        "3.12": "got PLACE: Python 3.12, torch missing",
+        "3.11\\n2.11.0": "got PLACE: Python 3.11, torch 2.11.0",
+    }.items():
+        python.write_text(f'#!/bin/sh\nprintf "{printed}\\n"\n')
+        python.chmod(0o755)
+        if refused is None:
+            bundle.check_python(python)
+            continue
+        with pytest.raises(SystemExit) as refusal:
+            bundle.main([str(tmp_path / "out"), "--python", str(python)])
+        expected = "bundle: --python: expected Python 3.12 with torch 2.11, "
+        assert str(refusal.value) == expected + refused.replace("PLACE", str(python))
+    with pytest.raises(SystemExit, match=r"got .*nowhere \(No such file or directory\)"):
+        bundle.check_python(tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", [[], ["--dry"], ["OUT", "--dry"], ["--dri", "OUT"]])
+def test_the_script_refuses_other_arguments(tmp_path: Path, given: list[str]) -> None:
+    command = ["bash", str(build_cuda.REPOSITORY / "scripts/gpu_check.sh"), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("gpu_check.sh: expected [--dry] OUT, ")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [["--dry", "OUT"], ["OUT"]])
+def test_the_script_passes_its_arguments_on(tmp_path: Path, given: list[str]) -> None:
+    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["bash", str(build_cuda.REPOSITORY / "scripts/gpu_check.sh")]
+    done = subprocess.run(
+        [*command, *given], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+    )
+    expected = [each.replace("OUT", str(tmp_path / "OUT")) for each in given]
+    assert done.stdout.split() == ["-m", "scripts.gpu_check", *expected], done.stderr
 
 
 def test_a_compiler_on_the_path_may_be_a_script(tmp_path: Path, toolkit: Path) -> None:

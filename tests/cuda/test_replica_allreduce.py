@@ -2,6 +2,7 @@
 and the bytes counted of CPU ranks'."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -12,20 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.cost.allreduce import Method, NodeSum, allreduce_cost
+from oper.cost.allreduce import PHASES, Method, NodeSum, allreduce_cost
 from oper.cost.holder_sets import Sums
+from oper.plan.plan import Plan
 from oper.runtime.allreduce.methods import Replicas, check_numbered
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.allreduce.rank_accesses import RankAccesses
 from oper.runtime.allreduce.replica_allreduce import DEVICE_METHODS
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.device import Cpu, Cuda
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out, room
 from oper.topology.topology import Topology
-from tests.support.cuda.device_engines import device_of
+from tests.support.cuda.device_engines import batch_on, device_of, start
+from tests.support.cuda.emulator import Emulator
 from tests.support.examples import examples
+from tests.support.runtime import engine_cases
 from tests.support.runtime.replica_cases import Case, reduce_case
+from tests.support.runtime.runtime_plans import random_plan
 from tests.support.runtime.worlds import Worlds
 
 METHODS: tuple[Method, ...] = ("bitmap", "dense", "allgather")
@@ -162,6 +167,67 @@ def test_ranks_count_the_bytes_that_the_plan_prices(
         priced = number * seconds * topology.allreduce_bandwidth
         assert counted[:, step, 0].sum() == pytest.approx(priced, rel=1e-12)
         assert not counted[:, step, 1].any()
+
+
+# Operators of torch that start no kernel on a device.
+NO_KERNEL = {
+    "aten::alias",
+    "aten::as_strided",
+    "aten::detach",
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::select",
+    "aten::slice",
+    "aten::to",
+    "aten::view",
+}
+# Prices count them as hops.
+SIGNALS = {"oper::post_signal", "oper::stream_is_done", "oper::wait_signals"}
+
+
+def started(
+    rank: int, group: Any, case: engine_cases.Case, plan: Plan, emulated: str
+) -> tuple[int, int]:
+    """Return the number of kernels that an emulated device starts in the third step, and the number
+    of operators that a CPU rank calls in it."""
+    found = []
+    for device in (device_of(emulated), Cpu()):
+        engine, emulator = start(case, plan, group, device), Emulator(Path(emulated))
+        for step in range(3):
+            launches = emulator.launches()
+            with torch.autograd.profiler.profile() as profiled:
+                out = engine(batch_on(device, case, step, rank))
+                out.backward(engine_cases.gradient_of(case, step, rank, out))
+        engine.close()
+        events = profiled.function_events
+        if device.kind == "cpu":
+            operators = (each.name for each in events if each.name.startswith("oper::"))
+            found.append(sum(name not in SIGNALS for name in operators))
+        else:
+            leaves = (each.name for each in events if not each.cpu_children)
+            of_torch = sum(n.startswith("aten::") and n not in NO_KERNEL for n in leaves)
+            found.append(emulator.launches() - launches + of_torch)
+    on_device, on_cpu = found
+    return on_device, on_cpu
+
+
+def test_replicas_start_the_kernels_and_operators_that_plans_price(
+    ranks: Worlds, emulated: Path
+) -> None:
+    """A step with replicas starts so many more than a step without."""
+    case = engine_cases.Case(21, 2, optimizer="adagrad", dims=(16,), rows=(300, 900))
+
+    def of_plan(replicated: float, method: str) -> list[tuple[int, int]]:
+        tables = engine_cases.tables_of(case)
+        plan = random_plan(21, tables, 2, replicated=replicated, method=method)
+        found: list[tuple[int, int]] = ranks.run(2, started, case, plan, str(emulated))
+        return found
+
+    without = of_plan(0.0, "bitmap")
+    for method in METHODS:
+        with_replicas = of_plan(0.5, method)
+        more = {(a - c, b - d) for (a, b), (c, d) in zip(with_replicas, without, strict=True)}
+        assert more == {(PHASES[method].kernels, PHASES[method].operators)}, method
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,9 +6,11 @@ They compare predictions after one step; test_torchrec.py compares tables after 
 import sys
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torchrec import KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from oper.base.errors import OperError
@@ -22,6 +24,7 @@ _missing = ModuleType("torchrec.distributed.tests.test_sequence_model")
 _missing.TestEmbeddingCollectionSharder = None  # type: ignore[attr-defined]
 sys.modules.setdefault(_missing.__name__, _missing)
 
+from torchrec.distributed.test_utils.test_model import ModelInput  # noqa: E402
 from torchrec.distributed.test_utils.test_model_parallel import (  # noqa: E402
     ModelParallelTestShared,
 )
@@ -73,9 +76,30 @@ class Parity(ModelParallelTestShared):
 
 def _one_rank(rank: int, group: Any, case: dict[str, Any]) -> None:
     case = {name: value for name, value in case.items() if name != "backend"}
-    sharding_single_rank_test_single_process(
-        pg=group, device=torch.device("cpu"), rank=rank, world_size=group.size(), **case
-    )
+    with patch.object(ModelInput, "generate", _generate):
+        sharding_single_rank_test_single_process(
+            pg=group, device=torch.device("cpu"), rank=rank, world_size=group.size(), **case
+        )
+
+
+_generate_by_lengths = ModelInput.generate
+
+
+def _generate(
+    *, use_offsets: bool, offsets_dtype: torch.dtype, **given: Any
+) -> tuple[ModelInput, list[ModelInput]]:
+    """Return TorchRec's batches, with valid offsets: TorchRec 1.6 begins the offsets of every
+    feature with 0, so that a batch has more lengths than bags."""
+    of_all, of_ranks = _generate_by_lengths(**given)
+    for batch in [of_all, *of_ranks] if use_offsets else []:
+        batch.idlist_features = _by_offsets(batch.idlist_features, offsets_dtype)
+        batch.idscore_features = _by_offsets(batch.idscore_features, offsets_dtype)
+    return of_all, of_ranks
+
+
+def _by_offsets(batch: Any, dtype: torch.dtype) -> KeyedJaggedTensor:
+    offsets, weights = batch.offsets().to(dtype), batch.weights_or_none()
+    return KeyedJaggedTensor(batch.keys(), batch.values(), weights, offsets=offsets)
 
 
 CASES: dict[str, dict[str, Any]] = {

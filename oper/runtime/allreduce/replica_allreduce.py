@@ -106,7 +106,8 @@ class ReplicaAllReduce:
     def bytes(self) -> torch.Tensor:
         """Bytes that this rank read in the last step and others wrote, as the methods are charged:
         int64 [1], on the device."""
-        return torch.as_tensor(self._method.read_bytes + self.network_bytes).view(1)
+        read, network = self._method.read_bytes, self.network_bytes
+        return torch.as_tensor(read + network if network else read).view(1)
 
     @property
     def network_bytes(self) -> int:

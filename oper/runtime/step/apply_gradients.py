@@ -248,11 +248,14 @@ class Gradients:
         held: HeldGradients | None,
     ) -> None:
         step = self.steps + 1
+        # All updates add to one counter: on a device each further one takes two kernels a step.
+        updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         if self.mailboxes is None:
             self._count(rows)
-            self._apply_alone(batch, grad, held)
+            self._apply_alone(batch, grad, held, updated)
         else:
-            self._send_and_apply(step, self.mailboxes, batch, grad, rows, held)
+            self._send_and_apply(step, self.mailboxes, batch, grad, rows, held, updated)
+        self._counters.add_later(updated, _updated_rows)
         self.steps = step
         self._counters.add(steps=1)
         self._signals.post("applied", step)
@@ -276,15 +279,19 @@ class Gradients:
         return b * (1 + self._node.ranks) + 1 + self._node.rank
 
     def _apply_alone(
-        self, batch: PreparedBatch, grad: torch.Tensor, held: HeldGradients | None
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        held: HeldGradients | None,
+        updated: torch.Tensor,
     ) -> None:
         """Update the rows of a device's only rank, by what is held or by a batch."""
         self.optimizer_steps += 1
         for b in self._bucket_numbers:
             if held is None:
-                self._update_by_runs(b, batch, grad)
+                self._update_by_runs(b, batch, grad, updated)
             else:
-                self._update(b, [held.sums], [self._own_group(b)])
+                self._update(b, [held.sums], [self._own_group(b)], updated)
 
     def _send_and_apply(
         self,
@@ -294,6 +301,7 @@ class Gradients:
         grad: torch.Tensor,
         rows: SortedRows,
         held: HeldGradients | None,
+        updated: torch.Tensor,
     ) -> None:
         """Leave gradients for the rows' owners, and update this rank's rows by those of all."""
         if self._replicas is not None:
@@ -318,9 +326,15 @@ class Gradients:
         self._frozen = []
         self._signals.post("published", step)
         self._signals.wait("published", step, "send its gradients")
-        self._apply(step, mailboxes, settings)
+        self._apply(step, mailboxes, settings, updated)
 
-    def _apply(self, step: int, mailboxes: Mailbox, settings: EqualSettings | None) -> None:
+    def _apply(
+        self,
+        step: int,
+        mailboxes: Mailbox,
+        settings: EqualSettings | None,
+        updated: torch.Tensor,
+    ) -> None:
         """Update this rank's rows by what there is for them, then its copies of the replicas, whose
         sums come last."""
         exchange, sent = self._exchange, self._sent_buckets
@@ -355,19 +369,25 @@ class Gradients:
             ranks = [r for r in order if r in mine or b in sent]
             parts = [*(received[r] if r in received else mine[r] for r in ranks), *copies]
             of_parts = [sent.index(b) if r in received else groups[b] for r in ranks]
-            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)])
+            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)], updated)
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:
-                self._update(b, [sums], [b])
+                self._update(b, [sums], [b], updated)
             self._counters.add_later(self._replicas.bytes, _allreduce_bytes)
 
-    def _update(self, b: int, parts: Sequence[RowGradients], groups: Sequence[int]) -> None:
-        """Update the rows of a bucket by a group of each part."""
+    def _update(
+        self,
+        b: int,
+        parts: Sequence[RowGradients],
+        groups: Sequence[int],
+        updated: torch.Tensor,
+    ) -> None:
+        """Update the rows of a bucket by a group of each part, and add their number to
+        `updated`."""
         bucket = self._buckets[b]
         if not bucket.trained:
             return
-        updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         update_rows(
             bucket.optimizer,
             parts,
@@ -383,7 +403,6 @@ class Gradients:
             self._heap.touched.marks(bucket.width),
             self._packed(b),
         )
-        self._counters.add_later(updated, _updated_rows)
 
     def _packed(self, b: int) -> torch.Tensor | None:
         """Where a bucket's settings will be when this update of a captured step is run."""
@@ -391,14 +410,15 @@ class Gradients:
             return None
         return self.captured.of(b, self.optimizer_steps)
 
-    def _update_by_runs(self, b: int, batch: PreparedBatch, grad: torch.Tensor) -> None:
+    def _update_by_runs(
+        self, b: int, batch: PreparedBatch, grad: torch.Tensor, updated: torch.Tensor
+    ) -> None:
         """Sum the gradients of each row of a bucket over its accesses in a batch, on a device, and
-        update it."""
+        update it. Add the number of rows to `updated`."""
         bucket, rows = self._buckets[b], batch.rows
         if not bucket.trained:
             return
         assert isinstance(rows, Runs)
-        updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         self._device.ops().update_runs(
             grad,
             rows.positions,
@@ -424,7 +444,6 @@ class Gradients:
             self._heap.touched.marks(bucket.width),
             self._packed(b),
         )
-        self._counters.add_later(updated, _updated_rows)
 
     def _count(self, rows: SortedRows) -> None:
         self._counters.add_later(rows.before.diff().view(-1, 1 + rows.ranks), self._sent)

@@ -417,6 +417,9 @@ extern "C" [[gnu::weak]] void emulate_device(int count, int blocks, int counts_a
 // The blocks of the last launch.
 extern "C" [[gnu::weak]] uint64_t emulated_blocks() { return emulator::last_blocks; }
 
+// The launches of this thread so far.
+extern "C" [[gnu::weak]] uint64_t emulated_launches() { return emulator::launches; }
+
 // Whether streams seem to be captured.
 extern "C" [[gnu::weak]] void emulate_capture(int captured) { stream_is_captured = captured; }
 

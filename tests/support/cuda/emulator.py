@@ -76,6 +76,11 @@ class Emulator:
         self._library.emulated_queries.restype = ctypes.c_uint64
         return int(self._library.emulated_queries())
 
+    def launches(self) -> int:
+        """Return the number of kernels that this thread has launched."""
+        self._library.emulated_launches.restype = ctypes.c_uint64
+        return int(self._library.emulated_launches())
+
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Inside, streams seem to be captured."""

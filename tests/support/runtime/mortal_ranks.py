@@ -90,6 +90,10 @@ def _serve(
         world_size=ranks,
         timeout=datetime.timedelta(seconds=DEADLINE_SECONDS),
     )
+    # A rank that died before all others are connected to it would end their init_process_group.
+    store_of_all = dist.distributed_c10d._get_default_store()
+    store_of_all.set(f"connected/{rank}", "")
+    store_of_all.wait([f"connected/{each}" for each in range(ranks)])
     try:
         pipe.send((function(rank, dist.group.WORLD, *arguments), None))
     except EndsBy as end:

@@ -5,7 +5,6 @@ import os
 import signal
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import oper
 from oper.base.errors import OperError
@@ -28,6 +27,7 @@ from tests.support.torchrec.models import Model, batch, plan_tables
 from tests.support.torchrec.ranks import (
     all_optimizers,
     engines,
+    semi_synchronous_on_cpus,
     sharded,
     train_step,
     whole_model,
@@ -62,12 +62,8 @@ def moved_in_a_pipeline(rank: int, group: dist.ProcessGroup, name: str, **option
         model, optimizer = sharded(group, "adam", **options)
         pipeline = getattr(train_pipelines, name)(model, optimizer, torch.device("cpu"))
         iterator, outputs, migration = iter(batches), [], None
-        with (  # the semi-synchronous one asks CUDA for its stream, whatever the device
-            patch.object(torch, "get_device_module", lambda *_: torch.cpu)
-            if name == "TrainPipelineSemiSync"
-            else contextlib.nullcontext(),
-            patch.object(KeyedTensor, "record_stream", lambda *_: None),
-        ):
+        semi_synchronous = name == "TrainPipelineSemiSync"
+        with semi_synchronous_on_cpus() if semi_synchronous else contextlib.nullcontext():
             for step in range(len(batches)):
                 found = pipeline.progress(iterator)
                 outputs.append(found[1] if isinstance(found, tuple) else found)

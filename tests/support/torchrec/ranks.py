@@ -1,6 +1,9 @@
 """What tests of the TorchRec side share that run on ranks: sharded models, and how they compare."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,7 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 import oper
 from oper.runtime.engine import EmbeddingEngine
@@ -41,6 +45,18 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "partial_rowwise_adam": (PartialRowWiseAdam, {}),
 }
 LR, DENSE_LR, STEPS = 0.5, 0.05, 3
+
+
+@contextmanager
+def semi_synchronous_on_cpus() -> Iterator[None]:
+    """Inside, TorchRec's semi-synchronous pipeline runs on CPUs: it asks CUDA for its stream,
+    whatever the device, and from 1.9 on a stream for its device."""
+    with (
+        patch.object(torch, "get_device_module", lambda *_: torch.cpu),
+        patch.object(torch.cpu.Stream, "device", torch.device("cpu"), create=True),
+        patch.object(KeyedTensor, "record_stream", lambda *_: None),
+    ):
+        yield
 
 
 def put_optimizer(model: nn.Module, kind: Kind) -> None:

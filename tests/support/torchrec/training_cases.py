@@ -19,7 +19,6 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 import oper
 from oper.base.errors import OperError
@@ -46,6 +45,7 @@ from tests.support.torchrec.ranks import (
     compare,
     engines,
     reference_state,
+    semi_synchronous_on_cpus,
     sharded,
     stock,
     train_step,
@@ -147,11 +147,7 @@ def semi_synchronous(rank: int, group: dist.ProcessGroup, start_batch: int = 0) 
         model, optimizer, torch.device("cpu"), start_batch=start_batch
     )
     iterator = iter(batches)
-    with (  # it asks CUDA for its stream, whatever the device, and from 1.9 on a stream's device
-        patch.object(torch, "get_device_module", lambda *_: torch.cpu),
-        patch.object(torch.cpu.Stream, "device", torch.device("cpu"), create=True),
-        patch.object(KeyedTensor, "record_stream", lambda *_: None),
-    ):
+    with semi_synchronous_on_cpus():
         found = [made.progress(iterator) for _ in batches]
     expected, ahead = [], plain(batches[0])
     for step, inputs in enumerate([*batches[1:], None]):
