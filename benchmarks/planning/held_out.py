@@ -24,18 +24,17 @@ import numpy as np
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
-from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline, Cells
-from oper.planner.baselines.simple import row_wise, table_wise
+from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.simple import full_copies, row_wise, table_wise
 from oper.planner.baselines.torchrec_planner import placement_of, request
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices
 from oper.planner.make_plan import make_plan
 from oper.planner.price_fetched import predict_fetched
-from oper.planner.price_plan import predict_priced, priced_under, problem_of
+from oper.planner.price_plan import time_under
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, in_order
@@ -117,9 +116,8 @@ def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Pro
 
 def of_plan(plan: Plan, later: Profile) -> Seconds:
     """Price a plan under later counts."""
-    problem = problem_of(plan, later, as_counted=True)
-    (priced,) = priced_under([plan], [problem])
-    return Seconds(priced.cost.objective_seconds, predict_priced(problem, priced).seconds)
+    found = time_under(plan, later, as_counted=True)
+    return Seconds(found.transfer_seconds, found.step_seconds)
 
 
 def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds | None:
@@ -147,14 +145,6 @@ def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
     placed = placement_of(planned_for, answer)
     assert placed.under is not None
     return placed.under(problem)
-
-
-def full_copies(problem: Problem) -> Baseline:
-    """Return the placement with a copy of each row on each rank."""
-    classes = np.arange(len(problem.classes))
-    cells = Cells(classes, np.zeros_like(classes), problem.classes.rows)
-    sums = cells.sums(problem.classes, 1)
-    return Baseline("full_copies", everywhere_set(problem.ranks), sums, cells)
 
 
 PLACE = {"row_wise": row_wise, "table_wise": table_wise, "full_copies": full_copies}
