@@ -15,7 +15,8 @@ the four tables and are scattered in the other two.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ from oper.planner.price_fetched import predict_fetched
 from oper.planner.price_plan import time_under
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
-from oper.profiling.profile import Profile, in_order
+from oper.profiling.profile import Profile, in_order, itself
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -90,19 +91,27 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
     found = []
     for window in range(number):
         time = window + random.random(samples)
-        counts = []
+        early = time - window < 0.5
+        counts, first_counts = [], []
         for table, name in zip(tables, names, strict=True):
             # Rows are born one after the other, and read by a law of Zipf of their own.
             in_use = int(0.9 * table.rows / (number / alive + 1))
             ranks = random.zipf(1.2, samples) % in_use
             order = random.permutation(in_use)  # which of those alive are the popular ones
             born = order[ranks] + ((time / alive - order[ranks] / in_use) // 1 + 1) * in_use
-            counts.append(np.bincount(name[born.astype(np.int64)], minlength=table.rows))
-        accesses = np.concatenate(counts).astype(np.uint32)
-        none = np.zeros(0, np.uint32)
-        found.append(Profile(tables, samples, accesses, none, (False,) * len(tables)))
+            rows = name[born.astype(np.int64)]
+            counts.append(np.bincount(rows, minlength=table.rows))
+            first_counts.append(np.bincount(rows[early], minlength=table.rows))
+        first = _of_counts(tables, int(early.sum()), first_counts)
+        whole = _of_counts(tables, samples, counts)
+        found.append(replace(whole, open_first_part=partial(itself, first)))
     in_order(found)
     return found
+
+
+def _of_counts(tables: tuple[Table, ...], samples: int, counts: list[Any]) -> Profile:
+    accesses, none = np.concatenate(counts).astype(np.uint32), np.zeros(0, np.uint32)
+    return Profile(tables, samples, accesses, none, (False,) * len(tables))
 
 
 def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Profile]]]:

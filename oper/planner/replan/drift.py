@@ -112,7 +112,7 @@ class Drift(Summarised):
     the plan is slower: `rank_seconds` and `tables` are transfer times, on the data of the judgement.
     """
 
-    DERIVED: ClassVar = ("verdict", "advice", "worse")  # in JSON beside the fields
+    DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
 
     judgement: Judgement
     made_step_seconds: float | None

@@ -114,9 +114,7 @@ class Judged(NamedTuple):
     fresh: list[PricedPlan]
 
 
-def judge(
-    plan: Plan, made: Replanned, data: JudgingData, threshold: float = WORSE
-) -> Judged:
+def judge(plan: Plan, made: Replanned, data: JudgingData, threshold: float = WORSE) -> Judged:
     """Judge a plan by data, beside `made`, a replan of it for `data.made_from`.
 
     Data that no plan was made from judge by their counts as they are, and other data by what

@@ -49,7 +49,7 @@ class Judgement:
     threshold: share of the step below which a gain is left to chance.
     """
 
-    DERIVED: ClassVar = ("advice", "worse")  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON beside the fields
 
     source: HeldOutSource | None
     samples: int
