@@ -2,9 +2,9 @@
 
 A log's samples are shuffled, so that nothing drifts but by chance. The first half makes the plan;
 two parts of the second are what a monitor counted before a period, and in it. The verdict is to
-replan where the running plan is worse, on the period's counts, than a plan made from those before
-by more than 5 %. Parts are as small as a verdict may be of (4,096 accesses a rank), or a quarter of
-the log. `self-judged` is what the same threshold says of a plan made from the period's own counts.
+replan if another plan, made from the counts before the period, saves more than the tolerated share
+of a step on the period's counts. Parts are as small as a verdict may be of (4,096 accesses a rank),
+or a quarter of the log. `self-judged` compares with plans made from the period's own counts.
 
 Power: in both parts, after the shuffle, random rows with a share of all accesses have exchanged
 their popularities. Stated is what that costs the plan (mean over the shuffles, against a plan from
@@ -15,7 +15,7 @@ scratch on later data), and how often the verdict is to replan.
 
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.common import LOGS, REAL_LOGS, parser, percent, publish
 from oper.base.defaults import WORSE
 from oper.base.errors import OperWarning
 from oper.cli.shared.console import new_table
-from oper.monitoring.judge_plan import why_not_judged
+from oper.monitoring.judge_plan import judge_period, why_not_judged
 from oper.planner.enough_accesses import ENOUGH_ACCESSES
 from oper.planner.replan.drift import drift
 from oper.profiling.profile import Profile, in_order
@@ -126,9 +126,8 @@ def judged(log: Samples, mode: Any, least: bool, share: float, random: Any) -> t
     before, window = (log.profile(part, renamed) for part in parts)
     in_order([before, window])
     assert not why_not_judged(window, RANKS)
-    found = drift(plan, window)
-    assert found.unseen is not None
-    return found.unseen.worse, found.worse
+    own = replace(window, open_preceding=None)
+    return judge_period(plan, window, WORSE).worse, drift(plan, own).judgement.worse
 
 
 def measure(shuffles: int) -> dict[str, Any]:

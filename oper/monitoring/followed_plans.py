@@ -1,9 +1,8 @@
 """Actions of a monitor if a plan no longer fits: nothing, a new plan, or its migration.
 
 In: the running plan, the counts and the judgement. Out: plans in a folder, and a model whose rows
-follow them. A plan is made if the judgement says that the moves of `oper.replan` pay, on counts that
-neither plan was made from (oper/planner/replan/judge.py), even if a plan from scratch would not pay:
-few bytes that pay soon are worth moving long before that (benchmarks/README.md, "Ten windows").
+follow them. A plan is made if the judgement says that the moves of `oper.replan` pay, on counts
+that neither plan was made from (oper/planner/replan/judge.py).
 
 Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
 between iterations: once in so many calls they ask, in a message of a few bytes.

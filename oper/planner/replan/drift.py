@@ -109,7 +109,7 @@ class Drift(Summarised):
     judgement: steps of the plan and of what could replace it, and the advice. made_step_seconds:
     step when the plan was made; None of a plan that does not say. vocabularies: tables whose newer
     data have values that the plan's vocabulary does not know, most first. The other fields say why
-    the plan is slower: `rank_seconds` and `tables` are transfer times, on the data of the judgement.
+    the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
     DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
@@ -306,9 +306,9 @@ def drift(
 ) -> Drift:
     """Judge a plan by the counts of `profile`, beside what could replace it (judge.py).
 
-    Plan and profile may be given by their folders. The verdict is "replan" if another plan pays: its
-    step is shorter by more than the share `threshold`, and saves more within 10,000 steps than its
-    moves take. `report` is called with the name of each part of the work as it begins.
+    Plan and profile may be given by their folders. The verdict is "replan" if another plan pays:
+    its step is shorter by more than the share `threshold`, and saves more within 10,000 steps than
+    its moves take. `report` is called with the name of each part of the work as it begins.
 
     Raises OperError if plan and profile are of different tables; an OperWarning says that the
     profile has too few accesses to tell drift from chance.

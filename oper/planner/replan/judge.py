@@ -4,9 +4,9 @@ In: `Plan`, the newer `Profile`, a replan of the plan. Out: `Judged`, with its `
 
 A plan judged on the data that it was made from is better than it will be in use, and the data that
 come next do not exist yet. So the newest data are split in time: the candidates are made from the
-earlier part, and judged by the counts of the later one, which none of them was made from. Candidates
-are the plan as it is, the plan with the moves that pay, one from scratch and, in inference, copies
-of all rows on all ranks where these fit.
+earlier part, and judged by the counts of the later one, which none of them was made from.
+Candidates are the plan as it is, the plan with the moves that pay, one from scratch and, in
+inference, copies of all rows on all ranks if these fit.
 """
 
 from collections.abc import Iterator

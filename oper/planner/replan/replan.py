@@ -19,7 +19,7 @@ from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
 from oper.planner.reference_figures import with_reference_figures
 from oper.planner.replan.judge import JudgingData, judge
-from oper.planner.replan.limited_moves import MoveLimit
+from oper.planner.replan.limited_moves import ALL_MOVES, MoveLimit
 from oper.planner.replan.replan_changed import Wanted, replan_changed
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.planner.replan.replan_with_tier import replan_with_tier
@@ -84,9 +84,9 @@ def replan(
 def plan_again(
     old: Plan,
     counts: Profile,
-    wanted: "Wanted | None" = None,
+    wanted: Wanted | None = None,
     horizon: int = HORIZON,
-    limit: MoveLimit = MoveLimit(),
+    limit: MoveLimit = ALL_MOVES,
     digest: str = "",
     report: Callable[[str], None] = lambda step: None,
 ) -> Replanned:
