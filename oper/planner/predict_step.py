@@ -32,9 +32,9 @@ def predict_step(
 
 
 def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
-    """Predict the step of a placement of rows, of which some are striped. Rows, reads and touches of
-    the stripes are counted rank by rank; the touches by several ranks, of each width, are divided
-    in proportion to those by one."""
+    """Predict the step of a placement of rows, of which some are striped. Rows, reads and touches
+    of the stripes are counted rank by rank; the touches by several ranks, of each width, are
+    divided in proportion to those by one."""
     classes, counts, ranks = problem.classes, placement.counts, problem.ranks
     tables, pooled = problem.profile.tables, _pooled_classes(problem)
     width_of_table = table_widths(tables, problem.workload.mode).of_table

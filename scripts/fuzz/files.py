@@ -50,8 +50,8 @@ from oper.monitoring.traffic import Traffic
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.plan_parts import part_of, plans_of_memories
-from oper.plan.row_moves import RowMoves
 from oper.plan.reference_figures import HeldOutSource
+from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
