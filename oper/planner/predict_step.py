@@ -57,8 +57,9 @@ def _shares_of_stripes(scan: RowScan, tables: NDArray[np.bool_]) -> Floats:
     """Return each rank's share of the figures of the striped rows of some tables, [13, M]."""
 
     def share(of: NDArray[Any]) -> Floats:
-        of_ranks = of[tables].sum(axis=0)
-        return of_ranks / max(of_ranks.sum(), np.finfo(float).tiny)
+        of_ranks = of[tables].sum(axis=0).astype(np.float64)
+        shares: Floats = of_ranks / max(float(of_ranks.sum()), np.finfo(float).tiny)
+        return shares
 
     touched = share(scan.striped_touched)
     of_node = share(scan.striped_of_nodes.mean(axis=0)) if len(scan.striped_of_nodes) else touched

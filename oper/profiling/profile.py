@@ -185,8 +185,13 @@ class Profile(RowCounts):
         first = self.open_first_part()
         later = _without(self, first)
         # The later part alone does not tell how rows come and go: the window before does.
-        measured = {"distinct": self.distinct, "source": self.source}
-        return replace(first, **measured, open_preceding=self.open_preceding), later
+        earlier = replace(
+            first,
+            distinct=self.distinct,
+            source=self.source,
+            open_preceding=self.open_preceding,
+        )
+        return earlier, later
 
     @cached_property
     def digest(self) -> str:

@@ -137,11 +137,10 @@ class RowCounters:
 
     def snapshot(self) -> Profile:
         """Return a profile of what was counted so far, in memory of its own."""
-        return replace(
-            self.profile({}),
-            accesses=sparse_counts(self.accesses),
-            samples_with_row=sparse_counts(self.samples_with_row),
-        )
+        found = replace(self.profile({}))
+        for name in ("accesses", "samples_with_row"):
+            setattr(found, name, sparse_counts(getattr(self, name)))
+        return found
 
     def _new(self, size: int, dtype: Any, name: str) -> Any:
         return self._memory.new(size, dtype, self._folder, name)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.planning import drift_verdict
 from benchmarks.planning.drift_verdict import Samples, judged
 from oper.base.defaults import WORSE
-from oper.monitoring.judge_plan import Move, why_not_judged
+from oper.monitoring.judge_plan import why_not_judged
 from oper.planner.enough_accesses import ENOUGH_ACCESSES
 from oper.profiling.profile import Profile, in_order
 from oper.tables.table import Table
@@ -62,12 +62,3 @@ def test_too_few_accesses_are_not_judged() -> None:
     assert said(enough, few).startswith(f"this period has {needed}")
     assert said(few, enough).startswith(f"those before it have {needed}")
     assert said(enough, enough) == ""
-
-
-@pytest.mark.parametrize(
-    ("then", "iterations"), [(9e-6, 4), (5e-6, 1), (10e-6, None), (11e-6, None)]
-)
-def test_moves_pay_after_what_they_take_over_what_they_gain(
-    then: float, iterations: int | None
-) -> None:
-    assert Move(1, 100.0, 3.5e-6, 10e-6, then).pays_after_iterations == iterations

@@ -162,10 +162,10 @@ def _full_copies(problem: Problem, now: PricedPlan) -> Candidate | None:
     topology, asked, classes = problem.topology, problem.asked, problem.classes
     if not copies_cost_memory_alone(topology, problem.workload):
         return None
-    capacity = problem.capacity_bytes
+    capacity = float(np.min(problem.capacity_bytes))
     if by_devices(topology, asked):
-        capacity = DeviceRoom.of(topology, asked, problem.step_memory).capacities(0.0)
-    if classes.total_bytes > min(capacity):
+        capacity = min(DeviceRoom.of(topology, asked, problem.step_memory).capacities(0.0))
+    if classes.total_bytes > capacity:
         return None
     cost, step = predict_fetched(problem, full_copies(problem))
     before, after = now.holder_sets, everywhere_set(problem.ranks)

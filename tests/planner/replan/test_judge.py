@@ -92,7 +92,8 @@ def test_a_plan_has_one_time_on_one_window(any_size: None, name: str, mode: str)
     assert judgement.fresh.step_seconds == SAME(after_second.held_out.step_seconds, rel=1e-9)
 
     # A monitor's periods follow each other as windows do.
-    told = judge_period(plan, replace(third, open_preceding=partial(itself, second)), 0.002)
+    before = replace(second, open_preceding=None)
+    told = judge_period(plan, replace(third, open_preceding=partial(itself, before)), 0.002)
     assert told.candidates == judgement.candidates
 
 
