@@ -37,6 +37,9 @@ NOT_SPLIT = (
     "the newest data are not split in time: `oper profile` keeps the halves of windows "
     "(--windows, --by-column), and --hold-out the last part of a log"
 )
+# Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on data
+# that it was not made from, so a part may be smaller than whole data that tell drift from chance.
+ENOUGH_OF_PART = ENOUGH_ACCESSES // 4
 SAME_DATA = "the plan was made from these very data"
 SAME_WINDOW = "the plan was made from the window before, so that a plan made from it is the same"
 
@@ -62,12 +65,10 @@ class JudgingData:
         for earlier, later, source in _splits(profile, ranks, before):
             if later.digest == made_from:
                 reservation = SAME_DATA
-            elif small := _too_small(earlier, later, ranks):
-                reservation = small
             elif source == HeldOutSource.THIS_WINDOW:
                 said = SAME_WINDOW if earlier.digest == made_from else reservation
                 return JudgingData(earlier, later, source, said)
-            else:
+            elif not (reservation := _too_small(earlier, later, ranks)):
                 return JudgingData(earlier, later, source)
         return JudgingData(profile, profile, None, reservation)
 
@@ -82,26 +83,26 @@ def _splits(
     if parts is not None:
         yield *parts, HeldOutSource.LATER_PART
     before = before or profile.preceding
-    while before is not None and _is_too_small(before, ranks):
+    while before is not None and is_too_small(_accesses(before), ranks):
         before = before.preceding
-    if before is not None:
+    if before is not None and not is_too_small(_accesses(profile), ranks):
         yield before, profile, HeldOutSource.THIS_WINDOW
 
 
 def _too_small(earlier: Profile, later: Profile, ranks: int) -> str:
     """Return why two parts of the newest data do not tell drift from chance; "" if they do."""
     for which, part in (("earlier", earlier), ("later", later)):
-        if _is_too_small(part, ranks):
-            accesses = int(part.accesses_of_tables.sum()) / ranks
+        accesses = _accesses(part) / ranks
+        if accesses < ENOUGH_OF_PART:
             return (
-                f"the {which} part of the newest data has {accesses:,.0f} accesses a rank, and "
-                f"{ENOUGH_ACCESSES:,} tell drift from chance"
+                f"the {which} part of the newest data has {accesses:,.0f} accesses per rank, and "
+                f"at least {ENOUGH_OF_PART:,} are needed to judge by it"
             )
     return ""
 
 
-def _is_too_small(profile: Profile, ranks: int) -> bool:
-    return is_too_small(int(profile.accesses_of_tables.sum()), ranks)
+def _accesses(profile: Profile) -> int:
+    return int(profile.accesses_of_tables.sum())
 
 
 class Judged(NamedTuple):

@@ -58,7 +58,7 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
     assert first == (
         "Replan: on the later part of w@3 a step takes 12 µs with plan (predicted), 20.00% longer "
         "than 10 µs with the rows moved that pay; --worse tolerates 5%. Moving 30 kB once pays "
-        "after 1 step. Run: oper replan plan w@3 -o NEW"
+        "after 2 steps. Run: oper replan plan w@3 -o NEW"
     )
     assert second == "Judged on 1,000 samples that no plan was made from"
     assert third == "A step took 9 µs when plan was made (predicted)"

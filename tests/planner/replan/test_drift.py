@@ -226,19 +226,19 @@ def test_windows_are_priced_one_by_one(tmp_path, monkeypatch):
 
 def test_a_line_for_each_window(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_log(tmp_path / "log.parquet", samples=24_000)
+    write_log(tmp_path / "log.parquet", samples=27_000)
     fine("profile", "log.parquet", "-o", "w", "--columns", "C*", "--windows", 3)
     fine("plan", "w@0", "-o", "q", "--topology", "cpu:2", "--batch-size", 64)
     text = fine("drift", "q", "w", "--all-windows")
     rows = text.split("\n\n")[1].splitlines()[1:4]
-    assert [line.split()[:2] for line in rows] == [[f"@{number}", "8,000"] for number in range(3)]
+    assert [line.split()[:2] for line in rows] == [[f"@{number}", "9,000"] for number in range(3)]
     assert text.startswith(("Keep q: in no window", "Replan: with q"))
     assert "Not re-planning costs" in text
     assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
-    assert [window["samples"] for window in said["windows"]] == [8000] * 3
+    assert [window["samples"] for window in said["windows"]] == [9000] * 3
     in_python = drift_by_window("q", "w")
-    assert [window.samples for window in in_python.windows] == [8000] * 3
+    assert [window.samples for window in in_python.windows] == [9000] * 3
     assert in_python.cost_seconds == pytest.approx(said["cost_seconds"])
     judged = [window["judgement"] for window in said["windows"]]
     assert judged[0]["worse"] == pytest.approx(0, abs=1e-9)

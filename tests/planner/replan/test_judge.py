@@ -39,6 +39,7 @@ STRIPED = 5e-4
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small counts judge."""
     monkeypatch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", 0)
+    monkeypatch.setattr("oper.planner.replan.judge.ENOUGH_OF_PART", 0)
 
 
 def following(*windows: Profile) -> list[Profile]:
@@ -104,7 +105,7 @@ def test_candidates_cost_what_single_rows_do_on_the_later_part(seed: int) -> Non
     plan, (_, now, later) = planned(seed, 3)
     assume(plan.profile not in (now.digest, later.digest))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", 0)
+        patch.setattr("oper.planner.replan.judge.ENOUGH_OF_PART", 0)
         made = replan(plan, with_held_out(now, later), 1000)
         found = made.judgement
         assert found is not None
@@ -156,11 +157,14 @@ def test_parts_that_are_too_small_do_not_judge(monkeypatch: pytest.MonkeyPatch) 
     first, second, third = drifted(5, windows=3)
     topology, workload = Topology.load("2x4-a100"), Workload("training", "raw", 4096)
     plan = make_plan(first, topology, workload, PlanSettings(extra_memory=0.02))
-    few = replace(third, accesses=np.minimum(third.accesses, 1), samples_with_row=None)
-    few.samples_with_row = np.minimum(third.samples_with_row, 1)
+    few = replace(
+        third,
+        accesses=np.minimum(third.accesses, 1),
+        samples_with_row=np.minimum(third.samples_with_row, 1),
+    )
     enough = int(second.accesses_of_tables.sum()) // plan.ranks
-    for module in ("enough_accesses", "replan.judge"):
-        monkeypatch.setattr(f"oper.planner.{module}.ENOUGH_ACCESSES", enough)
+    monkeypatch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", enough)
+    monkeypatch.setattr("oper.planner.replan.judge.ENOUGH_OF_PART", enough)
     found = drift(plan, in_halves(second, few)).judgement
     assert found.source is None
     assert found.reservation.startswith("the later part of the newest data has ")
