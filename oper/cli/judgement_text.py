@@ -23,8 +23,11 @@ def judged_data(judgement: "Judgement", profile: str) -> str:
     return f"on {HELD_OUT_DATA[judgement.source]}"
 
 
-def advice_sentence(judgement: "Judgement", plan: str, profile: str, ranks: int) -> str:
-    """Return the advice, its predicted steps, and what to run."""
+def advice_sentence(
+    judgement: "Judgement", plan: str, profile: str, ranks: int, made: str = ""
+) -> str:
+    """Return the advice, its predicted steps, and the command to run. `made` is the replanned plan,
+    if it was made already."""
     from oper.planner.replan.judgement import Choice
 
     data, keep, best = judged_data(judgement, profile), judgement.keep, judgement.best
@@ -57,11 +60,14 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, ranks: int)
     }[best.choice]
     if best.choice != Choice.REPLAN:
         command += f", with the other options of {plan}"
+    run = f". Run: {command}"
+    if made and best.choice == Choice.REPLAN:
+        first, run = f"Use {made}", ""
     return (
         f"{first}: {data} a step takes {before} with {plan} (predicted), "
         f"{format_share(judgement.worse)} longer than {after} {_with(best.choice)}; {tolerated}. "
         f"Moving {format_bytes(best.moved_bytes)} once pays after "
-        f"{plural(judgement.pays_after_steps(best) or 0, 'step')}. Run: {command}"
+        f"{plural(judgement.pays_after_steps(best) or 0, 'step')}{run}"
     )
 
 

@@ -33,7 +33,7 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
         out.print(carried_sentence(carried, made.plan.ranks, old))
     out.print(replan_sentence(made, old, new, profile))
     assert made.judgement is not None
-    out.print(advice_sentence(made.judgement, old, profile, made.plan.ranks))
+    out.print(advice_sentence(made.judgement, old, profile, made.plan.ranks, new))
     out.print(basis_sentence(made.judgement))
     out.print()
     out.print(_plans(made))

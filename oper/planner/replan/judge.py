@@ -37,8 +37,9 @@ NOT_SPLIT = (
     "the newest data are not split in time: `oper profile` keeps the halves of windows "
     "(--windows, --by-column), and --hold-out the last part of a log"
 )
-# Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on data
-# that it was not made from, so a part may be smaller than whole data that tell drift from chance.
+# Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on
+# data that it was not made from, so a part may be smaller than whole data that tell drift from
+# chance.
 ENOUGH_OF_PART = ENOUGH_ACCESSES // 4
 SAME_DATA = "the plan was made from these very data"
 SAME_WINDOW = "the plan was made from the window before, so that a plan made from it is the same"
