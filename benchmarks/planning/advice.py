@@ -9,7 +9,7 @@ the next one, which is priced by the counts of that next window:
     replan         `oper replan` of the habit's own plan after each window, moving what pays
     advice         as `oper drift` advises after each window, for the habit's own plan
 
-`oper drift` knows the windows up to the newest, whose halves it tells apart, and not the next one.
+`oper drift` knows the windows up to the newest, which it splits in time, and not the next one.
 Ratios are of the means over windows: advice over the best of keep, from_scratch and full_copies,
 by predicted step and by transfer time.
 

@@ -39,6 +39,7 @@ from oper.planner.price_plan import time_under
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, in_order, itself
+from oper.profiling.windows import FIRST_SHARE
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -91,7 +92,7 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
     found = []
     for window in range(number):
         time = window + random.random(samples)
-        early = time - window < 0.5
+        early = time - window < FIRST_SHARE
         counts, first_counts = [], []
         for table, name in zip(tables, names, strict=True):
             # Rows are born one after the other, and read by a law of Zipf of their own.

@@ -89,8 +89,8 @@ def count(
             if folder is not None and options.windows:
                 # It is named by order of appearance until the order of the windows is known.
                 inner = folder / f"counted-{len(tallies)}"
-            half = options.windows.half(window) if options.windows else None
-            tallies[window] = _Tally(reader, options, memory, inner, half)
+            first = options.windows.first_part(window) if options.windows else None
+            tallies[window] = _Tally(reader, options, memory, inner, first)
         tallies[window].add(batch)
     if not tallies:
         raise OperError(
@@ -146,7 +146,7 @@ class _Tally:
         options: CountOptions,
         memory: Memory,
         folder: Path | None,
-        half: int | None,
+        first_samples: int | None,
     ) -> None:
         self.folder = folder
         self._table_of = reader.tables_of
@@ -159,9 +159,9 @@ class _Tally:
         self._sampling = options.sampling
         self._shares = RankShares(options.ranks) if options.sampling else None
         # Samples after which the counts so far are the first part; 0: there are no parts.
-        self._half = half or 0
+        self._first_samples = first_samples or 0
         if options.sampling:
-            self._half = round(self._half * options.sampling.share)
+            self._first_samples = round(self._first_samples * options.sampling.share)
         self._first_part: Profile | None = None
 
     def add(self, batch: Batch) -> None:
@@ -172,9 +172,9 @@ class _Tally:
             self._distinct.add(batch, self._table_of)
 
     def _count(self, batch: Batch) -> None:
-        """Count a batch, and keep the counts of the first half of the samples."""
-        left = self._half - self._counters.samples
-        if self._half and self._first_part is None and left < batch.samples:
+        """Count a batch, and keep the counts of the window's first part."""
+        left = self._first_samples - self._counters.samples
+        if self._first_samples and self._first_part is None and left < batch.samples:
             if left:
                 self._counters.add(batch.slice(0, left), self._table_of)
             self._first_part = self._counters.snapshot()

@@ -11,8 +11,8 @@ accesses.npy, samples_with_row.npy where any table needs it (both sparse in wind
 counter_files.py), bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder
 of windows has a profile.json that lists them, and each window is a profile below it: PROFILE is
 their sum, PROFILE@3 the fourth one. The last part of a log that was held out of the counts is a
-profile in `held-out/`. A window keeps the counts of its first half in `first-part/`, so that plans
-made from that half can be judged on the rest (`Profile.parts`).
+profile in `held-out/`. A window keeps the counts of its first part in `first-part/`, so that plans
+made from that part can be judged on the rest (`Profile.parts`).
 
 What a plan is worth on data that it was not made from is seen on the data that came after: the part
 held out, or the next window (`Profile.following`).
@@ -62,7 +62,7 @@ from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
 
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
-FIRST_PART = "first-part"  # the folder of the first half of a window
+FIRST_PART = "first-part"  # the folder of the first part of a window
 BAG_LENGTHS = "bag_lengths.npy"
 _ALIKE = 2  # factor within which two numbers of samples count as one size
 _WINDOW = re.compile("[0-9]{1,9}")
@@ -100,7 +100,7 @@ class Profile(RowCounts):
     open_last_windows: "Callable[[], tuple[Profile, Profile]] | None" = field(
         default=None, repr=False
     )
-    # It opens the first half of these counts, in the order of the log, of a window.
+    # It opens the counts of the first part of a window, in the order of the log.
     open_first_part: "Callable[[], Profile] | None" = field(default=None, repr=False)
     holds_out: bool = False  # what follows was held out of this profile, and is saved with it
 
@@ -178,7 +178,7 @@ class Profile(RowCounts):
 
     @property
     def parts(self) -> "tuple[Profile, Profile] | None":
-        """Earlier and later part of these counts: the halves of a window, or all windows but the
+        """Earlier and later part of these counts: of a window, or all windows but the
         last, and the last; None if nothing tells which counts are later."""
         if self.open_first_part is None:
             return None if self.open_last_windows is None else self.open_last_windows()
@@ -650,13 +650,13 @@ def _load_held_out(folder: Path, profile: Profile, mmap: bool) -> Profile:
 
 
 def _load_first_part(folder: Path, profile: Profile, mmap: bool) -> Profile:
-    """The first half of a window, whose marker lists its files."""
+    """The first part of a window, whose marker lists its files."""
     path = folder / FIRST_PART
     first = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
     same = fingerprint(first.tables) == fingerprint(profile.tables)
     if not same or first.samples >= profile.samples or (first.accesses > profile.accesses).any():
         raise OperError(
-            f"{path}: is not the first half of {folder}; copy or write the profile again"
+            f"{path}: is not the first part of {folder}; copy or write the profile again"
         )
     return first
 

@@ -27,8 +27,12 @@ from oper.logs.log import Log
 from oper.profiling.profile import HELD_OUT, window_name
 
 Times = NDArray[np.float64]
+# Share of a window's samples in its first part, from which plans are made to be judged on the
+# rest: with a half they were so much worse than plans from the whole window that keeping old plans
+# was advised too often (docs/design/judged-in-time.md).
+FIRST_SHARE = 2 / 3
 # Share of the samples that may be earlier than the sample before them in a log whose windows are
-# halved: logs of several writers are nearly in order, and in a shuffled one half of them are.
+# split: logs of several writers are nearly in order, and in a shuffled one half of them are.
 _MOST_FALLS = 0.1
 
 
@@ -47,8 +51,8 @@ class Windows(Protocol):
     def folder(self, number: int) -> str:
         """The folder of the window that is `number` of those with samples, below the profile's."""
 
-    def half(self, window: int) -> int | None:
-        """The samples of a window's first half; None if the window is not to be halved."""
+    def first_part(self, window: int) -> int | None:
+        """The samples of a window's first part; None if the window is not split in time."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class EqualWindows:
     def folder(self, number: int) -> str:
         return window_name(number)
 
-    def half(self, window: int) -> int | None:
+    def first_part(self, window: int) -> int | None:
         bounds = self.describe(window)
-        return int(bounds["to_sample"] - bounds["from_sample"]) // 2
+        return int(FIRST_SHARE * (bounds["to_sample"] - bounds["from_sample"]))
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class HeldOutWindows:
     def folder(self, number: int) -> str:
         return (".", HELD_OUT)[number]
 
-    def half(self, window: int) -> int | None:
+    def first_part(self, window: int) -> int | None:
         return None
 
 
@@ -129,8 +133,7 @@ class TimeWindows:
     """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
 
     `unit` is that of the column's numbers, so that bounds are reported in it. `samples` are those
-    of each window if the log is in the order of the column, so that halves of windows are halves in
-    time.
+    of each window if the log is in the order of the column, so that windows can be split in time.
     """
 
     column: str
@@ -169,8 +172,8 @@ class TimeWindows:
     def folder(self, number: int) -> str:
         return window_name(number)
 
-    def half(self, window: int) -> int | None:
-        return None if self.samples is None else self.samples.get(window, 0) // 2
+    def first_part(self, window: int) -> int | None:
+        return None if self.samples is None else int(FIRST_SHARE * self.samples.get(window, 0))
 
 
 def find_time_windows(

@@ -34,7 +34,7 @@ from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
 
 NOT_SPLIT = (
-    "the newest data are not split in time: `oper profile` keeps the halves of windows "
+    "the newest data are not split in time: `oper profile` keeps the parts of windows "
     "(--windows, --by-column), and --hold-out the last part of a log"
 )
 # Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on
