@@ -140,9 +140,9 @@ def test_the_commands_say_it_or_that_it_was_not_measured(held: Path) -> None:
     # The next window is not known when re-planning is judged: the newest one is split.
     for number in (2, 3):
         told = one_line("replan", "first", f"w@{number}", "-o", f"r{number}")
-        assert f"Judged on 5,000 {unseen}" in told
+        assert f"Judged on 3,334 {unseen}" in told
         assert f"on the later part of w@{number} a step takes" in told
-    assert f"Judged on 5,000 {unseen}" in one_line("drift", "first", "w@3")
+    assert f"Judged on 3,334 {unseen}" in one_line("drift", "first", "w@3")
     assert missing in one_line("drift", "last", "w@3")
     assert "held out" in Path(_report("q")).read_text("utf-8")
 
