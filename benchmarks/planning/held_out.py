@@ -15,7 +15,8 @@ the four tables and are scattered in the other two.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -24,21 +25,21 @@ import numpy as np
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
-from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline, Cells
-from oper.planner.baselines.simple import row_wise, table_wise
+from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.simple import full_copies, row_wise, table_wise
 from oper.planner.baselines.torchrec_planner import placement_of, request
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices
 from oper.planner.make_plan import make_plan
 from oper.planner.price_fetched import predict_fetched
-from oper.planner.price_plan import predict_priced, priced_under, problem_of
+from oper.planner.price_plan import time_under
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
-from oper.profiling.profile import Profile, in_order
+from oper.profiling.profile import Profile, in_order, itself
+from oper.profiling.windows import FIRST_SHARE
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -91,19 +92,27 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
     found = []
     for window in range(number):
         time = window + random.random(samples)
-        counts = []
+        early = time - window < FIRST_SHARE
+        counts, first_counts = [], []
         for table, name in zip(tables, names, strict=True):
             # Rows are born one after the other, and read by a law of Zipf of their own.
             in_use = int(0.9 * table.rows / (number / alive + 1))
             ranks = random.zipf(1.2, samples) % in_use
             order = random.permutation(in_use)  # which of those alive are the popular ones
             born = order[ranks] + ((time / alive - order[ranks] / in_use) // 1 + 1) * in_use
-            counts.append(np.bincount(name[born.astype(np.int64)], minlength=table.rows))
-        accesses = np.concatenate(counts).astype(np.uint32)
-        none = np.zeros(0, np.uint32)
-        found.append(Profile(tables, samples, accesses, none, (False,) * len(tables)))
+            rows = name[born.astype(np.int64)]
+            counts.append(np.bincount(rows, minlength=table.rows))
+            first_counts.append(np.bincount(rows[early], minlength=table.rows))
+        first = _of_counts(tables, int(early.sum()), first_counts)
+        whole = _of_counts(tables, samples, counts)
+        found.append(replace(whole, open_first_part=partial(itself, first)))
     in_order(found)
     return found
+
+
+def _of_counts(tables: tuple[Table, ...], samples: int, counts: list[Any]) -> Profile:
+    accesses, none = np.concatenate(counts).astype(np.uint32), np.zeros(0, np.uint32)
+    return Profile(tables, samples, accesses, none, (False,) * len(tables))
 
 
 def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Profile]]]:
@@ -117,9 +126,8 @@ def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Pro
 
 def of_plan(plan: Plan, later: Profile) -> Seconds:
     """Price a plan under later counts."""
-    problem = problem_of(plan, later, as_counted=True)
-    (priced,) = priced_under([plan], [problem])
-    return Seconds(priced.cost.objective_seconds, predict_priced(problem, priced).seconds)
+    found = time_under(plan, later, as_counted=True)
+    return Seconds(found.transfer_seconds, found.step_seconds)
 
 
 def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds | None:
@@ -147,14 +155,6 @@ def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
     placed = placement_of(planned_for, answer)
     assert placed.under is not None
     return placed.under(problem)
-
-
-def full_copies(problem: Problem) -> Baseline:
-    """Return the placement with a copy of each row on each rank."""
-    classes = np.arange(len(problem.classes))
-    cells = Cells(classes, np.zeros_like(classes), problem.classes.rows)
-    sums = cells.sums(problem.classes, 1)
-    return Baseline("full_copies", everywhere_set(problem.ranks), sums, cells)
 
 
 PLACE = {"row_wise": row_wise, "table_wise": table_wise, "full_copies": full_copies}

@@ -7,8 +7,8 @@ windows before it alone, and the plan is priced under the window's own counts, a
     previous   from scratch, of the window before
     all        from scratch, of the sum of all windows before
     decayed    from scratch, of these, each weighing half as much as the next: a monitor's counts
-    product    `oper.replan` of the rule's own plan for the decayed counts, where it gains enough
-    verdict    the same, only where a monitor's verdict on the window before is to replan
+    product    `oper.replan` of the rule's own plan for the decayed counts, whatever the judgement
+    verdict    the same, only if the judgement of a monitor is that its moves pay
     oracle     from scratch, of the window itself, which nobody has by then
 
 The rules were listed before anything was measured. Gains are the sums over windows, from the third
@@ -26,19 +26,19 @@ import numpy as np
 
 from benchmarks.common import parser, percent, publish
 from benchmarks.planning.replan import MODES, SYNTHETIC, logs
+from oper.base.defaults import WORSE
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.monitoring.decayed_counts import halved
-from oper.monitoring.followed_plans import worth_moving
-from oper.monitoring.judge_plan import judge, why_not_judged
+from oper.monitoring.judge_plan import judge_period, why_not_judged
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
-from oper.planner.replan.replan import replan
+from oper.planner.replan.replan import plan_again
 from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile, in_order, merge
 from oper.topology.topology import Topology
@@ -46,7 +46,6 @@ from oper.topology.topology import Topology
 TOPOLOGY = "dgx-a100"
 CAUSAL = ("previous", "all", "decayed", "product", "verdict")
 RULES = ("stale", *CAUSAL, "oracle")
-THRESHOLD = 0.05  # of the verdict, `worse`
 EXTRA_MEMORY = 0.01
 
 
@@ -81,15 +80,15 @@ class Rules:
         plans["previous"] = self.from_scratch(window)
         plans["all"] = self.from_scratch(self._all)
         plans["decayed"] = self.from_scratch(self._decayed)
-        made = replan(plans["product"], self._decayed)
-        if worth_moving(made):
+        made = plan_again(plans["product"], self._decayed)
+        if made.moves.changed_rows:
             self.moves.append(made)
             plans["product"] = made.plan
         ranks = self._topology.ranks
         if not why_not_judged(window, ranks):
-            found = judge(plans["verdict"], window, THRESHOLD)
-            if found.verdict == "replan":
-                plans["verdict"] = replan(plans["verdict"], self._decayed).plan
+            found = judge_period(plans["verdict"], window, WORSE)
+            if found.pays(found.replan):
+                plans["verdict"] = plan_again(plans["verdict"], self._decayed).plan
 
 
 def follow(windows: list[Profile], workload: Workload) -> dict[str, Any]:

@@ -37,7 +37,15 @@ METHOD_NAMES = {"table_wise": "table-wise", "row_wise": "row-wise"}
 HELD_OUT_DATA = {
     HeldOutSource.LAST_PART: "the held-out last part of the log",
     HeldOutSource.NEXT_WINDOW: "the next window",
+    HeldOutSource.LATER_PART: "the later part of the newest data",
     HeldOutSource.THIS_WINDOW: "this window",
+}
+# Names of the candidates of a judgement, by `Choice`.
+CHOICES = {
+    "keep": "as it was",
+    "replan": "replanned",
+    "from_scratch": "from scratch",
+    "full_copies": "copies of all rows",
 }
 NOT_MEASURED = "Not measured on data the plan has not seen"
 WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"

@@ -31,7 +31,7 @@ def drift(
     worse: str = typer.Option(
         f"{100 * WORSE:g}%",
         "--worse",
-        help="Advise to replan if one from scratch were better by more than this.",
+        help="Advise another plan if it saves more than this share of a step.",
         metavar="SHARE",
     ),
     all_windows: bool = typer.Option(
@@ -59,7 +59,7 @@ def drift(
         emit(as_json, content, lambda: print_windows(of_windows, str(plan), profile))
     else:
         opened = Profile.load(profile, check=True)
-        with steps("drift", 3) as step:
+        with steps("drift", 2) as step:
             found = planner.drift(loaded, opened, threshold, step)
         verdict = found.verdict
         content = names | found.to_json()

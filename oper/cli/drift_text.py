@@ -3,13 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 from oper.base.formatting import (
+    format_bytes,
     format_digits,
     format_duration,
     format_percent,
     format_share,
     plural,
 )
-from oper.base.spoken import all_figures, option, spoken, typed_path
+from oper.base.spoken import all_figures, option, spoken
+from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -28,9 +30,11 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
     out = new_console()
     for sentence in verdict_sentences(drift, plan, profile):
         out.print(sentence)
-    if drift.verdict == "replan":
-        typed = f"oper replan {typed_path(plan)} {typed_path(profile)} -o NEW"
-        tell(f"Run: {spoken(typed, 'oper.replan(plan, profile)')}")
+    command = advice_command(drift.judgement, plan, profile, len(drift.rank_seconds.now))
+    if command is not None:
+        tell(f"Run: {command}")
+    out.print()
+    out.print(_candidates(drift))
     out.print()
     tables = _losing(drift)
     if tables:
@@ -46,28 +50,16 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
 
 
 def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
-    """Return the advice on replanning, its reason, and the tables that lost the most."""
-    seconds = drift.objective_seconds
-    longer = format_share(drift.judged_worse)
-    tolerated = format_percent(drift.threshold)
-    what = "the transfer time of a step is"
-    if abs((1 + drift.worse) * seconds.fresh - seconds.now) > _NO_LOSS * seconds.now:
-        what = "the busiest link is in use"  # by --balance link the plan keeps that short
-    data, fresh = _judged_on(drift, profile)
-    under = f"{data} {what}"
-    if drift.verdict == "replan":
-        first = (
-            f"Replan: {under} {longer} longer than with {fresh}, more than the "
-            f"{tolerated} that {option('--worse')} tolerates"
-        )
-    elif drift.judged_worse < _NO_LOSS:
-        first = f"Keep {plan}: {under} no longer than with {fresh}"
-    else:
-        first = (
-            f"Keep {plan}: {under} {longer} longer than with {fresh}, "
-            f"and {option('--worse')} tolerates {tolerated}"
-        )
-    sentences = [first]
+    """Return the advice, what it rests on, and the tables to blame."""
+    sentences = [
+        advice_sentence(drift.judgement, plan, profile),
+        basis_sentence(drift.judgement),
+    ]
+    if drift.outdated_vocabularies:
+        sentences.insert(0, _vocabulary_sentence(drift))
+    if drift.made_step_seconds is not None:
+        made = format_duration(drift.made_step_seconds)
+        sentences.append(f"A step took {made} when {plan} was made (predicted)")
     losing = _losing(drift)
     lost = sum(table.worse_seconds for table in losing)
     if losing:
@@ -79,39 +71,41 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     uneven = _unevenness(drift, lost)
     if uneven:
         sentences.append(uneven)
-    sentences.append(
-        f"Transfer time of a step: {format_duration(seconds.then)} when the plan was made, "
-        f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch for "
-        "these very data, within the plan's memory"
-    )
-    if drift.unseen is not None:
-        now, anew = map(format_duration, drift.judged_seconds)
-        sentences.append(f"The verdict is of {now} with {plan} {data}, and {anew} with {fresh}")
-    else:
-        sentences.append(
-            "That plan from scratch is judged on the data it was made from, on which it is at its "
-            "best: what replanning gains is not measured on data the plan has not seen"
-        )
     return sentences
 
 
-def _judged_on(drift: "Drift", profile: str) -> tuple[str, str]:
-    """Return the data that the verdict is of, and the plan from scratch that it compares with."""
-    from oper.analysis.wording import HELD_OUT_DATA
-    from oper.plan.reference_figures import HeldOutSource
+def _vocabulary_sentence(drift: "Drift") -> str:
+    tables = drift.outdated_vocabularies
+    named = ", ".join(
+        f"{each.table} ({format_share(each.unknown_share, 0)} of its accesses)"
+        for each in tables[:_NAMED_TABLES]
+    )
+    more = ", and others" if len(tables) > _NAMED_TABLES else ""
+    counted = spoken("oper profile LOG -o PROFILE", "oper.profile(log)")
+    return (
+        f"Drift in vocabulary: the plan does not know many values of {named}{more}; they all read "
+        f"row 0, under any plan for these rows. Count the log without the plan's vocabularies, "
+        f"{counted}, and plan from scratch"
+    )
 
-    unseen = drift.unseen
-    if unseen is None:
-        return f"under {profile}", "a plan made from scratch"
-    if unseen.source == HeldOutSource.THIS_WINDOW:
-        return f"under {profile}", "a plan made from scratch for the window before"
-    return f"on {HELD_OUT_DATA[unseen.source]}", f"a plan made from scratch for {profile}"
+
+def _candidates(drift: "Drift") -> Any:
+    """Return a table of the plans that were judged."""
+    from oper.analysis.wording import CHOICES
+
+    made = new_table("plan", "step (predicted)", "bytes moved", "time to move")
+    for each in drift.judgement.candidates:
+        moves = format_bytes(each.moved_bytes), format_duration(each.moving_seconds)
+        made.add_row(CHOICES[each.choice], format_duration(each.step_seconds), *moves)
+    return made
 
 
 def _unevenness(drift: "Drift", lost: float) -> str | None:
-    """Says that the ranks are uneven, where this costs more than rows in wrong places do."""
-    seconds, now = drift.objective_seconds, drift.rank_seconds.now.tolist()
-    if drift.worse < _NO_LOSS or lost >= (seconds.now - seconds.fresh) / 2:
+    """Return a sentence that the ranks are uneven, if this costs more than rows in wrong places
+    do."""
+    now = drift.rank_seconds.now.tolist()
+    longer = max(now) - float(drift.rank_seconds.fresh.max())
+    if longer < _NO_LOSS * max(now) or lost >= longer / 2:
         return None
     return (
         f"The ranks have become uneven: transfers take {format_duration(min(now))} on the "
@@ -120,12 +114,12 @@ def _unevenness(drift: "Drift", lost: float) -> str | None:
 
 
 def _losing(drift: "Drift") -> "list[TableDrift]":
-    """Return the tables whose rows are where they cost time, by what they lose; none where nothing
-    is."""
-    if drift.worse < _NO_LOSS:
+    """Return the tables whose rows are where they cost time, by what they lose; none if transfers
+    take no longer than with a plan from scratch."""
+    now, fresh = (float(of.max()) for of in (drift.rank_seconds.now, drift.rank_seconds.fresh))
+    if now - fresh < _NO_LOSS * now:
         return []
-    least = _NO_LOSS * drift.objective_seconds.now
-    losing = [table for table in drift.tables if table.worse_seconds > least]
+    losing = [table for table in drift.tables if table.worse_seconds > _NO_LOSS * now]
     return sorted(losing, key=lambda table: -table.worse_seconds)
 
 
@@ -147,7 +141,7 @@ def _tables(tables: "list[TableDrift]") -> Any:
 
 def _print_ranks(out: Any, ranks: "RankSeconds") -> None:
     """Print the transfer times of the ranks, or of the slowest of many."""
-    table = new_table("rank", "when made", "now", "from scratch", "longer")
+    table = new_table("transfers of rank", "when made", "now", "from scratch", "longer")
     of_ranks = [*zip(ranks.then.tolist(), ranks.now.tolist(), ranks.fresh.tolist(), strict=True)]
     shown = list(range(len(of_ranks)))
     if len(shown) > _MOST_RANKS:
@@ -183,36 +177,30 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     out = new_console()
     out.print(windows_verdict(drift, plan, profile))
     out.print()
-    table = new_table(
-        "window",
-        "samples",
-        "steps",
-        "transfers",
-        "from scratch",
-        "longer",
-        "lost",
-        "verdict",
-    )
+    steps = ("step", "replanned", "from scratch")
+    table = new_table("window", "samples", "steps", *steps, "lost", "advice")
     for number, window in enumerate(drift.windows):
-        now, fresh = map(format_duration, window.drift.judged_seconds)
+        judgement = window.drift.judgement
+        own, again, fresh = (
+            format_duration(each.step_seconds)
+            for each in (judgement.keep, judgement.replan, judgement.fresh)
+        )
         table.add_row(
             f"@{number}",
             f"{window.samples:,}",
             format_digits(window.iterations, 4),
-            now,
-            fresh if window.drift.unseen else f"{fresh} *",
-            format_share(window.drift.judged_worse),
+            own,
+            again,
+            fresh if judgement.source else f"{fresh} *",
             format_duration(window.cost_seconds),
-            "too small" if window.too_small else window.drift.verdict,
+            "too small" if window.too_small else judgement.advice.replace("_", " "),
         )
     out.print(table)
-    out.print(
-        "lost: by all steps of a window, against a plan made from scratch for the window before it"
-    )
-    if any(window.drift.unseen is None for window in drift.windows):
+    out.print("lost: by all steps of a window, compared with the best other plan")
+    if any(window.drift.judgement.source is None for window in drift.windows):
         out.print(
-            "*: for the window itself, as none is before it, or the plan was made from it; such a "
-            "plan is at its best there"
+            "*: judged on the data that it was made from, as the window is not split in time and "
+            "none is before it, or the plan was made from it"
         )
 
 
@@ -226,22 +214,22 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     over = [f"@{number}" for number, window in judged.items() if window.verdict == "replan"]
     cost = (
         f"Not re-planning costs {format_duration(drift.cost_seconds)} in all, "
-        f"{format_share(drift.cost_share)} of the time with a plan made after each window"
+        f"{format_share(drift.cost_share)} of the time with the best other plan"
     )
     if left_out:
         cost += f". {left_out}"
-    worst = format_share(max(window.judged_worse for window in judged.values()))
+    worst = format_share(max(window.judgement.worse for window in judged.values()))
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (
-            f"Replan: with {plan} transfers take up to {worst} longer than with a plan made "
-            f"from scratch, and more than the {tolerated} that {option('--worse')} tolerates in "
-            f"{len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
+            f"Replan: with {plan} a step takes up to {worst} longer than with the best other plan; "
+            f"another plan pays, and saves more than the {tolerated} that {option('--worse')} "
+            f"tolerates, in {len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
         )
     return (
-        f"Keep {plan}: in no window of {profile} do transfers take more than "
-        f"{worst} longer than with a plan made from scratch, and {option('--worse')} tolerates "
-        f"{tolerated}. {cost}"
+        f"Keep {plan}: in no window of {profile} does another plan pay and save more than the "
+        f"{tolerated} that {option('--worse')} tolerates; a step takes up to {worst} longer than "
+        f"with the best other plan. {cost}"
     )
 
 

@@ -1,17 +1,17 @@
-"""A new plan from an older one, as `oper replan` prints it: the gain, the moves, other limits."""
+"""Text of `oper replan`: the new plan, the advice, the moves, other limits."""
 
 from typing import TYPE_CHECKING, Any
 
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.base.spoken import all_figures, option
-from oper.cli.shared.console import new_console, new_table
+from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
+from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
     from oper.planner.replan.replan_one_memory import CarriedOver, Replanned
 
 _MOST_RANKS = 8
 _MOST_NAMES = 4  # of tables
-_SHOWN = 5e-5  # shares below this are 0.00 %
 
 
 def print_replan(
@@ -32,80 +32,67 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
     if carried is not None:
         out.print(carried_sentence(carried, made.plan.ranks, old))
     out.print(replan_sentence(made, old, new, profile))
+    assert made.judgement is not None
+    out.print(advice_sentence(made.judgement, old, profile, new))
+    out.print(basis_sentence(made.judgement))
+    command = advice_command(made.judgement, old, profile, made.plan.ranks, new)
+    if command is not None:
+        tell(f"Run: {command}")
     out.print()
-    unseen = made.held_out
-    later = [] if unseen is None else ["held out"]
-    links_first = made.plan.asked.balance == "link"
-    aimed = [[format_duration(seconds)] if links_first else [] for seconds in made.aimed]
-    links = ["slowest link"] if links_first else []
-    table = new_table(
-        "plan", "transfers", *links, *later, "rows moved", "bytes moved", "time to move"
-    )
-    of_later = (
-        [[]] * 3
-        if unseen is None
-        else [[s] for s in (unseen.old_seconds, unseen.new_seconds, unseen.fresh_seconds)]
-    )
-    held_out = [[format_duration(seconds) for seconds in each] for each in of_later]
-    if carried is None:
-        table.add_row(
-            "as it was", format_duration(made.old_seconds), *aimed[0], *held_out[0], "0", "0 B", "-"
+    out.print(_plans(made))
+    changed = made.moves.changed_rows
+    placed = placed_text(made)
+    if placed:
+        out.print(placed)
+    if changed:
+        out.print(
+            f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
+            f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
         )
-    as_carried = (
-        []
-        if carried is None
-        else [
-            (
-                "carried over",
-                made.old_seconds,
-                aimed[0] + held_out[0],
-                carried.migration,
-                carried.migration.seconds(made.plan.topology),
-            )
-        ]
-    )
-    for label, seconds, on_later, moved, moving_seconds in (
-        *as_carried,
-        (
-            "replanned",
-            made.new_seconds,
-            aimed[1] + held_out[1],
-            made.migration,
-            made.migration_seconds,
-        ),
-        (
-            "from scratch",
-            made.fresh_seconds,
-            aimed[2] + held_out[2],
+
+
+def _plans(made: "Replanned") -> Any:
+    """Return a table of the plans that were judged, with the moves that lead to each."""
+    from oper.analysis.wording import CHOICES
+    from oper.planner.replan.judgement import Choice
+
+    carried, judgement = made.carried_over, made.judgement
+    assert judgement is not None
+    moves = {
+        Choice.REPLAN: (made.migration.rows, made.migration, made.migration_seconds),
+        Choice.FROM_SCRATCH: (
+            made.fresh_migration.rows,
             made.fresh_migration,
             made.fresh_migration_seconds,
         ),
-    ):
-        table.add_row(
-            label,
-            format_duration(seconds),
-            *on_later,
-            f"{moved.rows:,}",
-            format_bytes(moved.link_bytes),
-            format_duration(moving_seconds),
-        )
-    out.print(table)
-    changed = made.moves.changed_rows
+    }
     if carried is not None:
-        out.print(placed_text(made))
-    elif changed and made.gain_share is not None and made.bytes_share is not None:
-        out.print(
-            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch"
-            f"{' on the slowest link' if links_first else ''}, for "
-            f"{format_share(made.bytes_share)} of its bytes, on the data that both were made from"
-        )
-    out.print(held_out_text(made))
-    if not changed:
-        return
-    out.print(
-        f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
-        f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
+        must_move = carried.migration
+        moves[Choice.KEEP] = must_move.rows, must_move, must_move.seconds(made.plan.topology)
+    links_first = made.plan.asked.balance == "link"
+    links = ["slowest link"] if links_first else []
+    aimed = dict(zip((Choice.KEEP, Choice.REPLAN, Choice.FROM_SCRATCH), made.aimed, strict=True))
+    table = new_table(
+        "plan", "step (predicted)", *links, "rows moved", "bytes moved", "time to move"
     )
+    for each in judgement.candidates:
+        name = CHOICES[each.choice]
+        if carried is not None and each.choice == Choice.KEEP:
+            name = "carried over"
+        link = [format_duration(aimed[each.choice]) if each.choice in aimed else "-"]
+        rows, moved_bytes, seconds = "-", each.moved_bytes, each.moving_seconds
+        if each.choice in moves:
+            number, migration, seconds = moves[each.choice]
+            rows, moved_bytes = f"{number:,}", migration.link_bytes
+        table.add_row(
+            name,
+            format_duration(each.step_seconds),
+            *(link if links_first else []),
+            rows,
+            format_bytes(moved_bytes),
+            format_duration(seconds),
+        )
+    return table
 
 
 def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
@@ -130,47 +117,17 @@ def _first_names(names: tuple[str, ...]) -> str:
 
 
 def placed_text(made: "Replanned") -> str:
-    """Return the lines on new rows and on the distance from a plan made from scratch."""
+    """Return the line on new rows; "" if there are none."""
     rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
-    longer = made.new_seconds / made.fresh_seconds - 1
-    gap = (
-        f"take {format_share(longer, 2)} longer than with a plan made from scratch"
-        if longer > _SHOWN
-        else "take no longer than with a plan made from scratch"
-    )
-    if rows:
-        return (
-            f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved; "
-            f"transfers {gap}"
-        )
-    return f"Transfers {gap}"
-
-
-def held_out_text(made: "Replanned") -> str:
-    """Return the lines on the gain that is left on held-out data."""
-    from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
-
-    found = made.held_out
-    if found is None:
-        return f"{NOT_MEASURED}, where a plan gains less"
-    said = f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')})"
-    gain, promised = found.old_seconds - found.new_seconds, made.old_seconds - made.new_seconds
-    if gain < 0:
-        lost = format_share(-gain / found.old_seconds)
-        return f"{said} transfers take {lost} longer with the new plan than with the old one"
-    if not gain:
-        return f"{said} the new plan gains nothing over the old one"
-    if promised <= 0:
-        return f"{said} it saves {format_duration(gain)} a step"
     return (
-        f"{said} the new plan saves {format_duration(gain)} a step, "
-        f"{format_share(gain / promised, 0)} of its saving on the data it was made from"
+        f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved" if rows else ""
     )
 
 
 def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
-    """Return the lines on the gain of the plan `new` and on the bytes that move."""
-    before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
+    """Return the lines on the predicted step of the plan `new` and on the bytes that move."""
+    step = made.plan.step_time
+    takes = "" if step is None else f"a step takes {format_duration(step.seconds)} (predicted)"
     within = f"pays off within {made.horizon:,} steps ({option('--horizon')})"
     most = made.max_move_bytes
     limited = (
@@ -180,19 +137,16 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
         "" if most is None else f" and takes at most {format_bytes(most)} ({option('--max-move')})"
     )
     if made.carried_over is not None:
+        must = format_bytes(made.carried_over.migration.link_bytes)
         return (
-            f"{new}: under {profile} the transfers of a step take {after}, and {before} if rows of "
-            f"{old} moved only where they must; each further move {within}{limited}"
+            f"{new}, made for {profile}: {takes}; {must} of {old} must move, and each further move "
+            f"{within}{limited}"
         )
     if not made.moves.changed_rows:
-        return (
-            f"{new}: nothing moves, as no move {within}{fits}; under {profile} the "
-            f"transfers of a step take {before} with {old}"
-        )
+        return f"{new}, made for {profile}: {takes}; nothing moves, as no move {within}{fits}"
     return (
-        f"{new}: under {profile} the transfers of a step take {after} instead of "
-        f"{before} with {old}, for moving {format_bytes(made.migration.link_bytes)} once; "
-        f"each move {within}{limited}"
+        f"{new}, made for {profile}: {takes}, for moving "
+        f"{format_bytes(made.migration.link_bytes)} once; each move {within}{limited}"
     )
 
 

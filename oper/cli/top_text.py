@@ -122,17 +122,16 @@ def _periods(reports: "list[PeriodReport]") -> Any:
     )
     made_plans = any(_plan_of(report) for report in reports[first:])
     more = ["new plan"] if made_plans else []
-    table = new_table(
-        "period", "iterations", "running plan", "from scratch", "longer", "gain", "verdict", *more
-    )
+    steps = ("running plan", "replanned", "from scratch")
+    table = new_table("period", "iterations", *steps, "gain", "verdict", *more)
     for report in reports[first:]:
         found = report.judgement
         figures = ["-"] * 4
         if found is not None:
             figures = [
-                format_duration(found.now_seconds),
-                format_duration(found.fresh_seconds),
-                format_share(found.worse),
+                format_duration(found.keep.step_seconds),
+                format_duration(found.replan.step_seconds),
+                format_duration(found.fresh.step_seconds),
                 format_duration(found.gain_seconds),
             ]
         plan = [printable(_plan_of(report))] if made_plans else []

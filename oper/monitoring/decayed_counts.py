@@ -76,6 +76,7 @@ def halved(profile: Profile, random: np.random.Generator) -> Profile:
         open_following=None,
         open_preceding=None,
         open_last_windows=None,
+        open_first_part=None,
     )
 
 

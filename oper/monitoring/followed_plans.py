@@ -1,9 +1,8 @@
 """Actions of a monitor if a plan no longer fits: nothing, a new plan, or its migration.
 
-In: the running plan and what was counted. Out: plans in a folder, and a model whose rows follow
-them. Whether moves pay is `oper.replan`'s to say, whatever the verdict on the plan is: few bytes
-that pay soon are worth moving long before a plan from scratch would be
-(benchmarks/README.md, "Ten windows"). What gains less than LEAST_GAIN is left to chance.
+In: the running plan, the counts and the judgement. Out: plans in a folder, and a model whose rows
+follow them. A plan is made if the judgement says that the moves of `oper.replan` pay, on counts
+that neither plan was made from (oper/planner/replan/judge.py).
 
 Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
 between iterations: once in so many calls they ask, in a message of a few bytes.
@@ -22,8 +21,8 @@ from oper.base.formatting import plural
 from oper.monitoring.gather_counts import MonitoredRanks
 from oper.monitoring.period_report import Moving
 from oper.plan.plan import Plan
-from oper.planner.replan.replan import replan
-from oper.planner.replan.replan_one_memory import Replanned
+from oper.planner.replan.judgement import Judgement
+from oper.planner.replan.replan import plan_again, with_figures
 from oper.profiling.profile import Profile
 from oper.torchrec.migration import Migration, migrate
 
@@ -31,9 +30,6 @@ LOG = logging.getLogger("oper.monitor")  # a public name: docs/monitor.md
 
 Policy = Literal["report", "propose", "migrate"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-# Of an iteration. Of the 53 % that moves close in ten windows it costs 0.2 points, and 1e-3 would
-# cost 4 (benchmarks/README.md, "Ten windows").
-LEAST_GAIN = 2e-4
 _NONE = -1  # no period's plan
 
 
@@ -66,24 +62,23 @@ class FollowedPlans:
             return Moving(str(self._folder_of(self._proposed)))
         return None
 
-    def made(
-        self, plan: Plan, counts: Profile, verdict: str, period: int
-    ) -> tuple[Replanned | None, str]:
-        """A new plan for what was counted, where one is wanted, and its folder where moves pay: the
-        ranks come to know of it with the policy to migrate. In the thread of rank 0."""
-        if self.policy == "report" and verdict == "keep":
-            return None, ""
-        made = replan(plan, counts, HORIZON)
-        if self.policy == "report" or not worth_moving(made):
-            return made, ""
+    def made(self, plan: Plan, counts: Profile, judgement: Judgement, period: int) -> str:
+        """Make a new plan for the counts if the policy wants one and moves pay, and return its
+        folder, or "": with the policy to migrate the ranks hear of it. Runs in the thread of rank
+        0."""
+        if self.policy == "report" or not judgement.pays(judgement.replan):
+            return ""
+        made = plan_again(plan, counts, horizon=HORIZON)
+        if not made.moves.changed_rows:
+            return ""
         folder = self._folder_of(period)
         try:
-            made.plan.save(folder, overwrite=True)
+            with_figures(made, counts).save(folder, overwrite=True)
         except OperError as error:
             LOG.error("no new plan: %s", error)
-            return made, ""
+            return ""
         self._proposed = period
-        return made, str(folder)
+        return str(folder)
 
     def _folder_of(self, period: int) -> Path:
         """Return the folder of the plan that is made in a period."""
@@ -125,9 +120,3 @@ class FollowedPlans:
         if ranks.rank == 0:
             LOG.info("rows are where the new plan has them")
         return plan
-
-
-def worth_moving(made: Replanned) -> bool:
-    """Whether a replan's moves gain what chance alone does not."""
-    gain = made.old_seconds - made.new_seconds
-    return bool(made.moves.changed_rows) and gain >= LEAST_GAIN * made.old_seconds

@@ -31,7 +31,7 @@ from oper.monitoring.decayed_counts import DecayedCounts
 from oper.monitoring.followed_plans import LOG, POLICIES, FollowedPlans, Policy
 from oper.monitoring.gather_counts import MonitoredRanks, in_plans_tables, packed, unpacked
 from oper.monitoring.json_lines import JsonLines
-from oper.monitoring.judge_plan import Move, judge, why_not_judged
+from oper.monitoring.judge_plan import judge_period, why_not_judged
 from oper.monitoring.period_report import PeriodReport
 from oper.monitoring.sampled_iterations import MOST_ITERATIONS, SampledIterations
 from oper.monitoring.traffic import TrafficCounts, counted_traffic, predicted_traffic
@@ -293,14 +293,13 @@ class Monitor:
         total = self._counts.before
         if why_not or total is None:
             return replace(found, why_not_judged=why_not)
-        judgement = judge(self.plan, window, self._worse)
+        judgement = judge_period(self.plan, window, self._worse)
         counts = self._named(total)
-        made, folder = self._followed.made(self.plan, counts, judgement.verdict, found.period)
         return replace(
             found,
-            judgement=replace(judgement, move=None if made is None else Move.of(made)),
+            judgement=judgement,
             why_not_judged="",
-            new_plan=folder,
+            new_plan=self._followed.made(self.plan, counts, judgement, found.period),
             moving=self._followed.moving(),
         )
 
@@ -340,11 +339,10 @@ def monitor(
         jsonl: a file to which rank 0 appends a line of JSON for each period; for `oper top`.
         writer: a SummaryWriter, or what has its `add_scalar`, that rank 0 gives figures to, in a
             thread of the monitor's.
-        worse: the share by which the running plan may be worse than one from scratch before the
-            verdict is to replan.
-        policy: what is done each period beside that. "propose" writes a plan of `oper.replan` to a
-            folder of `plans`, where moves pay; "migrate" has the model's rows move there too, in
-            `step()`, which the training loop calls after each iteration.
+        worse: the share of a step that another plan must save before the verdict is to replan.
+        policy: the action each period in addition to the report. "propose" writes a plan of
+            `oper.replan` to a folder of `plans` if moves pay; "migrate" has the model's rows move
+            there too, in `step()`, which the training loop calls after each iteration.
         plans: a folder that all ranks read; rank 0 writes to it.
         deadline_seconds: how long a rank waits for the others to merge.
 

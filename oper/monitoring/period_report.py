@@ -15,12 +15,12 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
-from oper.monitoring.judge_plan import Judgement
 from oper.monitoring.traffic import Traffic
 from oper.plan.plan_file import to_json, typed
+from oper.planner.replan.judgement import Judgement
 
 SCHEMA = "oper.monitor"
-VERSION = 1
+VERSION = 2
 _LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
 
 
@@ -132,15 +132,16 @@ class PeriodReport:
         if found is None:
             return f"{state}: {self.why_not_judged}" if self.moving is None else state
         said = (
-            f"{state}: an iteration is priced {format_duration(found.now_seconds)}, with a "
-            f"plan from scratch {format_duration(found.fresh_seconds)} "
-            f"({format_share(found.worse)} longer, {format_percent(found.threshold)} tolerated)"
+            f"{state}: a step takes {format_duration(found.keep.step_seconds)}, "
+            f"{format_duration(found.replan.step_seconds)} replanned and "
+            f"{format_duration(found.fresh.step_seconds)} with a plan from scratch "
+            f"({format_percent(found.threshold)} tolerated)"
         )
-        if found.move is None:
+        if not found.replan.moved_bytes:
             return said
-        after = found.move.pays_after_iterations
-        pays = "never pay" if after is None else f"pay after {plural(after, 'iteration')}"
-        moves = f"moves of {format_bytes(found.move.bytes)} {pays}"
+        after = found.pays_after_steps(found.replan)
+        pays = "never pay" if after is None else f"pay after {plural(after, 'step')}"
+        moves = f"moves of {format_bytes(found.replan.moved_bytes)} {pays}"
         named = self.new_plan and self.moving is None
         return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
@@ -155,8 +156,9 @@ class PeriodReport:
             }
         if self.judgement is not None:
             found |= {
-                "oper/iteration_seconds/running_plan": self.judgement.now_seconds,
-                "oper/iteration_seconds/plan_from_scratch": self.judgement.fresh_seconds,
-                "oper/worse_than_from_scratch": self.judgement.worse,
+                "oper/step_seconds/running_plan": self.judgement.keep.step_seconds,
+                "oper/step_seconds/replanned": self.judgement.replan.step_seconds,
+                "oper/step_seconds/plan_from_scratch": self.judgement.fresh.step_seconds,
+                "oper/worse_than_best": self.judgement.worse,
             }
         return found

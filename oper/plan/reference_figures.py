@@ -16,6 +16,7 @@ class HeldOutSource(StrEnum):
 
     LAST_PART = "last part of the log"  # `oper profile --hold-out`
     NEXT_WINDOW = "next window"
+    LATER_PART = "later part of the newest data"  # the last third of a window, or the last window
     THIS_WINDOW = "this window"  # beside a plan made from the window before
 
 

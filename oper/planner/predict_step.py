@@ -18,6 +18,7 @@ from oper.cost.vectors_per_bag import pooled_of
 from oper.planner.baselines.baseline import Cells
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.list_hot_rows import RowScan
 from oper.planner.row_placement.row_placement import RowPlacement
 
 
@@ -31,8 +32,9 @@ def predict_step(
 
 
 def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
-    """The step of a placement of rows, of which some are striped: of each width in proportion to
-    the touches of the ranks' stripes."""
+    """Predict the step of a placement of rows, of which some are striped. Rows, reads and touches
+    of the stripes are counted rank by rank; the touches by several ranks, of each width, are
+    divided in proportion to those by one."""
     classes, counts, ranks = problem.classes, placement.counts, problem.ranks
     tables, pooled = problem.profile.tables, _pooled_classes(problem)
     width_of_table = table_widths(tables, problem.workload.mode).of_table
@@ -44,13 +46,26 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
         figures = dot(of_row[:, part], counts[part])
         for w in range(len(classes.widths)):
             of_width = part & (classes.width == w)
-            of_stripes = placement.scan.striped_touched[of_tables & (width_of_table == w)]
-            touched = of_stripes.sum(axis=0)
-            if touched.any():
-                of_all = dot(of_row[:, of_width], striped[of_width])
-                figures[:, :ranks] += np.outer(of_all, touched / touched.sum())
+            shares = _shares_of_stripes(placement.scan, of_tables & (width_of_table == w))
+            of_all = dot(of_row[:, of_width], striped[of_width])
+            figures[:, :ranks] += of_all[:, None] * shares
         found.append(figures)
     return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
+
+
+def _shares_of_stripes(scan: RowScan, tables: NDArray[np.bool_]) -> Floats:
+    """Return each rank's share of the figures of the striped rows of some tables, [13, M]."""
+
+    def share(of: NDArray[Any]) -> Floats:
+        of_ranks = of[tables].sum(axis=0).astype(np.float64)
+        shares: Floats = of_ranks / max(float(of_ranks.sum()), np.finfo(float).tiny)
+        return shares
+
+    touched = share(scan.striped_touched)
+    of_node = share(scan.striped_of_nodes.mean(axis=0)) if len(scan.striped_of_nodes) else touched
+    counted = [share(scan.striped_rows), share(scan.striped_expected), touched, of_node]
+    by_amount = np.repeat([*counted, touched, touched], 2, axis=0)
+    return np.concatenate([by_amount, touched[None]])
 
 
 def predict_step_of_cells(

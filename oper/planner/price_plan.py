@@ -81,11 +81,32 @@ def costs_under(parts: list[Plan], problems: list[Problem]) -> list[Cost]:
     return [priced.cost for priced in priced_under(parts, problems)]
 
 
+def time_under(plan: Plan, profile: Profile, as_counted: bool = False) -> "PlanTime":
+    """Predict the times of a plan under the counts of its tables; `as_counted` as for
+    `make_problem`."""
+    problems = problems_of_memories(plan, profile, as_counted)
+    return PlanTime.of(problems, priced_under(plans_of_memories(plan), problems))
+
+
 def predict_priced(problem: Problem, priced: PricedPlan) -> StepTime:
     """Predict the step of a plan of one memory as it was priced in the problem."""
     sets, counts = priced.holder_sets, priced.by_holder_set
     problem = with_vectors_of(problem, sets, counts)
     return predict_step(problem, sets, counts, priced.cost.allreduce_method)
+
+
+@dataclass(frozen=True)
+class PlanTime:
+    """Predicted step of a plan under counts and its transfer time, the objective, in seconds."""
+
+    step_seconds: float
+    transfer_seconds: float
+
+    @staticmethod
+    def of(problems: Sequence[Problem], priced: Sequence[PricedPlan]) -> "PlanTime":
+        """The times of a plan of one memory or of two, as it was priced in their problems."""
+        steps = (predict_priced(*each).seconds for each in zip(problems, priced, strict=True))
+        return PlanTime(sum(steps), float(rank_seconds([each.cost for each in priced]).max()))
 
 
 def rank_seconds(costs: list[Cost]) -> Floats:

@@ -17,7 +17,7 @@ from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.price_fetched import predict_fetched
 from oper.planner.price_plan import (
-    predict_priced,
+    PlanTime,
     priced_under,
     problems_of_memories,
     rank_seconds,
@@ -64,19 +64,15 @@ def later_data(profile: Profile) -> HeldOutSource:
 def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
     """Price a plan made from `profile` in the problems of the data that follow it."""
     priced = priced_under(plans_of_memories(plan), problems)
-    costs = [each.cost for each in priced]
-    step = sum(
-        predict_priced(problem, each).seconds
-        for problem, each in zip(problems, priced, strict=True)
-    )
-    seconds = float(rank_seconds(costs).max())
+    time = PlanTime.of(problems, priced)
     parts = [
-        Certified(problem, certify(problem, cost.objective_seconds))
-        for problem, cost in zip(problems, costs, strict=True)
+        Certified(problem, certify(problem, each.cost.objective_seconds))
+        for problem, each in zip(problems, priced, strict=True)
     ]
-    devices = parts[0] if len(parts) > 1 else None
+    devices, seconds = parts[0] if len(parts) > 1 else None, time.transfer_seconds
     bound = certify_together(devices, parts[-1], seconds).lower_bound_seconds
-    return HeldOut(later_data(profile), problems[0].profile.samples, step, seconds, bound)
+    samples = problems[0].profile.samples
+    return HeldOut(later_data(profile), samples, time.step_seconds, seconds, bound)
 
 
 def _simple_plan(

@@ -6,6 +6,7 @@ distinct rows of batches.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from oper.logs.log import Log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared
 from oper.profiling.distinct_rows import DistinctSums
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, itself
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows import EqualWindows, Windows, refuse_too_many
@@ -88,7 +89,8 @@ def count(
             if folder is not None and options.windows:
                 # It is named by order of appearance until the order of the windows is known.
                 inner = folder / f"counted-{len(tallies)}"
-            tallies[window] = _Tally(reader, options, memory, inner)
+            first = options.windows.first_part(window) if options.windows else None
+            tallies[window] = _Tally(reader, options, memory, inner, first)
         tallies[window].add(batch)
     if not tallies:
         raise OperError(
@@ -139,7 +141,12 @@ class _Tally:
     """The counters of one window, and its distinct rows where they are measured."""
 
     def __init__(
-        self, reader: RowReader, options: CountOptions, memory: Memory, folder: Path | None
+        self,
+        reader: RowReader,
+        options: CountOptions,
+        memory: Memory,
+        folder: Path | None,
+        first_samples: int | None,
     ) -> None:
         self.folder = folder
         self._table_of = reader.tables_of
@@ -151,16 +158,34 @@ class _Tally:
         )
         self._sampling = options.sampling
         self._shares = RankShares(options.ranks) if options.sampling else None
+        # Samples after which the counts so far are the first part; 0: there are no parts.
+        self._first_samples = first_samples or 0
+        if options.sampling:
+            self._first_samples = round(self._first_samples * options.sampling.share)
+        self._first_part: Profile | None = None
 
     def add(self, batch: Batch) -> None:
-        self._counters.add(batch, self._table_of)
+        self._count(batch)
         if self._shares:
             self._shares.add(batch, self._table_of)
         if self._distinct:
             self._distinct.add(batch, self._table_of)
 
+    def _count(self, batch: Batch) -> None:
+        """Count a batch, and keep the counts of the window's first part."""
+        left = self._first_samples - self._counters.samples
+        if self._first_samples and self._first_part is None and left < batch.samples:
+            if left:
+                self._counters.add(batch.slice(0, left), self._table_of)
+            self._first_part = self._counters.snapshot()
+            batch = batch.slice(left, batch.samples)
+        self._counters.add(batch, self._table_of)
+
     def profile(self, source: dict[str, Any], prepared: Prepared | None) -> Profile:
         profile = self._counters.profile(source, prepared)
+        if self._first_part is not None:
+            first = replace(self._first_part, vocabularies=prepared)
+            profile.open_first_part = partial(itself, first)
         if self._distinct:
             profile.distinct = self._distinct.against(profile)
         if self._sampling and self._shares:

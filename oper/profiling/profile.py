@@ -11,7 +11,8 @@ accesses.npy, samples_with_row.npy where any table needs it (both sparse in wind
 counter_files.py), bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder
 of windows has a profile.json that lists them, and each window is a profile below it: PROFILE is
 their sum, PROFILE@3 the fourth one. The last part of a log that was held out of the counts is a
-profile in `held-out/`.
+profile in `held-out/`. A window keeps the counts of its first part in `first-part/`, so that plans
+made from that part can be judged on the rest (`Profile.parts`).
 
 What a plan is worth on data that it was not made from is seen on the data that came after: the part
 held out, or the next window (`Profile.following`).
@@ -61,6 +62,7 @@ from oper.tables.table import Table, VocabularyDigest, check_known, fingerprint
 
 MARKER = "profile.json"
 HELD_OUT = "held-out"  # the folder of the part held out
+FIRST_PART = "first-part"  # the folder of the first part of a window
 BAG_LENGTHS = "bag_lengths.npy"
 _ALIKE = 2  # factor within which two numbers of samples count as one size
 _WINDOW = re.compile("[0-9]{1,9}")
@@ -98,6 +100,8 @@ class Profile(RowCounts):
     open_last_windows: "Callable[[], tuple[Profile, Profile]] | None" = field(
         default=None, repr=False
     )
+    # It opens the counts of the first part of a window, in the order of the log.
+    open_first_part: "Callable[[], Profile] | None" = field(default=None, repr=False)
     holds_out: bool = False  # what follows was held out of this profile, and is saved with it
 
     def __post_init__(self) -> None:
@@ -172,6 +176,23 @@ class Profile(RowCounts):
         earlier.release()
         return found
 
+    @property
+    def parts(self) -> "tuple[Profile, Profile] | None":
+        """Earlier and later part of these counts: of a window, or all windows but the
+        last, and the last; None if nothing tells which counts are later."""
+        if self.open_first_part is None:
+            return None if self.open_last_windows is None else self.open_last_windows()
+        first = self.open_first_part()
+        later = _without(self, first)
+        # The later part alone does not tell how rows come and go: the window before does.
+        earlier = replace(
+            first,
+            distinct=self.distinct,
+            source=self.source,
+            open_preceding=self.open_preceding,
+        )
+        return earlier, later
+
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that plans use: tables, samples, counters, measured ratios and lengths
@@ -201,6 +222,7 @@ class Profile(RowCounts):
             open_following=_selected(self.open_following, tables),
             open_preceding=_selected(self.open_preceding, tables),
             open_last_windows=_both_selected(self.open_last_windows, tables),
+            open_first_part=_selected(self.open_first_part, tables),
         )
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
@@ -257,6 +279,9 @@ class Profile(RowCounts):
         if self.holds_out and self.following is not None:
             (folder / HELD_OUT).mkdir(exist_ok=True)
             self.following.write(folder / HELD_OUT, sparse=True)
+        if self.open_first_part is not None:
+            (folder / FIRST_PART).mkdir(exist_ok=True)
+            self.open_first_part().write(folder / FIRST_PART, sparse=True)
         digests = {}
         for name in self._counters():
             counters = getattr(self, name)
@@ -338,16 +363,37 @@ class Profile(RowCounts):
 def in_order(windows: "Sequence[Profile]") -> None:
     """Tell windows of a log, in order, which of them follow and precede each."""
     for earlier, later in pairwise(windows):
-        earlier.open_following = partial(_itself, later)
-        later.open_preceding = partial(_itself, earlier)
+        earlier.open_following = partial(itself, later)
+        later.open_preceding = partial(itself, earlier)
 
 
 def with_held_out(first: Profile, last: Profile) -> Profile:
     """The profile of a log's first part, with that of its last part held out."""
-    return replace(first, open_following=partial(_itself, last), holds_out=True)
+    return replace(first, open_following=partial(itself, last), holds_out=True)
 
 
-def _itself(profile: Profile) -> Profile:
+def _without(whole: Profile, part: Profile) -> Profile:
+    """Return the counts of a profile that are not those of a part of it."""
+    samples_with_row = whole.samples_with_row.copy()
+    starts = whole.samples_with_row_offsets
+    for table in np.flatnonzero(whole.bagged).tolist():
+        rest = samples_with_row[starts[table] : starts[table + 1]]
+        rest -= part.table_samples_with_row(table).astype(rest.dtype)
+    bags, part_bags = whole.bag_lengths, part.bag_lengths
+    return replace(
+        whole,
+        samples=whole.samples - part.samples,
+        accesses=whole.accesses - part.accesses.astype(whole.accesses.dtype),
+        samples_with_row=samples_with_row,
+        bag_lengths=None if bags is None or part_bags is None else bags.without(part_bags),
+        open_following=None,
+        open_preceding=None,
+        open_first_part=None,
+    )
+
+
+def itself(profile: Profile) -> Profile:
+    """Return the profile; `partial` of it opens a profile that is in memory."""
     return profile
 
 
@@ -570,6 +616,8 @@ def _load(
     if f"{HELD_OUT}/{MARKER}" in described:
         profile.open_following = partial(_load_held_out, folder, profile, mmap)
         profile.holds_out = True
+    if f"{FIRST_PART}/{MARKER}" in described:
+        profile.open_first_part = partial(_load_first_part, folder, profile, mmap)
     return profile
 
 
@@ -599,6 +647,18 @@ def _load_held_out(folder: Path, profile: Profile, mmap: bool) -> Profile:
             "the profile again"
         )
     return held_out
+
+
+def _load_first_part(folder: Path, profile: Profile, mmap: bool) -> Profile:
+    """The first part of a window, whose marker lists its files."""
+    path = folder / FIRST_PART
+    first = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
+    same = fingerprint(first.tables) == fingerprint(profile.tables)
+    if not same or first.samples >= profile.samples or (first.accesses > profile.accesses).any():
+        raise OperError(
+            f"{path}: is not the first part of {folder}; copy or write the profile again"
+        )
+    return first
 
 
 def _parse(content: dict[str, Any]) -> Profile:

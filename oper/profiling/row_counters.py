@@ -21,6 +21,7 @@ from oper.base.free_memory import free_memory
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.table_discovery import Prepared
 from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
+from oper.profiling.counter_files import sparse_counts
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths, BagLengthSums
@@ -133,6 +134,13 @@ class RowCounters:
             vocabularies=prepared,
             bag_lengths=self.bag_lengths,
         )
+
+    def snapshot(self) -> Profile:
+        """Return a profile of what was counted so far, in memory of its own."""
+        found = replace(self.profile({}))
+        for name in ("accesses", "samples_with_row"):
+            setattr(found, name, sparse_counts(getattr(self, name)))
+        return found
 
     def _new(self, size: int, dtype: Any, name: str) -> Any:
         return self._memory.new(size, dtype, self._folder, name)

@@ -7,8 +7,9 @@ windows.
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +27,13 @@ from oper.logs.log import Log
 from oper.profiling.profile import HELD_OUT, window_name
 
 Times = NDArray[np.float64]
+# Share of a window's samples in its first part, from which plans are made to be judged on the
+# rest: with a half they were so much worse than plans from the whole window that keeping old plans
+# was advised too often (docs/design/judged-in-time.md).
+FIRST_SHARE = 2 / 3
+# Share of the samples that may be earlier than the sample before them in a log whose windows are
+# split: logs of several writers are nearly in order, and in a shuffled one half of them are.
+_MOST_FALLS = 0.1
 
 
 class Windows(Protocol):
@@ -42,6 +50,9 @@ class Windows(Protocol):
 
     def folder(self, number: int) -> str:
         """The folder of the window that is `number` of those with samples, below the profile's."""
+
+    def first_part(self, window: int) -> int | None:
+        """The samples of a window's first part; None if the window is not split in time."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,10 @@ class EqualWindows:
 
     def folder(self, number: int) -> str:
         return window_name(number)
+
+    def first_part(self, window: int) -> int | None:
+        bounds = self.describe(window)
+        return int(FIRST_SHARE * (bounds["to_sample"] - bounds["from_sample"]))
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,9 @@ class HeldOutWindows:
     def folder(self, number: int) -> str:
         return (".", HELD_OUT)[number]
 
+    def first_part(self, window: int) -> int | None:
+        return None
+
 
 def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> None:
     """OperError where there are more than `most` windows, which option `source` asks for."""
@@ -114,13 +132,15 @@ def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> No
 class TimeWindows:
     """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
 
-    `unit` is that of the column's numbers, so that bounds are reported in it.
+    `unit` is that of the column's numbers, so that bounds are reported in it. `samples` are those
+    of each window if the log is in the order of the column, so that windows can be split in time.
     """
 
     column: str
     every: float
     unit: TimeUnit = "s"
     plain: bool = False
+    samples: Mapping[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.every < float("inf"):
@@ -152,6 +172,9 @@ class TimeWindows:
     def folder(self, number: int) -> str:
         return window_name(number)
 
+    def first_part(self, window: int) -> int | None:
+        return None if self.samples is None else int(FIRST_SHARE * self.samples.get(window, 0))
+
 
 def find_time_windows(
     log: Log,
@@ -174,7 +197,8 @@ def find_time_windows(
     numbers = (
         False  # whether the column has numbers, rather than timestamps, dates or texts of them
     )
-    seen: set[float] = set()
+    seen: Counter[int] = Counter()  # samples of each window
+    falls = 0  # of the time from one sample to the next
     low, high = np.inf, -np.inf
     for batch in log.in_unit(None).batches((), ids_only=True):
         times = checked_times(batch, column)
@@ -200,7 +224,9 @@ def find_time_windows(
             _check(batch, times, windows, stated)
             times = times / PER_SECOND[windows.unit]
         low, high = min(low, times.min()), max(high, times.max())
-        seen.update(np.unique(np.floor(times / windows.every)).tolist())
+        falls += int(np.count_nonzero(np.diff(times) < 0))
+        found, samples = np.unique(np.floor(times / windows.every), return_counts=True)
+        seen.update(dict(zip(map(int, found.tolist()), samples.tolist(), strict=True)))
         reach = f" from {_bound(low, windows)} to {_bound(high, windows)}"
         refuse_too_many(
             len(seen),
@@ -210,6 +236,8 @@ def find_time_windows(
         )
         advance(batch.samples)
     assert windows is not None, "a log without samples is an error when it is read"
+    if falls <= _MOST_FALLS * seen.total():
+        windows = replace(windows, samples=seen)
     return log.in_unit(windows.unit if numbers and not windows.plain else None), windows
 
 

@@ -7,7 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
-from oper.analysis.wording import HELD_OUT_DATA, simple_plans_compared
+from oper.analysis.wording import CHOICES, HELD_OUT_DATA, simple_plans_compared
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -21,6 +21,7 @@ from oper.checker.findings import Findings
 from oper.plan.plan import Plan
 from oper.planner.compare import Comparison, MethodResult
 from oper.planner.replan.drift import Drift, WindowDrift
+from oper.planner.replan.judgement import Judgement
 from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.counter_arrays import RowCounts
 
@@ -105,18 +106,21 @@ def _method(name: str, found: MethodResult, ours: float | None) -> tuple[str, ..
 
 @summary_of.register
 def _drift(drift: Drift) -> Summary:
-    """Return the times then and now, the verdict, and the tables, those that lose most first."""
-    seconds = drift.objective_seconds
+    """Return the advice, the predicted steps, and the tables, those that lose most first."""
+    judgement, made = drift.judgement, drift.made_step_seconds
     tables = sorted(drift.tables, key=lambda table: -table.worse_seconds)
+    steps = [
+        (f"step, {CHOICES[each.choice]}", format_duration(each.step_seconds))
+        for each in judgement.candidates
+    ]
+    if made is not None:
+        steps.insert(0, ("step when the plan was made", format_duration(made)))
     return Summary(
-        f"Verdict: {drift.verdict}. Transfers take {format_share(drift.judged_worse)} longer "
-        f"than with a plan made from scratch, on {_judged_on(drift)}",
-        (
-            ("transfer time when the plan was made", format_duration(seconds.then)),
-            ("transfer time now", format_duration(seconds.now)),
-            ("transfer time of a plan from scratch", format_duration(seconds.fresh)),
-        ),
-        ("table", "time lost", "now", "from scratch"),
+        f"Verdict: {drift.verdict} ({judgement.advice.replace('_', ' ')}). A step takes "
+        f"{format_share(judgement.worse)} longer than with the best other plan, on "
+        f"{_judged_on(judgement)}",
+        tuple(steps),
+        ("table", "transfer time lost", "now", "from scratch"),
         [
             (
                 table.table,
@@ -129,67 +133,53 @@ def _drift(drift: Drift) -> Summary:
     )
 
 
-def _judged_on(drift: Drift) -> str:
-    if drift.unseen is None:
+def _judged_on(judgement: Judgement) -> str:
+    if judgement.source is None:
         return "the data that this was made from"
-    return HELD_OUT_DATA[drift.unseen.source]
+    return HELD_OUT_DATA[judgement.source]
 
 
 @summary_of.register
 def _windows(drift: WindowDrift) -> Summary:
     """Return the cost of not re-planning, and a line for each window."""
+    judged = [window.drift.judgement for window in drift.windows]
     return Summary(
         f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
-        f"{format_share(drift.cost_share)} of the time with a plan made after each window",
-        headers=("window", "samples", "transfers", "from scratch", "longer", "verdict"),
+        f"{format_share(drift.cost_share)} of the time with the best other plan",
+        headers=("window", "samples", "step", "replanned", "from scratch", "longer", "advice"),
         rows=[
             (
                 f"@{number}",
                 f"{window.samples:,}",
-                format_duration(window.drift.judged_seconds.now),
-                format_duration(window.drift.judged_seconds.fresh),
-                format_share(window.drift.judged_worse),
-                "too small" if window.too_small else window.drift.verdict,
+                format_duration(found.keep.step_seconds),
+                format_duration(found.replan.step_seconds),
+                format_duration(found.fresh.step_seconds),
+                format_share(found.worse),
+                "too small" if window.too_small else found.advice.replace("_", " "),
             )
-            for number, window in enumerate(drift.windows)
+            for number, (window, found) in enumerate(zip(drift.windows, judged, strict=True))
         ],
     )
 
 
 @summary_of.register
 def _replanned(made: Replanned) -> Summary:
-    """Return the old plan, the new one, and one from scratch."""
-    later = made.held_out
-    moved = (
-        ("as it was", made.old_seconds, None if later is None else later.old_seconds, 0, 0.0),
-        (
-            "replanned",
-            made.new_seconds,
-            None if later is None else later.new_seconds,
-            made.migration.rows,
-            made.migration.link_bytes,
-        ),
-        (
-            "from scratch",
-            made.fresh_seconds,
-            None if later is None else later.fresh_seconds,
-            made.fresh_migration.rows,
-            made.fresh_migration.link_bytes,
-        ),
-    )
+    """Return the candidates of the judgement, with the moves that lead to each."""
+    judgement = made.judgement
+    candidates = () if judgement is None else judgement.candidates
+    advice = "" if judgement is None else f". Advice: {judgement.advice.replace('_', ' ')}"
     return Summary(
         f"{plural(made.moves.changed_rows, 'row')} moved, as far as that pays within "
-        f"{made.horizon:,} steps",
-        headers=("plan", "transfers", "on data held out", "rows moved", "bytes moved"),
+        f"{made.horizon:,} steps{advice}",
+        headers=("plan", "step (predicted)", "bytes moved", "time to move"),
         rows=[
             (
-                name,
-                format_duration(seconds),
-                _held_out(unseen),
-                f"{rows:,}",
-                format_bytes(moved_bytes),
+                CHOICES[each.choice],
+                format_duration(each.step_seconds),
+                format_bytes(each.moved_bytes),
+                format_duration(each.moving_seconds),
             )
-            for name, seconds, unseen, rows, moved_bytes in moved
+            for each in candidates
         ],
     )
 

@@ -29,7 +29,7 @@ _NAMED = 5  # keys of JSON
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
 # Which may be negative, if only by rounding.
 _DIFFERENCES = (
-    *("worse", "judged_worse", "worse_seconds", "cost_seconds", "cost_share"),
+    *("worse", "worse_seconds", "gain_seconds", "cost_seconds", "cost_share"),
     *("certified_gap", "solver_gap"),
 )
 

@@ -67,6 +67,18 @@ class BagLengths:
         distinct = np.sum([c.distinct for c in counted], axis=0)
         return cls.of_pairs(np.concatenate([c.pairs for c in counted]), distinct)
 
+    def without(self, part: "BagLengths") -> "BagLengths":
+        """Return the bags that are not those of a part of the same log."""
+        pairs = self.pairs
+        place = np.searchsorted(self._keys, part._keys)
+        pairs[place, 2] -= part.bags
+        return BagLengths.of_pairs(pairs, self.distinct - part.distinct)
+
+    @property
+    def _keys(self) -> Ints:
+        """Ascending numbers of the pairs of table and length, int64 [N]."""
+        return self.table << 32 | self.length
+
     @classmethod
     def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
         """Return the bags of several lists of tables, as of one list."""

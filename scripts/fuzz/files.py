@@ -45,16 +45,17 @@ from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.logs import LogOptions, open_log, prepare
 from oper.logs.row_reader import RowReader
-from oper.monitoring.judge_plan import Judgement, Move
 from oper.monitoring.period_report import PeriodReport
 from oper.monitoring.traffic import Traffic
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.plan_parts import part_of, plans_of_memories
+from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
+from oper.planner.replan.judgement import Candidate, Choice, Judgement
 from oper.planner.replan.replan import replan
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
@@ -400,7 +401,9 @@ def _period(number: int) -> str:
     """Return the line that a monitor of two ranks writes for a period."""
     of_ranks, of_links = np.array([9.0, 8.5]), np.array([[0.0, 64.0], [72.5, 0.0]])
     traffic = Traffic(of_ranks, of_links, Communication(136.5, 40.0, 8.0), 0.25)
-    judged = Judgement(2e-5, 1.5e-5, 1.4e-5, 1 / 3, 0.05, Move(3, 96.0, 1e-6, 2e-5, 1.5e-5))
+    steps = (Choice.KEEP, 2e-5), (Choice.REPLAN, 1.5e-5), (Choice.FROM_SCRATCH, 1.4e-5)
+    candidates = tuple(Candidate(choice, step, 1e-5, 96.0, 1e-6) for choice, step in steps)
+    judged = Judgement(HeldOutSource.THIS_WINDOW, 50, "", 10_000, 0.05, candidates)
     figures = (1.8e9, 50, 50, 5, 60, 180, 12)
     return PeriodReport(number, *figures, traffic, traffic, judged, "").line()
 

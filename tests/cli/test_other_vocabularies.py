@@ -75,8 +75,8 @@ def test_the_plans_own_vocabulary_is_accepted_with_the_right_counts() -> None:
     assert Profile.load("tue").accesses.tolist() != counted
     found = oper.drift("plan-mon", "tue-by-mon")
     by_hand = replace(Profile.load("mon"), accesses=np.array(counted, np.uint32), bag_lengths=None)
-    assert found.objective_seconds == oper.drift("plan-mon", by_hand).objective_seconds
-    assert found.objective_seconds.now > found.objective_seconds.then
+    assert found.judgement == oper.drift("plan-mon", by_hand).judgement
+    assert found.judgement.keep.transfer_seconds > found.rank_seconds.then.max()
     fine("replan", "plan-mon", "tue-by-mon", "-o", "new")
     fine("plan", "diff", "plan-mon", "new")
 

@@ -30,7 +30,7 @@ def test_the_newest_state_is_shown(run: Path) -> None:
     assert said == fine("top", "run.jsonl")  # not a terminal
     assert max(map(len, said.splitlines())) <= 100
     assert "run.jsonl: 30,000 iterations; period 2" in said
-    assert "Replan: an iteration is priced 24 µs" in " ".join(said.split())
+    assert "Replan: a step takes 24 µs" in " ".join(said.split())
     assert "and 4 ranks that serve less" in said
     verdicts = [line.split()[-1] for line in said.splitlines()[-3:]]
     assert verdicts == ["judged", "keep", "replan"]
@@ -72,9 +72,9 @@ def test_a_plan_that_is_moved_to_is_not_kept_or_judged(run: Path) -> None:
     }
 
 
-def test_reports_of_earlier_versions_are_read(run: Path) -> None:
-    assert "moving" not in run.read_text()
-    assert "Replan: an iteration" in fine("top", "run.jsonl")
+def test_reports_without_a_migration_are_read(run: Path) -> None:
+    assert '"moving"' not in run.read_text()
+    assert "Replan: a step takes" in fine("top", "run.jsonl")
 
 
 def test_json_is_the_newest_line(run: Path) -> None:

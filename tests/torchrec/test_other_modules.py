@@ -115,7 +115,7 @@ def test_the_planner_judges_its_plan_on_data_held_out() -> None:
     plan = oper.OperShardingPlanner("cpu:1", with_held_out(first, later)).plan(bags).oper_plan
     assert plan.held_out is not None
     adapted = planner_inputs.profile_of(later, plan.tables)
-    now = oper.drift(plan, adapted).objective_seconds.now
+    now = oper.drift(plan, adapted).judgement.keep.transfer_seconds
     assert plan.held_out.objective_seconds == pytest.approx(now)
 
 

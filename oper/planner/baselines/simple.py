@@ -7,6 +7,7 @@ In: `Problem`. Out: `Baseline`.
                    far; memory is ignored. Rows without accesses, on which that rule is silent,
                    are spread evenly
     table_wise     whole tables in turn (table t to rank t mod M): equally many on each rank
+    full_copies    a copy of each row on each rank
     row_wise       every table in M contiguous ranges whose lengths differ by at most one row; the
                    longer ones go to the ranks in turn, so that they do not pile up on the first
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import as_int64
+from oper.cost.holder_sets import everywhere_set
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
@@ -38,6 +40,14 @@ def table_wise(problem: Problem) -> Baseline:
     offsets = problem.profile.offsets
     pieces = Pieces(offsets, np.arange(len(offsets) - 1) % ranks)
     return single_owner_baseline("table_wise", problem, cells, pieces)
+
+
+def full_copies(problem: Problem) -> Baseline:
+    """A copy of each row on each rank."""
+    classes = np.arange(len(problem.classes))
+    cells = Cells(classes, np.zeros_like(classes), problem.classes.rows)
+    sums = cells.sums(problem.classes, 1)
+    return Baseline("full_copies", everywhere_set(problem.ranks), sums, cells)
 
 
 def memory_greedy(problem: Problem) -> Baseline:

@@ -1,25 +1,23 @@
-"""Drift: what a plan costs under newer counts, and whether to plan again.
+"""Drift: predicted step of a plan under newer counts, and whether to replace the plan.
 
-In: `Plan`, a newer `Profile`. Out: `Drift`. The plan's rows are counted where they are, class by
-class of the new counts (row_locator.py), and priced as if the plan had been made for them. This is
-compared with the cost when the plan was made, and with that of a plan made from scratch for the new
-counts. Judged on the data that it was made from, a plan from scratch is better than it will be in
-use. So the verdict is that of data which neither plan was made from, where there are such: of this
-window beside a plan made from the one before, or of the data that follow beside a plan made from
-these. It is "replan" where the plan is worse there by more than a threshold.
+In: `Plan`, a newer `Profile`. Out: `Drift`. The verdict is a judgement (judge.py): predicted steps
+of the plan, of the plan with the moves that pay, and of one from scratch, on data that none of them
+was made from if the newer data can be split in time. The rest of a drift says why: where the plan's
+rows are, counted class by class (row_locator.py), beside those of the plan from scratch, on the
+same data.
 
 Of several windows those with too few accesses to tell drift from chance (enough_accesses.py) are
 priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of the next.
 
-T is linear in rows but for the latency of the AllReduce, so that each table has its part in it
-(§3.2). What a table adds to the slowest rank's T says which tables slow it down; what it adds to
-the mean T, compared with the plan from scratch, says where the placement is out of date.
+Transfer time T is linear in rows but for the latency of the AllReduce, so that each table has its
+part in it (§3.2). The part of a table in the slowest rank's T says which tables slow it down; its
+part in the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,31 +30,25 @@ from oper.cost.allreduce import NodeCopiesCost, allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
-from oper.plan.plan_parts import plans_of_memories
-from oper.plan.reference_figures import HeldOutSource
-from oper.plan.row_locator import RowLocator
-from oper.planner.assemble_plan import assemble
 from oper.planner.enough_accesses import is_too_small, warn_if_too_small
-from oper.planner.place_together import place_memories
-from oper.planner.price_plan import (
-    PricedPlan,
-    costs_under,
-    price_tables,
-    problems_of_memories,
-    rank_seconds,
-)
-from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.price_plan import PricedPlan, rank_seconds
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import ClassProblem, Problem
-from oper.planner.reference_figures import later_data, later_profile
+from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.check_tables import check_tables
+from oper.planner.replan.judge import JudgingData, judge
+from oper.planner.replan.judgement import Choice, Judgement
+from oper.planner.replan.replan import plan_again
 from oper.profiling.profile import Profile, profile_given
 from oper.profiling.unknown_values import UnknownValues, tell_unknown_values
+
+# Share of a table's accesses to unknown values above which its vocabulary is out of date. Rare
+# values that a vocabulary leaves out on purpose (--min-count) are mostly fewer.
+OUTDATED = 0.1
 
 
 @dataclass(frozen=True)
 class TableDrift:
-    """A table's part of T, in seconds."""
+    """A table's part of the transfer time, in seconds."""
 
     DERIVED: ClassVar = ("worse_seconds",)  # in JSON beside the fields
 
@@ -92,80 +84,68 @@ class HotSets:
 
 
 @dataclass(frozen=True)
-class Objective:
-    """Seconds of the slowest rank: when the plan was made, now, and in a plan from scratch."""
-
-    then: float
-    now: float
-    fresh: float
-
-
-@dataclass(frozen=True)
 class RankSeconds:
-    """Seconds of each rank: when the plan was made, now, and in a plan from scratch."""
+    """Transfer time of each rank in seconds: when the plan was made, now, and in a plan from
+    scratch."""
 
     then: PerRank
     now: PerRank
     fresh: PerRank
 
 
-class NowAndFresh(NamedTuple):
-    """Seconds of the slowest rank, of a plan and of one from scratch."""
-
-    now: float
-    fresh: float
-
-
 @dataclass(frozen=True)
-class UnseenDrift:
-    """A plan beside one made from scratch, on data that neither was made from.
+class VocabularyDrift:
+    """Share of a table's accesses to values that the plan's vocabulary does not know. They all read
+    row 0, whatever the plan."""
 
-    source: which data. worse: as in `Drift`. now_seconds, fresh_seconds: of the slowest rank.
-    """
-
-    source: HeldOutSource
-    samples: int
-    worse: float
-    now_seconds: float
-    fresh_seconds: float
+    table: str
+    unknown_share: float
 
 
 @dataclass(frozen=True)
 class Drift(Summarised):
     """A plan under newer counts.
 
-    worse: than a plan from scratch for these very counts, as a share, in what the plan was made to
-    keep small, which is the time of the slowest rank or of the busiest link. threshold: what is
-    tolerated of it. unseen: on data that neither plan was made from; None where there are none.
+    judgement: steps of the plan and of what could replace it, and the advice. made_step_seconds:
+    step when the plan was made; None of a plan that does not say. vocabularies: tables whose newer
+    data have values that the plan's vocabulary does not know, most first. The other fields say why
+    the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
-    DERIVED: ClassVar = ("verdict", "judged_worse")  # in JSON beside the fields
+    DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
 
-    worse: float
-    threshold: float
-    unseen: UnseenDrift | None
-    objective_seconds: Objective
+    judgement: Judgement
+    made_step_seconds: float | None
     rank_seconds: RankSeconds
     hot_set: HotSets
     tables: tuple[TableDrift, ...]
+    vocabularies: tuple[VocabularyDrift, ...] = ()
+
+    @property
+    def advice(self) -> str:
+        """The choice that pays best, or to keep the plan (`Choice`)."""
+        return self.judgement.advice
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether the plan is worse than a fresh one by more than the threshold."""
-        return "replan" if self.judged_worse > self.threshold else "keep"
+        """Whether to keep the plan: another one does not pay, and the vocabularies are the
+        newest."""
+        return "replan" if self.outdated_vocabularies else self.judgement.verdict
 
     @property
-    def judged_worse(self) -> float:
-        """By how much it is worse on data that neither plan was made from, or, where there are
-        none, on those that the fresh one was made from."""
-        return self.worse if self.unseen is None else self.unseen.worse
+    def outdated_vocabularies(self) -> tuple[VocabularyDrift, ...]:
+        """The tables of which more accesses than `OUTDATED` are to unknown values."""
+        return tuple(each for each in self.vocabularies if each.unknown_share > OUTDATED)
 
     @property
-    def judged_seconds(self) -> "NowAndFresh":
-        """The objectives on the data that `judged_worse` is of."""
-        if self.unseen is None:
-            return NowAndFresh(self.objective_seconds.now, self.objective_seconds.fresh)
-        return NowAndFresh(self.unseen.now_seconds, self.unseen.fresh_seconds)
+    def worse(self) -> float:
+        """The share by which the plan's step is longer than that of the best other candidate."""
+        return self.judgement.worse
+
+    @property
+    def threshold(self) -> float:
+        """The share of a step that another plan must save."""
+        return self.judgement.threshold
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper drift --json`, but those that name the plan and the profile."""
@@ -174,12 +154,16 @@ class Drift(Summarised):
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "Drift":
-        """What `oper drift --json` printed read back; ValueError where it is none."""
+        """Read back the output of `oper drift --json`; ValueError if it is invalid."""
         try:
             ranks = len(content["rank_seconds"]["now"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return typed(content, Drift, ranks)
+        found = typed(content, Drift, ranks)
+        choices = [each.choice for each in found.judgement.candidates]
+        if choices[:3] != [Choice.KEEP, Choice.REPLAN, Choice.FROM_SCRATCH]:
+            raise ValueError(f"expected the candidates keep, replan, from_scratch; got {choices}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -198,9 +182,9 @@ class Window:
 
     @property
     def cost_seconds(self) -> float:
-        """What all iterations of the window took longer than with a plan from scratch, made from
-        the window before it where there is one."""
-        return self.iterations * (self.drift.judged_seconds.now - self.drift.judged_seconds.fresh)
+        """The seconds that all steps of the window take longer with the plan than with the best
+        other candidate."""
+        return self.iterations * self.drift.judgement.gain_seconds
 
     def to_json(self) -> dict[str, Any]:
         """One of the windows of `oper drift --all-windows --json`."""
@@ -256,9 +240,10 @@ class WindowDrift(Summarised):
 
     @property
     def cost_share(self) -> float:
-        """The same, as a share of the time with a plan made for each window."""
-        fresh = sum(w.iterations * w.drift.judged_seconds.fresh for w in self.judged.values())
-        return self.cost_seconds / fresh if fresh > 0 else 0.0
+        """The same, as a share of the time with the best other candidate in each window."""
+        judged = self.judged.values()
+        best = sum(w.iterations * w.drift.judgement.best.step_seconds for w in judged)
+        return self.cost_seconds / best if best > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper drift --all-windows --json`, but those that name plan and profile."""
@@ -290,7 +275,8 @@ def drift_by_window(
     """Price a plan under the counts of each window of a log: of a folder, or as
     `Profile.load_windows` reads them.
 
-    Arguments and errors are those of `drift`.
+    Arguments and errors are those of `drift`. A window that does not know the one before it is
+    preceded by the last of these windows that is large enough.
     """
     plan = plan_given("drift_by_window", "plan", plan)
     threshold = finite_number(threshold, "threshold")
@@ -298,23 +284,16 @@ def drift_by_window(
         windows = Profile.load_windows(windows)
     found: list[Window] = []
     unknown = UnknownValues()
-    # The parts of a plan from scratch for the window before that is large enough.
-    before: list[Plan] | None = None
+    before: Profile | None = None  # the window before that is large enough
     for window in windows:
         check_tables(plan, window)
         unknown.add(window)
-        measured = _measure_parts(plan, window, report)
-        unseen = None
-        if before is not None and window.digest != plan.profile:
-            unseen = _in_this_window(plan, window, before)
-        elif window.holds_out:
-            unseen = _unseen(plan, window, measured)
-        under = _drift(plan, measured, threshold, unseen)
+        under = _drift(plan, window, before, threshold, report)
         iterations = window.samples / plan.workload.batch_size
         found.append(Window(under, window.samples, _accesses(window), iterations))
+        window.release()  # so that the memory is that of few windows' counters
         if not found[-1].too_small:
-            before = [each.fresh_plan for each in measured]
-        window.release()  # so that the memory is that of one window's counters
+            before = window
     unknown.tell()
     return WindowDrift(tuple(found))
 
@@ -325,13 +304,13 @@ def drift(
     threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> Drift:
-    """Price a plan under the counts of `profile`, beside a plan made from scratch for them.
+    """Judge a plan by the counts of `profile`, beside what could replace it (judge.py).
 
-    Plan and profile may be given by their folders. The verdict is "replan" where the plan from
-    scratch is better by more than the share `threshold`. `report` is called with the name of each
-    step as it begins.
+    Plan and profile may be given by their folders. The verdict is "replan" if another plan pays:
+    its step is shorter by more than the share `threshold`, and saves more within 10,000 steps than
+    its moves take. `report` is called with the name of each part of the work as it begins.
 
-    Raises OperError where plan and profile are of different tables; an OperWarning says where the
+    Raises OperError if plan and profile are of different tables; an OperWarning says that the
     profile has too few accesses to tell drift from chance.
     """
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
@@ -339,23 +318,32 @@ def drift(
     check_tables(plan, profile)
     tell_unknown_values(profile)
     warn_if_too_small(profile, plan.ranks, "the profile's counts")
-    measured = _measure_parts(plan, profile, report)
-    report("data that neither plan has seen")
-    return _drift(plan, measured, threshold, _unseen(plan, profile, measured))
+    return _drift(plan, profile, None, threshold, report)
 
 
 def _drift(
-    plan: Plan, measured: "list[_Measured]", threshold: float, unseen: UnseenDrift | None
+    plan: Plan,
+    profile: Profile,
+    before: Profile | None,
+    threshold: float,
+    report: Callable[[str], None],
 ) -> Drift:
-    numbers = [memory.tables for memory in plan.memories if memory.tables]
-    now, fresh = ([getattr(each, name).cost for each in measured] for name in ("now", "fresh"))
-    rank_now, rank_fresh = rank_seconds(now), rank_seconds(fresh)
+    """Judge a plan by a profile; `before` is the window that precedes it, if that is known."""
+    report("other plans for the newer data")
+    data = JudgingData.of(plan.profile, plan.ranks, profile, before)
+    made = plan_again(plan, data.made_from)
+    report("all plans on data that none has seen")
+    judged = judge(plan, made, data, threshold)
+    rank_now, rank_fresh = (
+        rank_seconds([each.cost for each in priced]) for priced in (judged.now, judged.fresh)
+    )
     slowest = int(rank_now.argmax())
+    numbers = [memory.tables for memory in plan.memories if memory.tables]
     tables: dict[int, TableDrift] = {}
-    for each, of_part in zip(measured, numbers, strict=True):
-        in_parts = zip(
-            _parts(each.problem, each.now), _parts(each.problem, each.fresh), strict=True
-        )
+    for problem, now, fresh, of_part in zip(
+        judged.problems, judged.now, judged.fresh, numbers, strict=True
+    ):
+        in_parts = zip(_parts(problem, now), _parts(problem, fresh), strict=True)
         for number, (part, fresh_part) in zip(of_part, in_parts, strict=True):
             tables[number] = TableDrift(
                 plan.tables[number].name,
@@ -365,16 +353,11 @@ def _drift(
                 degree_of_balance(part.lookups),
             )
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
-    classes = [each.problem.classes for each in measured]
-    listed = [each.now.counted[:, : len(each.now.holder_sets)] for each in measured]
-    balance = measured[0].problem.asked.balance
+    classes = [problem.classes for problem in judged.problems]
+    listed = [now.counted[:, : len(now.holder_sets)] for now in judged.now]
     return Drift(
-        worse=_worse(balance, now, fresh),
-        threshold=threshold,
-        unseen=unseen,
-        objective_seconds=Objective(
-            plan.cost.objective_seconds, float(rank_now.max()), float(rank_fresh.max())
-        ),
+        judgement=judged.judgement,
+        made_step_seconds=None if plan.step_time is None else plan.step_time.seconds,
         rank_seconds=RankSeconds(plan.cost.rank_seconds, rank_now, rank_fresh),
         hot_set=HotSets(
             listed=_hot_set(
@@ -389,87 +372,20 @@ def _drift(
             ),
         ),
         tables=tuple(tables[number] for number in sorted(tables)),
+        vocabularies=_vocabularies(profile),
     )
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The rows of one memory under new counts: where the plan has them, and placed from scratch."""
-
-    problem: Problem
-    now: PricedPlan
-    fresh: PricedPlan
-    fresh_plan: Plan
-
-
-def _measure_parts(plan: Plan, profile: Profile, report: Callable[[str], None]) -> list[_Measured]:
-    """Each memory that has tables, by their counts in the profile."""
-    report("the plan under the new counts")
-    problems = problems_of_memories(plan, profile)
-    parts = plans_of_memories(plan)
-    finders = [ClassFinder(problem.profile, problem.classes) for problem in problems]
-    now = [
-        price_tables(problem, RowLocator(part), finder)
-        for problem, part, finder in zip(problems, parts, finders, strict=True)
-    ]
-    report("a plan from scratch")
-    fresh = [assemble(placed) for placed in place_memories(problems)[0]]
-    return [
-        _Measured(problem, old, price_tables(problem, RowLocator(new), finder), new)
-        for problem, old, new, finder in zip(problems, now, fresh, finders, strict=True)
-    ]
-
-
-def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDrift | None:
-    """The plan beside one from scratch on data that neither was made from."""
-    earlier, later = profile.preceding, later_profile(profile)
-    while earlier is not None and is_too_small(_accesses(earlier), plan.ranks):
-        earlier = earlier.preceding
-    if later is not None and is_too_small(_accesses(later), plan.ranks):
-        if profile.holds_out:
-            warn_if_too_small(later, plan.ranks, "the held-out data, which judge nothing,")
-        later = None
-    if earlier is not None and profile.digest != plan.profile:
-        before = place_memories(problems_of_memories(plan, earlier))[0]
-        return _in_this_window(plan, profile, [assemble(placed) for placed in before])
-    if later is None or later.digest == plan.profile:
-        return None
-    problems = problems_of_memories(plan, later, as_counted=True)
-    now = costs_under(plans_of_memories(plan), problems)
-    fresh = costs_under([each.fresh_plan for each in measured], problems)
-    return _compared(plan, later_data(profile), later, now, fresh)
-
-
-def _in_this_window(plan: Plan, window: Profile, before: list[Plan]) -> UnseenDrift:
-    """The plan beside one whose parts were made from the window before."""
-    problems = problems_of_memories(plan, window, as_counted=True)
-    now, fresh = costs_under(plans_of_memories(plan), problems), costs_under(before, problems)
-    return _compared(plan, HeldOutSource.THIS_WINDOW, window, now, fresh)
-
-
-def _compared(
-    plan: Plan, source: HeldOutSource, judge: Profile, now: list[Cost], fresh: list[Cost]
-) -> UnseenDrift:
-    return UnseenDrift(
-        source,
-        judge.samples,
-        _worse(plan.asked.balance, now, fresh),
-        float(rank_seconds(now).max()),
-        float(rank_seconds(fresh).max()),
+def _vocabularies(profile: Profile) -> tuple[VocabularyDrift, ...]:
+    """Return the tables with accesses to unknown values, those with most first."""
+    accesses = dict(
+        zip((t.name for t in profile.tables), profile.accesses_of_tables.tolist(), strict=True)
     )
-
-
-def _worse(balance: str, now: list[Cost], fresh: list[Cost]) -> float:
-    best = _aimed(balance, fresh)
-    return _aimed(balance, now) / best - 1 if best > 0 else 0.0
-
-
-def _aimed(balance: str, costs: list[Cost]) -> float:
-    """What the plan makes small, as `aimed_seconds` of one memory."""
-    if balance == "time":
-        return float(rank_seconds(costs).max())
-    links = np.sum([cost.link_seconds for cost in costs], axis=0)
-    return float(np.where(np.eye(len(links)), 0.0, links).max())
+    found = [
+        VocabularyDrift(table, unknown / accesses[table])
+        for table, unknown in profile.unknown_accesses.items()
+    ]
+    return tuple(sorted(found, key=lambda each: -each.unknown_share))
 
 
 def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:

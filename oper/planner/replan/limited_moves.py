@@ -46,6 +46,9 @@ class MoveLimit(NamedTuple):
         return self.most_bytes is None or link_bytes <= self.most_bytes
 
 
+ALL_MOVES = MoveLimit()
+
+
 class MemoryRows(NamedTuple):
     """What the rows of one memory may do: the holder sets that they may have, and what it costs to
     bring them from one to another."""

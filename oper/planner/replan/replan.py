@@ -3,8 +3,8 @@
 In: `Plan`, a newer `Profile`, a horizon. Out: `Replanned`, with the new `Plan` and its `RowMoves`.
 Which rows move is decided in replan_one_memory.py. A plan with a tier is two such plans, and its
 tables stay in the memory they are in (replan_with_tier.py). Where tables, ranks, links or limits
-are others, the old rows are carried over first (replan_changed.py). What the plans gain on data
-that they were not made from is seen on those that follow the profile's, where these are known.
+are others, the old rows are carried over first (replan_changed.py). Whether that pays is judged on
+data that neither plan was made from (judge.py), as `oper drift` does.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,11 @@ from oper.base.spoken import option
 from oper.base.units import parse_bytes, parse_share, whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
-from oper.plan.plan_parts import plans_of_memories
-from oper.planner.assemble_plan import assemble
-from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
-from oper.planner.reference_figures import later_profile, with_reference_figures
-from oper.planner.replan.limited_moves import MoveLimit
+from oper.planner.reference_figures import with_reference_figures
+from oper.planner.replan.judge import JudgingData, judge
+from oper.planner.replan.limited_moves import ALL_MOVES, MoveLimit
 from oper.planner.replan.replan_changed import Wanted, replan_changed
-from oper.planner.replan.replan_one_memory import (
-    HeldOutReplan,
-    Replanned,
-    replan_one_memory,
-)
+from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.planner.replan.replan_with_tier import replan_with_tier
 from oper.profiling.profile import Profile, profile_given
 from oper.profiling.unknown_values import tell_unknown_values
@@ -70,23 +64,48 @@ def replan(
     iterations = whole_number(horizon, "horizon")
     wanted = _wanted(old, topology, extra_memory)
     limit = MoveLimit(_most_bytes(max_move, old, counts), curve)
-    same_tables = fingerprint(old.tables) == fingerprint(counts.tables)
-    if same_tables and wanted.is_of(old):
-        plan_again = replan_with_tier if old.tier else replan_one_memory
-        made = plan_again(old, counts, iterations, limit, digest, report)
-    else:
-        made = replan_changed(old, counts, wanted, iterations, limit, digest, report)
-        old = made.unmoved()
+    made = plan_again(old, counts, wanted, iterations, limit, digest, report)
     tell_unknown_values(counts)
     report("data that no plan has seen")
-    companions = (counts.save_vocabularies, made.moves.save)
-    new = with_reference_figures(made.plan, counts, [each.problem for each in made.fresh_parts])
+    data = JudgingData.of(old.profile, made.plan.ranks, counts, None)
+    first = made
+    if data.made_from is not counts:
+        limit = limit._replace(curve=False)
+        first = plan_again(old, data.made_from, wanted, iterations, limit)
+    judged = judge(old if first.carried_over is None else first.unmoved(), first, data)
     return replace(
         made,
         max_move_bytes=limit.most_bytes,
-        plan=replace(new, companions=companions, read_vocabularies=counts.prepared),
-        held_out=_held_out(old, made, new, counts),
+        plan=with_figures(made, counts),
+        judgement=judged.judgement,
     )
+
+
+def plan_again(
+    old: Plan,
+    counts: Profile,
+    wanted: Wanted | None = None,
+    horizon: int = HORIZON,
+    limit: MoveLimit = ALL_MOVES,
+    digest: str = "",
+    report: Callable[[str], None] = lambda step: None,
+) -> Replanned:
+    """Replan as `replan` does, without the figures of other plans and a judgement. `wanted`: the
+    old plan's, if None; `digest`: of the old plan's folder."""
+    wanted = wanted or _wanted(old, None, None)
+    same_tables = fingerprint(old.tables) == fingerprint(counts.tables)
+    if same_tables and wanted.is_of(old):
+        replan_parts = replan_with_tier if old.tier else replan_one_memory
+        return replan_parts(old, counts, horizon, limit, digest, report)
+    return replan_changed(old, counts, wanted, horizon, limit, digest, report)
+
+
+def with_figures(made: Replanned, counts: Profile) -> Plan:
+    """Return the new plan with the figures that it is compared with, its moves and the profile's
+    vocabularies, which are saved with it."""
+    companions = (counts.save_vocabularies, made.moves.save)
+    new = with_reference_figures(made.plan, counts, [each.problem for each in made.fresh_parts])
+    return replace(new, companions=companions, read_vocabularies=counts.prepared)
 
 
 def _wanted(
@@ -126,21 +145,4 @@ def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float |
     raise OperError(
         f"{option('--max-move', given)}: expected a size, such as 64MB, or a share of the tables' "
         "bytes, such as 1%"
-    )
-
-
-def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:
-    """What the plans cost on the data that follow the profile's."""
-    later = later_profile(profile)
-    if new.held_out is None or later is None:
-        return None
-    problems = problems_of_memories(new, later, as_counted=True)
-    of_old = costs_under(plans_of_memories(old), problems)
-    fresh = costs_under([assemble(part) for part in made.fresh_parts], problems)
-    return HeldOutReplan(
-        new.held_out.source,
-        new.held_out.samples,
-        float(rank_seconds(of_old).max()),
-        new.held_out.objective_seconds,
-        float(rank_seconds(fresh).max()),
     )

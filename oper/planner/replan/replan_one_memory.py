@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.plan_file import to_json
-from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
@@ -50,6 +49,7 @@ from oper.planner.replan.improve_placement import (
     candidate_sets,
 )
 from oper.planner.replan.improve_pooled import better_pooled_counts
+from oper.planner.replan.judgement import Judgement
 from oper.planner.replan.limited_moves import (
     CurvePoint,
     LimitedMoves,
@@ -71,25 +71,6 @@ from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
-
-
-@dataclass(frozen=True)
-class HeldOutReplan:
-    """The old plan, the new one and one from scratch on data that the last two were not made from,
-    in seconds of the slowest rank."""
-
-    DERIVED: ClassVar = ("gain_share",)  # in JSON beside the fields
-
-    source: HeldOutSource
-    samples: int
-    old_seconds: float
-    new_seconds: float
-    fresh_seconds: float
-
-    @property
-    def gain_share(self) -> float | None:
-        """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
-        return _gain_share(self.old_seconds, self.new_seconds, self.fresh_seconds)
 
 
 def _gain_share(old: float, new: float, fresh: float) -> float | None:
@@ -127,33 +108,34 @@ class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
 
     carried_over: what had changed; None where tables, ranks, links and limits are the old plan's.
-    The figures of the old plan are then those of its rows carried over. held_out: what they cost on
-    later data; None where there are none.
+    The figures of the old plan are then those of its rows carried over. judgement: predicted steps
+    of these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
+    `new_seconds` and `fresh_seconds` are transfer times, which plans make small.
     """
 
     plan: Plan
     moves: RowMoves
     horizon: int
-    old_seconds: float  # the old plan's objective under the new counts
+    old_seconds: float  # the old plan's transfer time under the new counts
     migration: Migration
     fresh: Planned
     fresh_migration: Migration
     seconds: dict[str, float]
     unmoved: Callable[[], Plan]  # the old plan, with its figures under the new counts
     aimed: AimedSeconds
-    held_out: HeldOutReplan | None = None
+    judgement: Judgement | None = None
     carried_over: CarriedOver | None = None
     max_move_bytes: float | None = None  # over links
     curve: tuple[CurvePoint, ...] = ()  # where it was asked for and something pays
 
     @property
     def new_seconds(self) -> float:
-        """The objective of the new plan."""
+        """The transfer time of the new plan."""
         return self.plan.cost.objective_seconds
 
     @property
     def fresh_seconds(self) -> float:
-        """The objective of a plan made from scratch."""
+        """The transfer time of a plan made from scratch."""
         return self.fresh.cost.objective_seconds
 
     @property
@@ -187,9 +169,13 @@ class Replanned(Summarised):
         """The fields of `oper replan --json`, but `plan`."""
         return {
             "horizon": self.horizon,
-            "old_objective_seconds": self.old_seconds,
-            "objective_seconds": self.new_seconds,
-            "fresh_objective_seconds": self.fresh_seconds,
+            "step_seconds": self.plan.step_time and self.plan.step_time.seconds,
+            "judgement": to_json(self.judgement),
+            "transfer_seconds": {
+                "old": self.old_seconds,
+                "new": self.new_seconds,
+                "fresh": self.fresh_seconds,
+            },
             "aimed_seconds": self.aimed._asdict(),
             "gain_share": self.gain_share,
             "bytes_share": self.bytes_share,
@@ -197,7 +183,7 @@ class Replanned(Summarised):
             **self.migration.to_json(),
             "seconds": self.migration_seconds,
             "fresh": self.fresh_migration.to_json() | {"seconds": self.fresh_migration_seconds},
-            "held_out": to_json(self.held_out),
+            "held_out": to_json(self.plan.held_out),
             "carried_over": self.carried_over and self.carried_over.to_json(),
             "max_move_bytes": self.max_move_bytes,
             "curve": to_json(self.curve),

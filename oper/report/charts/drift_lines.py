@@ -1,16 +1,23 @@
-"""A plan under newer counts: what it costs, and what a plan from scratch would."""
+"""Chart of a plan under newer counts: predicted steps of the plan and of what could replace it."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from oper.analysis.wording import HELD_OUT_DATA
-from oper.base.formatting import format_digits, format_duration, format_share, plural
+from oper.analysis.wording import CHOICES, HELD_OUT_DATA
+from oper.base.formatting import (
+    format_bytes,
+    format_digits,
+    format_duration,
+    format_share,
+    plural,
+)
 from oper.plan.reference_figures import HeldOutSource
 from oper.planner.enough_accesses import ENOUGH_ACCESSES
 from oper.planner.replan.drift import Drift, Window, WindowDrift
+from oper.planner.replan.judgement import Candidate, Judgement
 from oper.report.charts.chart import ACCENT, INK, MUTED, Chart, axis, duration_unit, spec
 
-_NOW, _FRESH = "this plan", "a plan from scratch"
+_NOW = "this plan"
 
 
 @dataclass(frozen=True)
@@ -32,24 +39,22 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
     """Return the drift of a plan as the `number`th chart of its kind on a page."""
     found = drift.found
     if isinstance(found, Drift):
-        seconds = found.objective_seconds
-        bars = _bars(
-            [
-                ("when it was made", seconds.then, None),
-                (drift.profile, *found.judged_seconds),
-            ]
+        judgement = found.judgement
+        bars = _bars([(CHOICES[each.choice], each.step_seconds) for each in judgement.candidates])
+        headers: tuple[str, ...] = ("plan", "step", "saves", "bytes moved", "time to move")
+        rows = [_row(judgement, each) for each in judgement.candidates]
+        now, best = (
+            format_duration(each.step_seconds) for each in (judgement.keep, judgement.best)
         )
-        rows = [
-            ("when it was made", format_duration(seconds.then), "", "", ""),
-            _row(drift.profile, found),
-        ]
-        now, fresh = map(format_duration, found.judged_seconds)
+        made = found.made_step_seconds
+        then = "" if made is None else f" When the plan was made it took {format_duration(made)}."
         caption = (
-            f"On {judged_data(found, drift.profile)} transfers take {now} a step with the plan, "
-            f"and {fresh} with the one from scratch. {_advice(found)}"
+            f"On {judged_data(found, drift.profile)} a step takes {now} with this plan and {best} "
+            f"with the best other one (predicted).{then} {_advice(found)}"
         )
     else:
         bars = _losses(found)
+        headers = ("data", _NOW, "replanned", "from scratch", "longer by", "advice")
         rows = [_row_of_window(n, window) for n, window in enumerate(found.windows)]
         caption = _cost_of_windows(found)
     return Chart(
@@ -57,33 +62,36 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         title=f"The plan under newer data: {drift.profile}",
         caption=caption,
         spec=bars,
-        headers=("data", _NOW, _FRESH, "longer by", "verdict"),
+        headers=headers,
         rows=rows,
     )
 
 
 def judged_data(drift: Drift, profile: str) -> str:
-    """Return the data of the verdict, and their part that the plan from scratch has seen."""
-    unseen = drift.unseen
-    if unseen is None:
-        return f"{profile}, which a plan from scratch is made from here,"
-    if unseen.source == HeldOutSource.THIS_WINDOW:
-        return f"{profile}, compared with a plan made from the window before,"
-    return f"{HELD_OUT_DATA[unseen.source]}, compared with a plan made from {profile},"
+    """Return the data of the judgement, and whether plans have seen them."""
+    source = drift.judgement.source
+    if source is None:
+        return f"{profile}, which the other plans were made from,"
+    if source == HeldOutSource.THIS_WINDOW:
+        return f"{profile}, which none of the plans was made from,"
+    return f"{HELD_OUT_DATA[source]} ({profile}), which none of the plans was made from,"
 
 
-def _row(name: str, drift: Drift) -> tuple[str, ...]:
+def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
     return (
-        name,
-        *map(format_duration, drift.judged_seconds),
-        format_share(drift.judged_worse),
-        drift.verdict,
+        CHOICES[candidate.choice],
+        format_duration(candidate.step_seconds),
+        format_duration(judgement.keep.step_seconds - candidate.step_seconds),
+        format_bytes(candidate.moved_bytes),
+        format_duration(candidate.moving_seconds),
     )
 
 
 def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
-    *figures, verdict = _row(f"@{number}", window.drift)
-    return *figures, "too small" if window.too_small else verdict
+    found = window.drift.judgement
+    steps = (each.step_seconds for each in (found.keep, found.replan, found.fresh))
+    said = "too small" if window.too_small else found.advice.replace("_", " ")
+    return (f"@{number}", *map(format_duration, steps), format_share(found.worse), said)
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:
@@ -98,13 +106,13 @@ def _cost_of_windows(drift: WindowDrift) -> str:
         )
     if not windows:
         return f"No window is large enough to tell.{left_out}"
-    worst = max(windows, key=lambda n: windows[n].drift.judged_worse)
+    worst = max(windows, key=lambda n: windows[n].drift.judgement.worse)
     iterations = format_digits(sum(window.iterations for window in windows.values()), 4)
     return (
-        f"Not re-planning costs {format_share(drift.cost_share)} of the time that plans from "
-        f"scratch, made after each of {plural(len(windows), 'window')} for the next, take: "
-        f"{format_duration(drift.cost_seconds)} over their {iterations} steps. It costs the "
-        f"most in @{worst}, {format_share(windows[worst].drift.judged_worse)}. {_advice(drift)}"
+        f"Not re-planning costs {format_share(drift.cost_share)} of the time that the best other "
+        f"plan takes in each of {plural(len(windows), 'window')}: "
+        f"{format_duration(drift.cost_seconds)} over their {iterations} steps. It costs the most "
+        f"in @{worst}, {format_share(windows[worst].drift.judgement.worse)}. {_advice(drift)}"
         f"{left_out}"
     )
 
@@ -112,57 +120,49 @@ def _cost_of_windows(drift: WindowDrift) -> str:
 def _advice(drift: Drift | WindowDrift) -> str:
     limit = format_share(drift.threshold)
     if drift.verdict == "replan":
-        return f"That is more than the {limit} that were allowed: re-plan."
-    return f"That is within the {limit} that were allowed: keep the plan."
+        return f"Another plan pays, and saves more than the {limit} that are tolerated: re-plan."
+    return f"No other plan pays and saves more than the {limit} that are tolerated: keep the plan."
 
 
-def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
-    """Return bars of the transfer time when the plan was made and now, and from scratch."""
-    unit = duration_unit(max(max(now, fresh or 0.0) for _, now, fresh in points))
+def _bars(steps: list[tuple[str, float]]) -> dict[str, Any]:
+    """Return bars of the predicted step with each plan."""
+    unit = duration_unit(max(seconds for _, seconds in steps))
     values = [
-        {
-            "data": name,
-            "value": unit.scaled(seconds),
-            "plan": plan,
-            "shown": format_duration(seconds),
-        }
-        for name, now, fresh in points
-        for plan, seconds in ((_NOW, now), (_FRESH, fresh))
-        if seconds is not None
+        {"plan": name, "value": unit.scaled(seconds), "shown": format_duration(seconds)}
+        for name, seconds in steps
     ]
+    names = [name for name, _ in steps]
     encoding = {
-        "x": {"field": "data", "type": "nominal", "sort": None, "axis": axis(None, labelAngle=0)},
-        "xOffset": {"field": "plan", "sort": [_NOW, _FRESH]},
+        "x": {"field": "plan", "type": "nominal", "sort": None, "axis": axis(None, labelAngle=0)},
         "y": {
             "field": "value",
             "type": "quantitative",
-            "axis": axis(f"transfer time, {unit.name}"),
+            "axis": axis(f"step (predicted), {unit.name}"),
         },
         "color": {
             "field": "plan",
             "type": "nominal",
-            "scale": {"domain": [_NOW, _FRESH], "range": [ACCENT, MUTED]},
-            "legend": {"title": None, "orient": "top"},
+            "scale": {"domain": names, "range": [ACCENT] + [MUTED] * (len(names) - 1)},
+            "legend": None,
         },
         "tooltip": [
-            {"field": "data", "title": "data"},
             {"field": "plan", "title": "plan"},
-            {"field": "shown", "title": "transfer time"},
+            {"field": "shown", "title": "step"},
         ],
     }
     return spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding)
 
 
 def _losses(drift: WindowDrift) -> dict[str, Any]:
-    """Return the loss of the plan against one from scratch in each window that can tell, under the
-    tolerance: without that line a hundredth of a percent would fill the chart."""
+    """Return the loss of the plan against the best other one in each window that can tell, under
+    the tolerance: without that line a hundredth of a percent would fill the chart."""
     values = [
         {
             "window": f"@{number}",
-            "value": 100 * max(window.drift.judged_worse, 0.0),
-            "shown": format_share(window.drift.judged_worse),
-            "now": format_duration(window.drift.judged_seconds.now),
-            "fresh": format_duration(window.drift.judged_seconds.fresh),
+            "value": 100 * max(window.drift.judgement.worse, 0.0),
+            "shown": format_share(window.drift.judgement.worse),
+            "now": format_duration(window.drift.judgement.keep.step_seconds),
+            "best": format_duration(window.drift.judgement.best.step_seconds),
         }
         for number, window in drift.judged.items()
     ]
@@ -179,13 +179,13 @@ def _losses(drift: WindowDrift) -> dict[str, Any]:
         "y": {
             "field": "value",
             "type": "quantitative",
-            "axis": axis("longer than a plan from scratch, %", tickCount=5),
+            "axis": axis("longer than the best other plan, %", tickCount=5),
         },
         "tooltip": [
             {"field": "window", "title": "window"},
             {"field": "shown", "title": "longer by"},
             {"field": "now", "title": _NOW},
-            {"field": "fresh", "title": _FRESH},
+            {"field": "best", "title": "the best other plan"},
         ],
     }
     bars = {"mark": {"type": "bar", "tooltip": True, "color": ACCENT}, "encoding": encoding}

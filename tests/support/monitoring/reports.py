@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from oper.cost.objective import Communication
-from oper.monitoring.judge_plan import Judgement, Move
 from oper.monitoring.period_report import PeriodReport
 from oper.monitoring.traffic import Traffic
+from oper.plan.reference_figures import HeldOutSource
+from tests.support.planner.judgements import a_judgement
 
 
 def a_report(period: int = 0, ranks: int = 4, worse: float | None = 0.02) -> PeriodReport:
@@ -23,8 +24,7 @@ def a_report(period: int = 0, ranks: int = 4, worse: float | None = 0.02) -> Per
     counted = replace(predicted, lookups=predicted.lookups * 1.01, replica_share=0.4)
     judgement = None
     if worse is not None:
-        move = Move(12, 3e4, 2e-6, 2e-5, 1.9e-5) if worse > 0.05 else None
-        judgement = Judgement(2e-5 * (1 + worse), 2e-5, 1.9e-5, worse, 0.05, move)
+        judgement = a_judgement(2e-5 * (1 + worse), 2e-5, 2.1e-5, source=HeldOutSource.THIS_WINDOW)
     return PeriodReport(
         period=period,
         ended=1.8e9 + period,

@@ -1,0 +1,124 @@
+"""Judgement of a plan: predicted times of the plan and of what could replace it, and the advice.
+
+In: the times of candidates on one set of data, the bytes that each moves. Out: `Judgement`, which
+`oper drift`, `oper replan`, the monitor and the report put into words. Judge.py makes it.
+
+A candidate pays if, within the horizon of H steps, its steps save more than its moves take,
+
+    (step of the plan - step of the candidate) · H  >  seconds of moving
+
+and if its step is shorter by more than a threshold, which leaves small differences to chance.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from oper.plan.reference_figures import HeldOutSource
+
+
+class Choice(StrEnum):
+    """Answers to newer data."""
+
+    KEEP = "keep"  # the plan
+    REPLAN = "replan"  # move the rows that pay
+    FROM_SCRATCH = "from_scratch"
+    FULL_COPIES = "full_copies"  # of each row on each rank
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Predicted step and transfer time of a choice in seconds, the bytes that it moves over links
+    once, and the seconds that moving takes a rank."""
+
+    choice: Choice
+    step_seconds: float
+    transfer_seconds: float
+    moved_bytes: float
+    moving_seconds: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Candidates on the data that judge them, the running plan first.
+
+    source: the data, which no candidate was made from; None: the data that the new plans were made
+    from, on which these are at their best. reservation: why the data are not better ones; "" if
+    they are the later part of the newest data. horizon: steps within which moves must pay.
+    threshold: share of the step below which a gain is left to chance.
+    """
+
+    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON beside the fields
+
+    source: HeldOutSource | None
+    samples: int
+    reservation: str
+    horizon: int
+    threshold: float
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def keep(self) -> Candidate:
+        """The running plan."""
+        return self.candidates[0]
+
+    def of(self, choice: Choice) -> Candidate | None:
+        """Return the candidate of a choice; None if it was not judged."""
+        return next((each for each in self.candidates if each.choice == choice), None)
+
+    @property
+    def replan(self) -> Candidate:
+        """The plan with the moves that pay."""
+        found = self.of(Choice.REPLAN)
+        assert found is not None
+        return found
+
+    @property
+    def fresh(self) -> Candidate:
+        """The plan from scratch."""
+        found = self.of(Choice.FROM_SCRATCH)
+        assert found is not None
+        return found
+
+    def net_gain(self, candidate: Candidate) -> float:
+        """Return the seconds that a candidate saves within the horizon beyond what moving takes."""
+        gain = self.keep.step_seconds - candidate.step_seconds
+        return gain * self.horizon - candidate.moving_seconds
+
+    def pays(self, candidate: Candidate) -> bool:
+        """Return whether a candidate gains more than its moves take, and more than chance."""
+        gain = self.keep.step_seconds - candidate.step_seconds
+        return self.net_gain(candidate) > 0 and gain > self.threshold * candidate.step_seconds
+
+    def pays_after_steps(self, candidate: Candidate) -> int | None:
+        """Return the steps after which a candidate has saved what its moves took; None: never."""
+        gain = self.keep.step_seconds - candidate.step_seconds
+        return math.ceil(candidate.moving_seconds / gain) if gain > 0 else None
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate that gains most within the horizon; the running plan is none."""
+        return max(self.candidates[1:], key=self.net_gain)  # the first of equals
+
+    @property
+    def advice(self) -> str:
+        """The choice that pays best, or to keep the plan."""
+        return (self.best.choice if self.pays(self.best) else Choice.KEEP).value
+
+    @property
+    def verdict(self) -> Literal["keep", "replan"]:
+        """Whether to keep the plan or to replace it, in whatever way the advice names."""
+        return "keep" if self.advice == Choice.KEEP else "replan"
+
+    @property
+    def worse(self) -> float:
+        """The share by which the plan's step is longer than that of the best other candidate."""
+        best = self.best.step_seconds
+        return self.keep.step_seconds / best - 1 if best > 0 else 0.0
+
+    @property
+    def gain_seconds(self) -> float:
+        """The seconds of a step that the best other candidate saves; negative if it takes
+        longer."""
+        return self.keep.step_seconds - self.best.step_seconds
