@@ -25,7 +25,7 @@ So in inference it is found at some ratios, each by an envelope, and bounded fro
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.portable_math import dot, geometric_steps, whole_dot
-from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges, ReadPrices
 from oper.cost.traffic import Traffic
@@ -52,7 +52,7 @@ _MOST_SETS = 1 << 24
 _RATIOS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PricingItems:
     """What one row of each class asks for, vectors of shape [C].
 
@@ -91,7 +91,7 @@ class PricingItems:
     def density(self) -> Floats:
         return self.weight_bytes / self.memory_bytes
 
-    @property
+    @cached_property
     def total_bytes(self) -> float:
         return float(dot(self.rows, self.memory_bytes))
 
@@ -141,6 +141,7 @@ _OF_ROWS = (
 )
 
 
+@lru_cache(maxsize=len(METHODS))
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
@@ -444,9 +445,14 @@ def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
     """Price [C] of one row of each class with copies on all ranks, in training."""
     copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
-    return np.asarray(
-        dot(everywhere_seconds(rows, topology), prices.rank) + copies * rows.memory_bytes
-    )
+    seconds = _everywhere_at(rows, topology, prices.rank.tobytes())
+    return np.asarray(seconds + copies * rows.memory_bytes)
+
+
+@lru_cache(maxsize=len(METHODS))
+def _everywhere_at(rows: PricingItems, topology: Topology, rank_prices: bytes) -> Floats:
+    """Return the price [C] of the seconds alone: bounds for many budgets have the same one."""
+    return dot(everywhere_seconds(rows, topology), np.frombuffer(rank_prices).copy())
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
