@@ -116,6 +116,8 @@ def test_marks_of_all_rows_are_those_of_their_codes(rows: list[int], widths: int
     assert found is not None
     expected = with_marks(codes, widths, bitmap, line_offset, marked)
     for mine, wanted in zip(found, expected, strict=True):
+        assert mine is not None
+        assert wanted is not None
         assert mine.dtype == wanted.dtype
         assert mine.tolist() == wanted.tolist()
 

@@ -46,9 +46,9 @@ from oper.topology.topology import Topology
 ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
 _ROUNDING = 1e-12  # relative, of ratios
 _CELLS = 1 << 20  # classes times holder sets, or pairs of ranks, that are looked at at a time
-# With relays, classes times holder sets that are all looked at, and ratios between which prices are
-# bounded where there are more.
-_MOST_SETS = 1 << 24
+# With relays, classes times holder sets times ranks that are all looked at, and ratios between which
+# prices are bounded if there are more.
+_MOST_PRICES = 1 << 24
 _RATIOS = 8
 
 
@@ -310,7 +310,7 @@ def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -
         envelope = Envelope.of(*subset_lines(found.of_rank, prices))
         line = envelope.line[envelope.find(rows.density)]
         return _Found(line, rows.memory_bytes * envelope.value(rows.density))
-    if len(rows) << ranks <= _MOST_SETS:
+    if len(rows) * ranks << ranks <= _MOST_PRICES:
         return _each_alone(rows, found, prices)
     ratios = ratios_between(rows.ratios, _RATIOS)
     # The last of those that no ratio of the class is below, and how far it is from the next one.

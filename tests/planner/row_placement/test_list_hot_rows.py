@@ -260,7 +260,7 @@ def test_unknown_counters_are_named():
     found = scan_by_cuts(profile, zeros - 1, zeros, orders, classes)
     unknown = replace(found, listed_accesses=found.listed_accesses + np.uint32(10_000))
     with pytest.raises(ValueError, match="table number 0"):
-        unknown.class_of_row
+        _ = unknown.class_of_row
 
 
 def assigned_by_turns(class_of_row, counts):
