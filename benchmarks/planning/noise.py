@@ -2,10 +2,11 @@
 
 Each link of a preset is up to so many percent slower or faster, and so is each capacity if the
 case has capacities. In further cases without capacities the adapters of ranks vary, which slow all
-links of a rank to other nodes down alike, or the devices' memory does. `ratio` is a plan's transfer time over that of the plan for the mean of each
-kind of link and the mean capacity, both on the links as they are; 1.01 is the target. The plan for
-the mean capacity may exceed a capacity as it is. `step` is the same ratio of predicted steps, and
-`gap` the certified gap. The tables are Criteo-Kaggle's with bags of BAG ids.
+links of a rank to other nodes down alike, or the devices' memory does. `ratio` is a plan's transfer
+time over that of the plan for the mean of each kind of link and the mean capacity, both on the
+links as they are; 1.01 is the target. The plan for the mean capacity may exceed a capacity as it
+is. `step` is the same ratio of predicted steps, and `gap` the certified gap. The tables are
+Criteo-Kaggle's with bags of BAG ids.
 
     python -m benchmarks.planning.noise [--presets 2x4-a100,…] [--scale 0.1] [--json]
 """
