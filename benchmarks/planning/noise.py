@@ -1,10 +1,12 @@
 """Noise of measurements: plans on nearly equal links, compared with the plan for their means.
 
 Each link of a preset is up to so many percent slower or faster, and so is each capacity if the
-case has capacities. `ratio` is a plan's transfer time over that of the plan for the mean of each
-kind of link and the mean capacity, both on the links as they are; 1.01 is the target. The plan for
-the mean capacity may exceed a capacity as it is. `step` is the same ratio of predicted steps, and
-`gap` the certified gap. The tables are Criteo-Kaggle's with bags of BAG ids.
+case has capacities. In further cases without capacities the adapters of ranks vary, which slow all
+links of a rank to other nodes down alike, or the devices' memory does. `ratio` is a plan's transfer
+time over that of the plan for the mean of each kind of link and the mean capacity, both on the
+links as they are; 1.01 is the target. The plan for the mean capacity may exceed a capacity as it
+is. `step` is the same ratio of predicted steps, and `gap` the certified gap. The tables are
+Criteo-Kaggle's with bags of BAG ids.
 
     python -m benchmarks.planning.noise [--presets 2x4-a100,…] [--scale 0.1] [--json]
 """
@@ -13,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,6 +38,12 @@ WORKLOAD, BAG = "criteo-kaggle", 5
 ON = ("dgx-a100", "2x4-a100", "4x4-a100", "4x8-h100", "cpu:8")
 NOISE = (0.005, 0.01, 0.02, 0.05)
 CAPACITIES = (None, 1.05, 1.2, 2.0)  # of a row-wise share; None: what devices or the heap have
+Varied = Literal["links", "adapters", "memory"]
+CASES: tuple[tuple[float | None, Varied], ...] = (
+    *((capacity, "links") for capacity in CAPACITIES),
+    (None, "adapters"),
+    (None, "memory"),
+)
 FETCHES: tuple[Fetch, ...] = ("raw", "distinct", "pooled")
 MODES = ("training", "inference")
 SAMPLES_PER_RANK = 2048
@@ -49,9 +57,26 @@ def bags(scale: float) -> Profile:
     return synthesize_counts(Synthesizer(replace(recipe, features=features), recipe.samples))
 
 
-def measured(topology: Topology, noise: float, capacity: float | None, seed: int) -> Topology:
-    """Return the topology as a measurement finds it: every number is a little different."""
+def measured(
+    topology: Topology,
+    noise: float,
+    capacity: float | None,
+    seed: int,
+    varied: Varied = "links",
+) -> Topology:
+    """Return the topology as a measurement finds it: what is `varied` is a little different."""
     random = np.random.default_rng([seed, round(1e4 * noise)])
+    if varied == "memory":
+        factors = 1 + random.uniform(-noise, noise, topology.ranks)
+        memory = np.array(topology.device_memory_bytes) * factors
+        return replace(topology, device_memory_bytes=tuple(memory.astype(np.int64).tolist()))
+    if varied == "adapters":
+        slower = 1 + random.uniform(-noise, noise, topology.ranks)
+        of_links = np.maximum.outer(slower, slower)
+        away = topology.masks()["other_node"]
+        return replace(
+            topology, link_cost=np.where(away, topology.link_cost * of_links, topology.link_cost)
+        )
     link_cost = topology.link_cost * (1 + random.uniform(-noise, noise, topology.link_cost.shape))
     capacities = None
     if capacity is not None:
@@ -61,13 +86,19 @@ def measured(topology: Topology, noise: float, capacity: float | None, seed: int
 
 
 def line(
-    profile: Profile, topology: Topology, noise: float, capacity: float | None, **given: Any
+    profile: Profile,
+    topology: Topology,
+    noise: float,
+    capacity: float | None,
+    varied: Varied = "links",
+    **given: Any,
 ) -> dict[str, Any]:
     """Compare the plan on measured links with the plan for their means."""
-    here = measured(topology, noise, capacity, seed=len(topology.name))
+    here = measured(topology, noise, capacity, len(topology.name), varied)
     workload = Workload(batch_size=SAMPLES_PER_RANK * topology.ranks, **given)
     asked = PlanSettings(extra_memory=None if capacity is None else capacity - 1)
-    entry = {"topology": topology.name, "noise": noise, "capacity": capacity, **given}
+    entry = {"topology": topology.name, "noise": noise, "capacity": capacity, "varied": varied}
+    entry |= given
     try:
         means = place_fetched(profile, with_mean_capacity(here), workload, asked)
         began = time.process_time()
@@ -96,12 +127,16 @@ def sweep(profile: Profile, presets: list[str]) -> Iterator[dict[str, Any]]:
         topology = Topology.load(preset)
         if fetch == "pooled" and topology.nodes == 1:
             continue  # rows are read as raw ones there
-        for noise, capacity in product(NOISE, CAPACITIES):
-            yield line(profile, topology, noise, capacity, mode=mode, fetch=fetch)
+        for noise, (capacity, varied) in product(NOISE, CASES):
+            if varied == "memory" and topology.memory_for_plans is None:
+                continue
+            if varied == "adapters" and topology.nodes == 1:
+                continue
+            yield line(profile, topology, noise, capacity, varied, mode=mode, fetch=fetch)
 
 
 def table(found: list[dict[str, Any]]) -> Any:
-    """Return a table of the worst ratio of all capacities, by topology, mode, fetch and noise; `!`
+    """Return a table of the worst ratio of all cases, by topology, mode, fetch and noise; `!`
     marks a missed target."""
     made = new_table("on", "", "fetch", *(f"{100 * n:g}%" for n in NOISE), "gap, %", left=3)
     for key in dict.fromkeys((e["topology"], e["mode"], e["fetch"]) for e in found):

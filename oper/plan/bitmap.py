@@ -45,6 +45,20 @@ def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
     return (bitmap[lines, 0] & _BEFORE_MASK).astype(np.int64)
 
 
+def all_marked(rows: Ints) -> tuple[NDArray[np.uint64], Ints]:
+    """Return a bitmap that marks every row of tables with `rows` [T] rows, and the first line of
+    each table, [T + 1]."""
+    lines = np.maximum(-(-rows // ROWS_PER_LINE), 1)
+    line_offset = np.concatenate([[0], np.cumsum(lines)])
+    first_row = np.arange(line_offset[-1]) - np.repeat(line_offset[:-1], lines)
+    left = np.repeat(rows, lines) - first_row * ROWS_PER_LINE
+    bits = np.clip(left[:, None] - 64 * np.arange(WORDS_PER_LINE), 0, 64)
+    ones = np.uint64(0xFFFFFFFFFFFFFFFF)
+    marks = np.where(bits == 64, ones, (np.uint64(1) << (bits % 64).astype(np.uint64)) - 1)
+    bitmap, _ = join_lines([np.insert(marks, 0, 0, axis=1)], line_offset)
+    return bitmap, line_offset
+
+
 def join_lines(
     pieces: Sequence[NDArray[np.uint64]], line_offset: Ints
 ) -> tuple[NDArray[np.uint64], Ints]:

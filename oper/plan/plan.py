@@ -88,14 +88,18 @@ class ListedCounts:
         total, least = np.zeros((2, len(layout.rows)), dtype=np.int64)
         if layout.everywhere_bitmap is None:
             return ListedCounts(accesses, samples_with_row, total, least)
-        marked = marks_of(layout.everywhere_bitmap, layout.bitmap)
+        coded = np.zeros(len(accesses), dtype=bool)
+        if len(layout.codes):
+            coded = ~marks_of(layout.everywhere_bitmap, layout.bitmap)
         for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
-            found = accesses[rows][marked[rows]]
+            found = accesses[rows]
+            if len(layout.codes):
+                found = found[~coded[rows]]
             if len(found):
                 total[t], least[t] = found.sum(dtype=np.int64), found.min()
-        coded = accesses[~marked]
+        of_coded = accesses[coded]
         same = samples_with_row is accesses
-        return ListedCounts(coded, coded if same else samples_with_row[~marked], total, least)
+        return ListedCounts(of_coded, of_coded if same else samples_with_row[coded], total, least)
 
     @property
     def total_accesses(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Ints, as_int64, as_tensor
-from oper.plan.bitmap import CHUNK_LINES
+from oper.plan.bitmap import CHUNK_LINES, join_lines
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +112,25 @@ def with_marks(
     return ListedIndex(
         left.numpy().view(codes.dtype), marks.numpy().view(np.uint64), marked, first.numpy()
     )
+
+
+def marks_of_all(
+    rows: Ints, group_of_table: Ints, bitmap: NDArray[np.uint64], line_offset: Ints
+) -> ListedIndex | None:
+    """Return the index of `with_marks` for a `bitmap` that lists all `rows` [T] of the tables,
+    those of table t in group `group_of_table[t]` on all ranks, without making their codes; None
+    if `marked_groups` leaves the codes."""
+    group_rows = np.bincount(group_of_table, rows).astype(np.int64)
+    bits = group_bits(len(group_rows)) + int(group_rows.max() - 1).bit_length()
+    code = np.dtype(np.uint32 if bits <= 32 else np.uint64)
+    if code.itemsize * int(rows.sum()) <= bitmap.nbytes:
+        return None
+    first = np.zeros(len(rows), dtype=np.int64)
+    for group in range(len(group_rows)):
+        mine = group_of_table == group
+        first[mine] = np.cumsum(rows[mine]) - rows[mine]
+    marks, _ = join_lines([bitmap], line_offset)
+    return ListedIndex(np.empty(0, dtype=code), marks, group_of_table.copy(), first)
 
 
 def group_bits(groups: int) -> int:

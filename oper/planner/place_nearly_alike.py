@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 
+import numpy as np
+
 from oper.base.errors import OperError
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.pooled_bound import pooled_bound
@@ -63,10 +65,13 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
     if not found:
         return place(topology)
     pooled = any(isinstance(each.problem.topology, PooledTopology) for each in found)
+    by_programme = None
     if topology.ranks <= MANY_RANKS and not pooled:
         with suppress(OperError):
-            found.append(place(topology))
-    return reduce(_better, found)
+            by_programme = place(topology)
+            found.append(by_programme)
+    best = reduce(_better, found)
+    return best if best is by_programme else _certified(best, by_programme)
 
 
 def _better(one: Planned, other: Planned) -> Planned:
@@ -82,8 +87,8 @@ def _better(one: Planned, other: Planned) -> Planned:
 
 
 def on_links(planned: Planned, topology: Topology) -> Planned:
-    """Return the placement on the links of `topology`, with rows swapped there if that pays, and
-    certified there.
+    """Return the placement on the links of `topology`, with rows swapped there if that pays; its
+    certificate is still that of the ranks it was made for.
 
     Raises InfeasibleError if capacities are exceeded there by more than can be repaired.
     """
@@ -92,11 +97,26 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
     tried = kept, _swapped(problem, kept)
     found = _better(*(_priced(planned, problem, rows) for rows in tried))
     check_limits(found.problem, found.cost)
-    certificate = certify(found.problem, found.cost.objective_seconds)
-    if planned.certificate.full_memory_bound_seconds is not None:
+    return found
+
+
+def _certified(found: Planned, other: Planned | None) -> Planned:
+    """Return the placement with its certificate on its links: the bound of the `other` placement
+    there if that has the same limits, as a programme's bound takes longer than its placement."""
+    problem, seconds = found.problem, found.cost.objective_seconds
+    if other is not None and _same_limits(problem, other.problem):
+        return replace(found, certificate=other.certificate.of(seconds))
+    certificate = certify(problem, seconds)
+    if found.certificate.full_memory_bound_seconds is not None:
         full = _full_memory_bound(replace(problem, topology=bounding(problem.topology)))
         certificate = replace(certificate, full_memory_bound_seconds=full)
     return replace(found, certificate=certificate)
+
+
+def _same_limits(one: Problem, other: Problem) -> bool:
+    """Return whether the same placements keep the limits of both problems."""
+    capacities = np.array_equal(one.capacity_bytes, other.capacity_bytes)
+    return capacities and one.limits == other.limits and one.budget_bytes == other.budget_bytes
 
 
 def problem_on_links(problem: Problem, topology: Topology) -> Problem:

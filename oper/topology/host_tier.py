@@ -63,7 +63,7 @@ def tier_topology(topology: Topology) -> TierTopology:
         host_memory_bytes=None,
         host_bandwidth=None,
     )
-    return TierTopology(**vars(hosts))
+    return TierTopology(**hosts.content)
 
 
 def host_to_dict(topology: Topology) -> dict[str, Any]:

@@ -20,9 +20,8 @@ node, of which j itself has no link to pass; in shared memory j's own read is on
 too.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -66,10 +65,9 @@ class PooledTopology(Topology):
         far = own * ratios[np.array(topology.node_of)] * (2 if training else 1)
         # Where ranks are nodes, vectors are all that a link takes; and none costs nothing.
         between = np.maximum(far + near, LINK_COST.least)
-        content: dict[str, Any] = {f.name: getattr(topology, f.name) for f in fields(Topology)}
-        content["link_cost"] = np.where(other, between, own)
+        costs = {"link_cost": np.where(other, between, own)}
         return PooledTopology(
-            **content,
+            **topology.content | costs,
             own_link_cost=own,
             vector_ratio=ratios,
             least_ratio=least_ratio,
@@ -92,8 +90,7 @@ class PooledTopology(Topology):
     @cached_property
     def unpooled(self) -> Topology:
         """The topology without pooling."""
-        content = {f.name: getattr(self, f.name) for f in fields(Topology)}
-        return relayed(Topology(**content | {"link_cost": self.own_link_cost}), self.relays)
+        return relayed(Topology(**self.content | {"link_cost": self.own_link_cost}), self.relays)
 
     def on(self, topology: Topology) -> "PooledTopology":
         """A topology without pooling, such as `unpooled` with other memory, with these vectors."""

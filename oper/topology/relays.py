@@ -11,7 +11,7 @@ chance that any of its ranks does (oper/cost/expected_reads.py). Who pays is in
 oper/cost/read_charges.py.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -48,7 +48,7 @@ class RelayedTopology(Topology):
     @property
     def direct(self) -> Topology:
         """The topology without relays."""
-        return Topology(**{f.name: getattr(self, f.name) for f in fields(Topology)})
+        return Topology(**self.content)
 
 
 @lru_cache(maxsize=4)
@@ -62,7 +62,7 @@ def relayed(topology: Topology, distinct: bool) -> Topology:
     several = 1 < topology.nodes < topology.ranks
     if not (distinct and several and topology.known_transport == COLLECTIVE):
         return topology
-    return RelayedTopology(**vars(topology)) if type(topology) is Topology else topology
+    return RelayedTopology(**topology.content) if type(topology) is Topology else topology
 
 
 def relayed_sizes(topology: Topology) -> tuple[int, ...]:

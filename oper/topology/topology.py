@@ -8,7 +8,8 @@ rest of the model needs (oper/planner/device_limits.py); a plan that exceeds it 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,11 @@ class Topology:
         return own if self.cache_bandwidth is None else np.full(len(own), 1 / self.cache_bandwidth)
 
     @property
+    def content(self) -> dict[str, Any]:
+        """The fields by name, of which topologies of other kinds are made."""
+        return {each.name: getattr(self, each.name) for each in fields(Topology)}
+
+    @property
     def of_devices(self) -> bool:
         """Whether all ranks are devices, which links join: none shares another's memory."""
         return SHARED not in self.memory
@@ -156,7 +162,7 @@ class Topology:
         """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
         return None if self.shares_host_memory else self.device_memory_bytes
 
-    @property
+    @cached_property
     def homogeneous(self) -> bool:
         """Whether all ranks are interchangeable: permuting ranks within nodes, and nodes, changes
         neither capacities nor link costs nor who serves reads."""

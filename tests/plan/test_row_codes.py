@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.base.arrays import as_int64, as_tensor
 from oper.plan import row_codes
-from oper.plan.row_codes import marked_groups, marks_of, pack_positions, unpack_codes, with_marks
+from oper.plan.bitmap import all_marked
+from oper.plan.row_codes import (
+    marked_groups,
+    marks_of,
+    marks_of_all,
+    pack_codes,
+    pack_positions,
+    unpack_codes,
+    with_marks,
+)
 
 GROUPS = 4
 HOLDS = np.array([[1, 1, 1], [0, 1, 0], [1, 1, 1], [1, 1, 0]], dtype=bool)
@@ -87,6 +96,30 @@ def test_rows_in_order_have_marks_and_are_found_again(seed, rows, everywhere, di
     native.ops().number_bitmap(as_tensor(again.view(np.int64)), as_int64(line_offset))
     assert (again == index.everywhere_bitmap).all()
     assert not (again[:, 1:] & ~bitmap[:, 1:]).any()
+
+
+@given(
+    rows=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    widths=st.integers(1, 3),
+)
+def test_marks_of_all_rows_are_those_of_their_codes(rows: list[int], widths: int) -> None:
+    group_of_table = np.arange(len(rows)) % widths
+    widths = int(group_of_table.max()) + 1
+    bitmap, line_offset = all_marked(np.array(rows))
+    codes, _ = pack_codes(np.repeat(group_of_table, rows).astype(np.int32), widths)
+    holds, listed_offset = np.ones((widths, 2), dtype=bool), np.r_[0, np.cumsum(rows)]
+    marked = marked_groups(codes, holds, bitmap, listed_offset)
+    found = marks_of_all(np.array(rows), group_of_table, bitmap, line_offset)
+    if marked is None:
+        assert found is None
+        return
+    assert found is not None
+    expected = with_marks(codes, widths, bitmap, line_offset, marked)
+    for mine, wanted in zip(found, expected, strict=True):
+        assert mine is not None
+        assert wanted is not None
+        assert mine.dtype == wanted.dtype
+        assert mine.tolist() == wanted.tolist()
 
 
 def bitmap_of(random, listed):

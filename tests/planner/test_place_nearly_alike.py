@@ -10,6 +10,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.planning.noise import measured
 from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
@@ -22,7 +23,7 @@ from oper.planner.memory_curve import memory_curve
 from oper.planner.price_plan import costs_under, problem_of
 from oper.planner.replan.drift import drift
 from oper.profiling.profile import Profile
-from oper.topology.nearly_alike import as_alike
+from oper.topology.nearly_alike import with_mean_capacity
 from oper.topology.topology import Topology
 from scripts.plan_digests import profile as counted
 from tests.planner.test_place_pooled import profiled
@@ -52,20 +53,33 @@ def on_true_links(plan: Plan, profile: Profile, topology: Topology) -> Cost:
     seed=st.integers(0, 1000),
     mode=st.sampled_from(["training", "inference"]),
     fetch=st.sampled_from(["raw", "distinct", "pooled"]),
-    extra_memory=st.sampled_from([0.0, 0.02, 0.5]),
+    extra_memory=st.sampled_from([None, 0.0, 0.02, 0.5]),
+    capacity=st.sampled_from([None, None, 1.6]),
+    varied=st.sampled_from(["links", "links", "adapters", "memory"]),
 )
-@example("2x2-a100", 0.01, 1, "training", "pooled", 0.02)
-@example("2x2-a100", 0.01, 1, "inference", "pooled", 0.5)
+@example("2x2-a100", 0.01, 1, "training", "pooled", 0.02, None, "links")
+@example("2x2-a100", 0.01, 1, "inference", "pooled", 0.5, None, "links")
+@example("2x2-a100", 0.05, 1, "training", "distinct", None, None, "memory")
+@example("2x2-a100", 0.05, 1, "inference", "pooled", 0.02, None, "adapters")
 def test_a_plan_is_as_good_as_one_for_the_means(
-    preset: str, amount: float, seed: int, mode: Any, fetch: Any, extra_memory: float
+    preset: str,
+    amount: float,
+    seed: int,
+    mode: Any,
+    fetch: Any,
+    extra_memory: float | None,
+    capacity: float | None,
+    varied: Any,
 ) -> None:
-    measured = noisy(Topology.load(preset), amount, seed)
+    if preset == "cpu:3" and varied == "memory":
+        varied = "links"  # its ranks have no devices
+    topology = measured(Topology.load(preset), amount, capacity, seed, varied)
     workload, asked = Workload(mode, fetch, 512), PlanSettings(extra_memory)
-    placed = place_fetched(PROFILE, measured, workload, asked)
-    means = make_plan(PROFILE, as_alike(measured), workload, asked)
-    there = on_true_links(means, PROFILE, measured)
+    placed = place_fetched(PROFILE, topology, workload, asked)
+    means = make_plan(PROFILE, with_mean_capacity(topology), workload, asked)
+    there = on_true_links(means, PROFILE, topology)
     assert placed.cost.objective_seconds <= SLOWER * there.objective_seconds
-    assert placed.problem.topology.link_cost.shape == measured.link_cost.shape
+    assert placed.problem.topology.link_cost.shape == topology.link_cost.shape
     assert keeps_limits(placed)
     bound = placed.certificate.lower_bound_seconds
     assert 0 < bound <= min(placed.cost.objective_seconds, there.objective_seconds)

@@ -59,7 +59,7 @@ def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
     if objective_seconds > max(bound.seconds, known) * (1 + HOT_ROWS_FROM_GAP):
-        tried = hot_rows_bound(classes, *limits)
+        tried = hot_rows_bound(classes, *limits, split=bound)
         bound = replace(max(bound, tried, key=lambda found: found.seconds), note=tried.note)
     if known > bound.seconds:
         return Certificate(objective_seconds, known, None, None)

@@ -65,10 +65,13 @@ def hot_rows_bound(
     workload: Workload,
     capacity_bytes: Floats,
     budget_bytes: float,
+    split: Bound | None = None,
 ) -> Bound:
-    """A bound at least `lower_bound`'s, with the hottest rows whole; `hot_class` is the hottest
-    class where that lifts it. Equal to `lower_bound`'s where copies in inference are allowed."""
-    split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
+    """Return a bound at least `lower_bound`'s, with the hottest rows whole; `hot_class` is the
+    hottest class if that lifts it. Equal to `lower_bound`'s if copies in inference are allowed.
+    `split` is `lower_bound`'s if it is known."""
+    if split is None:
+        split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
     if not workload.training and budget_bytes >= classes.m.min():
         return split
     least, hottest = np.inf, 0

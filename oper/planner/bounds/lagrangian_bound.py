@@ -18,6 +18,7 @@ row alone, which cannot be split; `hot_rows_bound.py` has a tighter one, which t
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -133,6 +134,19 @@ def homogeneous_prices(
     if rows.any_holders and isinstance(topology, RelayedTopology):
         byte = _price_of_copies(rows, topology, even, capacity_bytes, budget_bytes)
         return _for_copies(even, byte, rows, capacity_bytes, budget_bytes)
+    per_byte, bytes_until = _copies_by_gain(rows, topology)
+    room = float(np.sum(capacity_bytes)) - rows.total_bytes
+    left_out = np.searchsorted(bytes_until, min(budget_bytes, room), side="right")
+    byte = max(float(per_byte[left_out]), 0.0) if left_out < len(per_byte) else 0.0
+    return _for_copies(even, byte, rows, capacity_bytes, budget_bytes)
+
+
+@lru_cache(maxsize=len(METHODS))
+def _copies_by_gain(rows: PricingItems, topology: Topology) -> tuple[Floats, Floats]:
+    """Return the seconds that the next copies of rows save per byte, in descending order, and the
+    bytes of all copies up to each. Bounds for many budgets share them."""
+    M = topology.ranks
+    even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
     if rows.any_holders:
         slope, _ = homogeneous_lines(topology, even)
         copies = Envelope.of(slope, np.arange(M, dtype=np.float64))
@@ -150,10 +164,7 @@ def homogeneous_prices(
     taken = rows.memory_bytes[:, None] * extra
     per_byte, size = (saved / taken).ravel(), (rows.rows[:, None] * taken).ravel()
     order = np.argsort(-per_byte, kind="stable")
-    room = float(np.sum(capacity_bytes)) - rows.total_bytes
-    left_out = np.searchsorted(np.cumsum(size[order]), min(budget_bytes, room), side="right")
-    byte = max(float(per_byte[order[left_out]]), 0.0) if left_out < len(order) else 0.0
-    return _for_copies(even, byte, rows, capacity_bytes, budget_bytes)
+    return per_byte[order], np.cumsum(size[order])
 
 
 def _for_copies(
@@ -211,7 +222,7 @@ def hot_row(
     """
     M, charges = topology.ranks, Charges.of(topology)
     rows = pricing_items(classes, topology, workload, "none")
-    least = rows.traffic(topology).least_largest_seconds()
+    least = _slowest_owner(rows, topology)
     if not workload.training:
         copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
         reading = M
@@ -229,3 +240,10 @@ def hot_row(
             least = np.where(fits, np.minimum(least, copied), least)
     hottest = int(least.argmax())
     return float(least[hottest]) * (1 - SAFETY), hottest
+
+
+@lru_cache(maxsize=1)
+def _slowest_owner(rows: PricingItems, topology: Topology) -> Floats:
+    """Return the seconds [C] that a row of each class with one owner takes some rank at the
+    least."""
+    return rows.traffic(topology).least_largest_seconds()

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 
+_MANY_LINES = 1024
+_PIVOTS = 12
+
 
 @dataclass(frozen=True)
 class Envelope:
@@ -23,7 +26,8 @@ class Envelope:
 
     @staticmethod
     def of(slope: Floats, intercept: Floats) -> "Envelope":
-        order = np.lexsort((slope, intercept))
+        kept = _undominated(slope, intercept)
+        order = kept[np.lexsort((slope[kept], intercept[kept]))]
         least = np.minimum.accumulate(slope[order])
         useful = np.ones(len(order), dtype=bool)
         useful[1:] = slope[order][1:] < least[:-1]
@@ -51,3 +55,17 @@ class Envelope:
     def value(self, density: Floats) -> Floats:
         n = self.find(density)
         return np.asarray(self.slope[n] * density + self.intercept[n])
+
+
+def _undominated(slope: Floats, intercept: Floats) -> NDArray[np.int64]:
+    """Return the lines that may be on the envelope, in order. Sorting takes most of the time of an
+    envelope of many lines, and a few of its own lines rule nearly all others out."""
+    kept = np.arange(len(slope))
+    if len(slope) < _MANY_LINES:
+        return kept
+    density = np.ptp(intercept) / (np.ptp(slope) or 1.0)
+    for power in range(-_PIVOTS, _PIVOTS + 1, 2):
+        m, b = slope[kept], intercept[kept]
+        pivot = (m * (density * 2.0**power) + b).argmin()
+        kept = kept[(b <= b[pivot]) | (m < m[pivot])]
+    return kept

@@ -25,7 +25,7 @@ So in inference it is found at some ratios, each by an envelope, and bounded fro
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.portable_math import dot, geometric_steps, whole_dot
-from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges, ReadPrices
 from oper.cost.traffic import Traffic
@@ -46,13 +46,14 @@ from oper.topology.topology import Topology
 ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
 _ROUNDING = 1e-12  # relative, of ratios
 _CELLS = 1 << 20  # classes times holder sets, or pairs of ranks, that are looked at at a time
-# With relays, classes times holder sets that are all looked at, and ratios between which prices are
-# bounded where there are more.
-_MOST_SETS = 1 << 24
+# With relays, classes times holder sets times ranks that are all looked at, and ratios between
+# which prices are bounded if there are more. 16 ranks and 100 buckets of rows took 40 CPU s to plan
+# with all looked at, and take 9.
+_MOST_PRICES = 1 << 24
 _RATIOS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PricingItems:
     """What one row of each class asks for, vectors of shape [C].
 
@@ -91,7 +92,7 @@ class PricingItems:
     def density(self) -> Floats:
         return self.weight_bytes / self.memory_bytes
 
-    @property
+    @cached_property
     def total_bytes(self) -> float:
         return float(dot(self.rows, self.memory_bytes))
 
@@ -141,6 +142,7 @@ _OF_ROWS = (
 )
 
 
+@lru_cache(maxsize=len(METHODS))
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
@@ -309,7 +311,7 @@ def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -
         envelope = Envelope.of(*subset_lines(found.of_rank, prices))
         line = envelope.line[envelope.find(rows.density)]
         return _Found(line, rows.memory_bytes * envelope.value(rows.density))
-    if len(rows) << ranks <= _MOST_SETS:
+    if len(rows) * ranks << ranks <= _MOST_PRICES:
         return _each_alone(rows, found, prices)
     ratios = ratios_between(rows.ratios, _RATIOS)
     # The last of those that no ratio of the class is below, and how far it is from the next one.
@@ -444,9 +446,14 @@ def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
     """Price [C] of one row of each class with copies on all ranks, in training."""
     copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
-    return np.asarray(
-        dot(everywhere_seconds(rows, topology), prices.rank) + copies * rows.memory_bytes
-    )
+    seconds = _everywhere_at(rows, topology, prices.rank.tobytes())
+    return np.asarray(seconds + copies * rows.memory_bytes)
+
+
+@lru_cache(maxsize=len(METHODS))
+def _everywhere_at(rows: PricingItems, topology: Topology, rank_prices: bytes) -> Floats:
+    """Return the price [C] of the seconds alone: bounds for many budgets have the same one."""
+    return dot(everywhere_seconds(rows, topology), np.frombuffer(rank_prices).copy())
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.layout import Layout, give_slots
-from oper.plan.row_codes import marked_groups, pack_codes, with_marks
+from oper.plan.row_codes import marked_groups, marks_of_all, pack_codes, with_marks
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.row_placement import RowPlacement
@@ -33,18 +33,25 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
     width, group = width[order], group[order]
     number = np.full(filled.shape, -1, dtype=np.int32)
     number[width, group] = np.arange(len(group))
-    codes, group_rows = pack_codes(
-        assign_rows(placement.class_of_row, counts, number[classes.width]), len(group)
-    )
-
     holds, listed_offset = sets.holds[group], placement.scan.listed_offset
     bitmap, line_offset = placement.scan.bitmap, placement.scan.line_offset
-    marked = marked_groups(codes, holds, bitmap, listed_offset)
+    rows = np.array([table.rows for table in tables], dtype=np.int64)
+    index, group_rows = None, np.zeros(len(group), dtype=np.int64)
+    if ranks > 1 and counts[:, sets.copies == ranks].sum() == rows.sum():
+        # Every row has copies on all ranks: each width is a group, in the order of widths.
+        np.add.at(group_rows, width_of_table, rows)
+        index = marks_of_all(rows, width_of_table, bitmap, line_offset)
+    if index is None:
+        codes, group_rows = pack_codes(
+            assign_rows(placement.scan.class_of_row, counts, number[classes.width]), len(group)
+        )
+        marked = marked_groups(codes, holds, bitmap, listed_offset)
+        index = with_marks(codes, len(group), bitmap, line_offset, marked)
     slots, base, stripe_base = give_slots(
         widths, width, holds, group_rows, width_of_table, placement.scan.striped_rows
     )
     return Layout(
-        rows=np.array([table.rows for table in tables], dtype=np.int64),
+        rows=rows,
         width_of_table=width_of_table,
         slots=slots,
         group_width=width.astype(np.int64),
@@ -59,7 +66,7 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
         stripe_base=stripe_base,
         line_offset=line_offset,
         bitmap=bitmap,
-        **with_marks(codes, len(group), bitmap, line_offset, marked)._asdict(),
+        **index._asdict(),
     )
 
 

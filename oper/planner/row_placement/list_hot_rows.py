@@ -10,6 +10,7 @@ same for rows that are already marked.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Counts, Floats, Ints, as_int64, as_tensor
+from oper.plan.bitmap import all_marked
 from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.row_placement.striping import Stripes
@@ -27,6 +29,7 @@ from oper.profiling.profile import Profile
 # differences between stripes with. The share of all rows that `make_cuts` is given is 1/256 or
 # more: 0.016 bytes a row in the address map.
 _RESERVE_ROWS = 4096
+_COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,10 @@ class StripeOrders:
 
 @dataclass(frozen=True)
 class RowScan:
-    """What the pass found: E listed rows, in order of row ids, and sums of the striped rows by
-    table and rank."""
+    """What the pass found: E listed rows of C classes, in order of row ids, and sums of the striped
+    rows by table and rank."""
 
+    classes: Classes
     bitmap: NDArray[np.uint64]  # [lines, 8], as in csrc/include/oper/plan/bitmap.h
     line_offset: Ints  # [T + 1] first line of each table
     listed_offset: Ints  # [T + 1] listed rows before each table
@@ -127,17 +131,33 @@ class RowScan:
     striped_touched: Floats  # [T, M] Σ D
     striped_of_nodes: Floats  # [K, T, M] Σ D of a node, by the size of nodes
 
-    def listed_classes(self, classes: Classes) -> NDArray[np.int32]:
-        """The class of each listed row, int32 [E]."""
-        entries = TableEntries.of(classes, len(self.listed_offset) - 1)
+    @cached_property
+    def class_of_row(self) -> NDArray[np.int32]:
+        """The class of each listed row, [E]."""
+        entries = TableEntries.of(self.classes, len(self.listed_offset) - 1)
         return entries.find(self.listed_accesses, self.listed_samples_with_row, self.listed_offset)
+
+    @property
+    def listed_of_classes(self) -> Ints:
+        """Listed rows of each class, [C]."""
+        if len(self.listed_accesses) == self.classes.rows.sum():
+            return self.classes.rows
+        rows = np.zeros(len(self.classes), dtype=np.int64)
+        # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
+        for begin in range(0, len(self.class_of_row), _COUNTED_AT_A_TIME):
+            part = self.class_of_row[begin : begin + _COUNTED_AT_A_TIME]
+            rows += np.bincount(part, minlength=len(rows))
+        return rows
 
 
 def scan_by_cuts(
     profile: Profile, cut: Ints, quota: Ints, stripes: StripeOrders, classes: Classes
 ) -> RowScan:
     """List the rows of table t with more than `cut[t]` accesses (all, for -1) and the first
-    `quota[t]` of those with exactly as many; stripe the others."""
+    `quota[t]` of those with exactly as many; stripe the others. A scan that lists all rows, as
+    their copies are, reads no counters."""
+    if _lists_all_rows(np.diff(profile.offsets), cut, quota, classes):
+        return _scan_of_all_rows(profile, stripes, classes)
     bitmap, line_offset, listed_offset = native.ops().list_hot_rows(
         as_tensor(profile.accesses), as_int64(profile.offsets), as_int64(cut), as_int64(quota)
     )
@@ -149,6 +169,45 @@ def scan_by_cuts(
         listed_offset.numpy(),
         stripes,
         classes,
+    )
+
+
+def _lists_all_rows(rows: Ints, cut: Ints, quota: Ints, classes: Classes) -> bool:
+    """Return whether the cuts list all `rows` [T] of each table."""
+    table, accesses = classes.entry_table, classes.accesses[classes.entry_class]
+
+    def counted(entries: NDArray[np.bool_]) -> Ints:
+        listed = np.zeros(len(rows), dtype=np.int64)
+        np.add.at(listed, table[entries], classes.entry_rows[entries])
+        return listed
+
+    at_cut = np.minimum(counted(accesses == cut[table]), quota)
+    return bool((counted(accesses > cut[table]) + at_cut == rows).all())
+
+
+def _scan_of_all_rows(profile: Profile, stripes: StripeOrders, classes: Classes) -> RowScan:
+    """Return the scan that lists every row of the profile."""
+    bitmap, line_offset = all_marked(np.diff(profile.offsets))
+    nothing = np.zeros((len(stripes.rotation), stripes.ranks))
+    accesses = samples_with_row = profile.accesses
+    if len(profile.samples_with_row):
+        samples_with_row = accesses.copy()
+        starts = profile.samples_with_row_offsets
+        for t in np.flatnonzero(np.diff(starts)).tolist():
+            of_table = profile.samples_with_row[starts[t] : starts[t + 1]]
+            samples_with_row[profile.offsets[t] : profile.offsets[t + 1]] = of_table
+    return RowScan(
+        classes=classes,
+        bitmap=bitmap,
+        line_offset=line_offset,
+        listed_offset=profile.offsets,
+        listed_accesses=accesses,
+        listed_samples_with_row=samples_with_row,
+        striped_rows=nothing.astype(np.int64),
+        striped_accesses=nothing.astype(np.int64),
+        striped_expected=nothing,
+        striped_touched=nothing,
+        striped_of_nodes=np.zeros((classes.D_of_node.shape[1], *nothing.shape)),
     )
 
 
@@ -193,6 +252,7 @@ def scan_marked(
     of_nodes = [scanned(of_size)[-1].numpy() for of_size in entries.D_of_node.T]
     listed: Counts = accesses.numpy()
     return RowScan(
+        classes=classes,
         bitmap=bitmap,
         line_offset=line_offset,
         listed_offset=listed_offset,

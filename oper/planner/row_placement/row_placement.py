@@ -20,7 +20,6 @@ batch, and serve several times as many reads as another, or a fraction.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.portable_math import dot
@@ -48,7 +47,6 @@ from oper.planner.row_placement.list_hot_rows import (
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch, set_by_set
 
-_COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 _FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
@@ -62,7 +60,6 @@ class RowPlacement:
     stripes: list[Stripes]  # one a pattern
     pattern_of: Ints  # [T] each table's among `stripes`
     scan: RowScan
-    class_of_row: NDArray[np.int32]  # [E] of each listed row, in order of rows
     sums: Sums  # of the rows of each holder set, striped ones too
     cost: Cost
     cost_before_swaps: Cost
@@ -94,9 +91,7 @@ def place_rows(
     stripes = _make_stripes(problem, placement, sets, counts, cuts, width_of_table)
     orders = StripeOrders.of(stripes, width_of_table)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
-    class_of_row = scan.listed_classes(classes)
-    listed = rows_of_classes(class_of_row, len(classes))
-    list_exactly(counts, listed, placement.shares, traffic)
+    list_exactly(counts, scan.listed_of_classes, placement.shares, traffic)
     even_memory(counts, classes, sets, stripes, placement.shares)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
@@ -106,9 +101,7 @@ def place_rows(
     swaps = even_out(problem, sets, counts, before) if even else 0
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
-    return RowPlacement(
-        sets, counts, stripes, width_of_table, scan, class_of_row, sums, cost, before, swaps
-    )
+    return RowPlacement(sets, counts, stripes, width_of_table, scan, sums, cost, before, swaps)
 
 
 def with_counts(
@@ -123,16 +116,6 @@ def with_counts(
     )
     cost = problem.price(placement.holder_sets, sums)
     return replace(placement, counts=counts, sums=sums, cost=cost, swaps=placement.swaps + swaps)
-
-
-def rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:
-    """How many rows each class has, [C]."""
-    rows = np.zeros(classes, dtype=np.int64)
-    # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
-    for begin in range(0, len(class_of_row), _COUNTED_AT_A_TIME):
-        part = class_of_row[begin : begin + _COUNTED_AT_A_TIME]
-        rows += np.bincount(part, minlength=classes)
-    return rows
 
 
 def _make_stripes(

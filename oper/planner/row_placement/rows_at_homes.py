@@ -33,7 +33,6 @@ from oper.planner.row_placement.list_hot_rows import (
 from oper.planner.row_placement.row_placement import (
     RowPlacement,
     list_exactly,
-    rows_of_classes,
     stripe_sums,
 )
 from oper.planner.row_placement.striping import make_stripes
@@ -69,8 +68,7 @@ def place_at_homes(
     ]
     orders = StripeOrders.of(stripes, pattern_of)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
-    class_of_row = scan.listed_classes(classes)
-    found = rows_of_classes(class_of_row, len(classes))
+    found = scan.listed_of_classes
 
     none = np.zeros((len(classes), ranks), dtype=np.int64)
     counts = np.concatenate([none, replicas], axis=1)
@@ -88,9 +86,7 @@ def place_at_homes(
     swaps += swap_in_nodes(problem, sets, counts, seconds)
     sums = classes.sums(counts) + striped_sums
     cost = problem.price(sets, sums)
-    return RowPlacement(
-        sets, counts, stripes, pattern_of, scan, class_of_row, sums, cost, before, swaps
-    )
+    return RowPlacement(sets, counts, stripes, pattern_of, scan, sums, cost, before, swaps)
 
 
 def _width_of_tables(problem: Problem) -> Ints:

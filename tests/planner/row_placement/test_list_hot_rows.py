@@ -63,8 +63,11 @@ def some_classes(profile):
     keys = np.stack([profile.accesses.astype(np.int64), profile.all_samples_with_row], axis=1)
     classes, class_of_row = np.unique(keys, axis=0, return_inverse=True)
     table = np.repeat(np.arange(len(profile.tables)), np.diff(profile.offsets))
-    entries = np.unique(np.stack([class_of_row.ravel(), table], axis=1), axis=0)
+    entries, rows = np.unique(
+        np.stack([class_of_row.ravel(), table], axis=1), axis=0, return_counts=True
+    )
     return SimpleNamespace(
+        rows=np.bincount(class_of_row.ravel(), minlength=len(classes)),
         accesses=classes[:, 0],
         samples_with_row=classes[:, 1],
         D=np.sqrt(classes[:, 1]),
@@ -72,6 +75,7 @@ def some_classes(profile):
         expected=_expected(classes[:, 0], classes[:, 1]),
         entry_class=entries[:, 0],
         entry_table=entries[:, 1],
+        entry_rows=rows,
     ), class_of_row.ravel()
 
 
@@ -102,13 +106,22 @@ def stripe_sums(profile, striped, numbered, order, rotation, ranks, value):
     rows=TABLE_ROWS,
     dtype=st.sampled_from([np.uint32, np.uint64]),
     ranks=st.integers(1, 5),
+    listed=st.sampled_from(["some", "all", "all but one"]),
 )
-def test_scan(seed, rows, dtype, ranks):
+def test_scan(seed, rows, dtype, ranks, listed):
     rng = np.random.default_rng(seed)
     profile = a_profile(rng, rows, rng.random(len(rows)) < 0.5, dtype)
     classes, class_of_row = some_classes(profile)
     cut = rng.choice([-1, 0, 1, 7, 2**31, 2**62], len(rows))
     quota = rng.integers(0, 40, len(rows))
+    if listed != "some":
+        # By the cut of some tables, and by the quota of others.
+        coldest = profile.accesses == 0
+        by_quota = rng.random(len(rows)) < 0.5
+        cut = np.where(by_quota, 0, -1)
+        quota = np.add.reduceat(coldest, profile.offsets[:-1]).astype(np.int64)
+        quota -= (listed == "all but one") & (np.arange(len(rows)) == len(rows) - 1)
+        quota = quota.clip(0)
     order = rng.integers(0, ranks, rng.integers(1, 9)).astype(np.uint16)
     rotation = rng.integers(0, len(order), len(rows))
     stripes = [Stripes(order, rotation, np.zeros((len(rows), ranks), np.int64))]
@@ -138,7 +151,7 @@ def test_scan(seed, rows, dtype, ranks):
     ):
         expected = stripe_sums(profile, ~wanted, ~wanted, order, rotation, ranks, value)
         np.testing.assert_allclose(sums, expected, rtol=1e-12)
-    assert (found.listed_classes(classes) == class_of_row[wanted]).all()
+    assert (found.class_of_row == class_of_row[wanted]).all()
 
 
 def test_headers_count_rows_before_each_line():
@@ -247,7 +260,7 @@ def test_unknown_counters_are_named():
     found = scan_by_cuts(profile, zeros - 1, zeros, orders, classes)
     unknown = replace(found, listed_accesses=found.listed_accesses + np.uint32(10_000))
     with pytest.raises(ValueError, match="table number 0"):
-        unknown.listed_classes(classes)
+        _ = unknown.class_of_row
 
 
 def assigned_by_turns(class_of_row, counts):
