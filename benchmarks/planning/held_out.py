@@ -39,6 +39,7 @@ from oper.planner.price_plan import predict_priced, priced_under, problem_of
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, in_order
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -101,7 +102,12 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
             counts.append(np.bincount(name[born.astype(np.int64)], minlength=table.rows))
         accesses = np.concatenate(counts).astype(np.uint32)
         none = np.zeros(0, np.uint32)
-        found.append(Profile(tables, samples, accesses, none, (False,) * len(tables)))
+        one = np.ones(len(tables), np.int64)
+        lengths = BagLengths.of_pairs(
+            np.stack([np.arange(len(tables)), one, samples * one], axis=1), samples * one
+        )
+        hashed = (False,) * len(tables)
+        found.append(Profile(tables, samples, accesses, none, hashed, bag_lengths=lengths))
     in_order(found)
     return found
 

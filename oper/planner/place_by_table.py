@@ -14,15 +14,17 @@ one each row once a batch; memories give each row that a rank touches once, as c
 repeats.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.step_time import latency_seconds
+from oper.cost.vectors_per_bag import pooled_names
 from oper.cost.workload import Workload
-from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.device_limits import DeviceLimits
@@ -38,12 +40,18 @@ from oper.planner.place_pooled import (
 )
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.unread_reads import UNREAD_SHARE, unread_step_seconds, with_unread_reads
 from oper.profiling.profile import Profile
 from oper.topology.nearly_alike import as_alike
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
 
+# Relative, of the step: with less, no table is pooled, since pooled sums are in another order.
+LEAST_GAIN = 0.05
+# The share of reads of rows that the log never read, if its windows did not measure it: that of a
+# news log from one day to the next.
+_UNMEASURED_SHARE = 0.8
 _TRIED = 4  # powers of two by which more or fewer tables are tried than pay
 
 
@@ -59,8 +67,70 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    ways = _ways_by_table(profile, topology, workload, asked)
-    return place_shortest(profile, topology, asked, ways, report)
+    usual, able = usual_way(topology, workload), poolable(profile)
+    if topology.transport == NVSHMEM or not able:
+        return usual.place(profile, topology, asked, report)
+    known_lengths(profile)
+    unpooled = usual.place(profile, topology, asked, report)
+    share = _unread_share(profile)
+    steps = Steps.of(unpooled, share)
+    some, every = True, True
+    if by_mean(topology, asked):
+        gains = estimated_gains(profile, topology, usual.workload, asked, steps, share)
+        some, every = (gain >= LEAST_GAIN for gain in gains)
+    ways = _ways_by_table(profile, topology, workload, asked, some)
+    pooled = [way for way in ways if way.pooled and (every or way.pooled != able)]
+    found = [way.place(profile, topology, asked, report) for way in pooled]
+
+    def gain(planned: Planned) -> float:
+        return Steps.of(planned, share).gain_over(steps)
+
+    best = max(found, key=gain, default=unpooled)  # the first of equals: fewest pooled tables
+    if gain(best) < LEAST_GAIN:
+        best = unpooled
+    return replace(best, unpooled_step_seconds=steps.predicted)
+
+
+def chooses_by_table(
+    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+) -> bool:
+    """Return whether tables are pooled if that is shorter: with fetch auto; and by default on equal
+    ranks of several nodes whose transport has pooled tables, if the profile knows how long bags
+    are."""
+    if workload.fetch is not None or topology.nodes == 1:
+        return workload.on(topology.nodes).fetch == "auto"
+    able = topology.transport != NVSHMEM and by_mean(as_alike(topology), asked)
+    return able and profile.bag_lengths is not None and bool(poolable(profile))
+
+
+class Steps(NamedTuple):
+    """Predicted step of a placement, and its step if a share of the reads goes to rows that the log
+    never read, in seconds.
+
+    A bag of a pooled table takes a whole vector for the first row without a copy, while rows that
+    are fetched cost one by one: so plans with pooled tables suffer more from such reads.
+    """
+
+    predicted: float
+    with_unread: float
+
+    @staticmethod
+    def of(planned: Planned, unread_share: float) -> "Steps":
+        predicted = predicted_seconds(planned)
+        return Steps(predicted, unread_step_seconds(planned, unread_share) or predicted)
+
+    def gain_over(self, other: "Steps") -> float:
+        """Return the share by which these steps are shorter than others, the smaller of both."""
+        pairs = zip(self, other, strict=True)
+        return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
+
+
+def _unread_share(profile: Profile) -> float:
+    """Return the share of reads of unread rows by which plans are judged beside their expected
+    reads."""
+    turnover = profile.turnover
+    measured = turnover is not None and bool(turnover.measured.all())
+    return UNREAD_SHARE if measured else _UNMEASURED_SHARE
 
 
 @dataclass(frozen=True)
@@ -102,9 +172,9 @@ def ways_to_fetch(
 
     Raises OperError where tables cannot be pooled as asked.
     """
-    workload = workload.on(topology.nodes)
-    if workload.fetch == "auto":
+    if chooses_by_table(profile, topology, workload, asked):
         return _ways_by_table(profile, topology, workload, asked)
+    workload = workload.on(topology.nodes)
     if workload.fetch != "pooled":
         return [Way(frozenset(), workload)]
     check_all_poolable(profile, topology)
@@ -112,18 +182,27 @@ def ways_to_fetch(
     return [Way(poolable(profile), workload)]
 
 
+def usual_way(topology: Topology, workload: Workload) -> Way:
+    """Return the way to fetch tables of which none is pooled, as is usual on the topology."""
+    return Way(frozenset(), workload.unpooled(topology.nodes))
+
+
 def _ways_by_table(
-    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    asked: PlanSettings,
+    some: bool = True,
 ) -> list[Way]:
-    usual = replace(workload, fetch=None).on(topology.nodes)
-    able = poolable(profile)
+    """Return the ways that `auto` tries; those that pool `some` of the tables only if given."""
+    found = [usual_way(topology, workload)]
+    usual, able = found[0].workload, poolable(profile)
     if able:
         known_lengths(profile)
-    found = [Way(frozenset(), usual)]
     if topology.transport == NVSHMEM:  # whose kernels read rows each for itself
         return found
     mixes = may_mix(topology, usual, asked)
-    if mixes and by_mean(topology, asked):
+    if some and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
             found.append(Way(chosen, usual))
@@ -132,18 +211,6 @@ def _ways_by_table(
     elif able and mixes:
         found.append(Way(able, usual))
     return found
-
-
-def place_shortest(
-    profile: Profile,
-    topology: Topology,
-    asked: PlanSettings,
-    ways: Sequence[Way],
-    report: Callable[[str], None] = lambda step: None,
-) -> Planned:
-    """The plan with the shortest step, of one for each way to fetch the tables."""
-    found = [way.place(profile, topology, asked, report) for way in ways]
-    return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
 
 
 def by_mean(topology: Topology, asked: PlanSettings) -> bool:
@@ -159,44 +226,62 @@ def may_mix(topology: Topology, usual: Workload, asked: PlanSettings) -> bool:
 
 
 @dataclass(frozen=True)
-class EstimatedGain:
-    """By how much of a step, a share, plans with `pooled_tables` of a model's `tables` may be
-    shorter than one without."""
+class FetchChoice:
+    """The outcome of `auto`: how many of a model's `tables` are pooled, the `share` by which the
+    step is shorter than the best without pooled tables, and that step in seconds."""
 
     share: float
     pooled_tables: int
     tables: int
+    unpooled_step_seconds: float
+
+    @staticmethod
+    def of(planned: Planned) -> "FetchChoice | None":
+        """Return the choice that a placement is the outcome of; None if there was none."""
+        seconds, tables = planned.unpooled_step_seconds, planned.problem.profile.tables
+        if seconds is None:
+            return None
+        pooled = len(pooled_names(planned.problem.topology, tables))
+        share = 1 - predicted_seconds(planned) / seconds if pooled and seconds else 0.0
+        return FetchChoice(share, pooled, len(tables), seconds)
 
 
-def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> EstimatedGain | None:
-    """Return the most that fetches by table may gain over a plan whose rows all travel themselves,
-    as if nodes were even; None if they gain nothing, or if only planning can tell."""
-    lengths, asked, topology = profile.bag_lengths, plan.asked, as_alike(topology)
-    if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
-        return None
-    if topology.transport == NVSHMEM:
-        return None
-    bags = lengths.length.max(initial=0) > 1
-    if not (bags and plan.workload.training and by_mean(topology, asked)):
-        return None
+def estimated_gains(
+    profile: Profile,
+    topology: Topology,
+    usual: Workload,
+    asked: PlanSettings,
+    steps: Steps,
+    unread_share: float,
+) -> tuple[float, float]:
+    """Return by which shares plans may be shorter than one without pooled tables, whose steps are
+    given, as if ranks were even: with those tables pooled that take less so, and with all."""
     able = poolable(profile)
-    fetched, pooled = (
-        table_seconds(unplaced_problem(profile, topology, plan.workload, asked, tables))
-        for tables in (frozenset[str](), able)
-    )
-    saved = np.maximum(fetched - pooled, 0.0)
-    _, width = table_widths(profile.tables, plan.workload.mode)
     may = np.array([table.name in able for table in profile.tables])
-    widths = len(np.unique(width)), 0
-    before = plan.cost.objective_seconds + latency_seconds(topology, plan.workload, *widths)
-    found = []
-    for which in (may & (saved > 0), may):
-        widths = len(np.unique(width[~which])), len(np.unique(width[which]))
-        latency = latency_seconds(topology, plan.workload, *widths)
-        after = plan.cost.objective_seconds - float((fetched - pooled)[which].sum()) + latency
-        found.append(EstimatedGain(1 - after / before, int(which.sum()), len(may)))
-    best = max(found, key=lambda gain: gain.share)
-    return best if best.share > 0 else None
+    width = table_widths(profile.tables, usual.mode).of_table
+    problems = [
+        unplaced_problem(profile, topology, usual, asked, tables) for tables in (frozenset(), able)
+    ]
+
+    def latency(pooled: NDArray[np.bool_]) -> float:
+        widths = len(np.unique(width[~pooled])), len(np.unique(width[pooled]))
+        return latency_seconds(topology, usual, *widths)
+
+    gains = [1.0, 1.0]
+    for before, share in zip(steps, (0.0, unread_share), strict=True):
+        fetched, pooled = (table_seconds(_with_unread(problem, share)) for problem in problems)
+        for n, which in enumerate((may & (pooled < fetched), may)):
+            saved = float((fetched - pooled)[which].sum()) + latency(~may & may) - latency(which)
+            gains[n] = min(gains[n], saved / before if before else 0.0)
+    return gains[0], gains[1]
+
+
+def _with_unread(problem: Problem, share: float) -> Problem:
+    """Return the problem after rows that the log never read took a `share` of the reads."""
+    unread = problem.classes.accesses == 0
+    if not share or not unread.any() or unread.all():
+        return problem
+    return replace(problem, classes=with_unread_reads(problem, share))
 
 
 def poolable(profile: Profile) -> frozenset[str]:

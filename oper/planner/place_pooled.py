@@ -109,8 +109,16 @@ def place_pooled(
             # slowest rank, longer.
             without = _at_homes(*given, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
+    if at_homes is not None and _copies_everything(at_homes):
+        return at_homes
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
+
+
+def _copies_everything(planned: Planned) -> bool:
+    """Whether each rank has a copy of each row, so that nothing travels in inference."""
+    problem = planned.problem
+    return planned.cost.extra_bytes >= (problem.ranks - 1) * problem.classes.total_bytes
 
 
 def predicted_seconds(planned: Planned) -> float:
@@ -252,6 +260,10 @@ def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
         copies, homes = _with_homes(problem, lengths, supposed, improve)
         return copies.copy_seconds + homes.seconds
 
+    if not problem.workload.training:
+        copies = choose_copies(problem, lengths, problem.budget_bytes, tried[0])
+        if (copies.everywhere + copies.a_node == problem.classes.rows).all():
+            return tried[0]  # All rows have copies there, and more so with a higher load.
     promising = sorted(tried, key=seconds)[:_PROMISING]
     return min(promising, key=lambda supposed: seconds(supposed, improve=True))
 
