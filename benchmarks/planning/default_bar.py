@@ -70,7 +70,9 @@ def simple_placements(problem: Problem) -> Iterator[tuple[str, Placement]]:
         owner = np.repeat(pieces.rank, np.diff(pieces.first)).astype(np.int32)
         for fetch in (rows_of_ranks, Fetch.POOLED_BY_RANK):
             parts = [
-                whole_table(t, table, problem.workload.mode, fetch, owner[begin : begin + table.rows])
+                whole_table(
+                    t, table, problem.workload.mode, fetch, owner[begin : begin + table.rows]
+                )
                 for t, (table, begin) in enumerate(
                     zip(profile.tables, profile.offsets.tolist(), strict=False)
                 )

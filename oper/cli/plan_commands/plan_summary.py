@@ -178,8 +178,7 @@ def choice_text(choice: "FetchChoice") -> str:
         return f"pooled tables would not make the step {format_percent(LEAST_GAIN)} shorter"
     return (
         f"{choice.pooled_tables} of {plural(choice.tables, 'table')} pooled: step "
-        f"{format_percent(choice.share)} shorter than with distinct fetches "
-        f"({format_duration(choice.unpooled_step_seconds)}); gives up sums equal to the last bit, "
-        f"torch.compile, and batches prepared in any order ({option('--fetch', 'distinct')} keeps "
-        "them)"
+        f"{format_percent(choice.share)} shorter ({format_duration(choice.unpooled_step_seconds)} "
+        "without); gives up bit equality, torch.compile and batches in any order: "
+        f"{option('--fetch', 'distinct')} keeps them"
     )
