@@ -78,8 +78,8 @@ class Case:
         return make_problem(*given, as_counted=True)
 
 
-def churning_windows(number: int, scale: float) -> list[Profile]:
-    """Return the windows of the made-up log."""
+def churning_windows(number: int, scale: float, bag: int = 1) -> list[Profile]:
+    """Return the windows of the made-up log, whose bags have so many ids."""
     random = np.random.default_rng(0)
     alive = 2.5 * (1 - UNSEEN)  # windows in which a row is read
     samples = round(40_000 * scale)
@@ -104,10 +104,11 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
         none = np.zeros(0, np.uint32)
         one = np.ones(len(tables), np.int64)
         lengths = BagLengths.of_pairs(
-            np.stack([np.arange(len(tables)), one, samples * one], axis=1), samples * one
+            np.stack([np.arange(len(tables)), bag * one, samples // bag * one], axis=1),
+            samples * one,
         )
         hashed = (False,) * len(tables)
-        found.append(Profile(tables, samples, accesses, none, hashed, bag_lengths=lengths))
+        found.append(Profile(tables, samples // bag, accesses, none, hashed, bag_lengths=lengths))
     in_order(found)
     return found
 

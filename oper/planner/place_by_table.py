@@ -69,10 +69,9 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    usual, able = usual_way(topology, workload), poolable(profile)
-    if topology.transport == NVSHMEM or not able:
+    usual = usual_way(topology, workload)
+    if topology.transport == NVSHMEM or not poolable(profile) or not _has_sums(profile):
         return usual.place(profile, topology, asked, report)
-    known_lengths(profile)
     unpooled = usual.place(profile, topology, asked, report)
     share = _unread_share(profile)
     steps = Steps.of(unpooled, share)
@@ -119,6 +118,12 @@ class Steps(NamedTuple):
         """Return the share by which these steps are shorter than others, the smaller of both."""
         pairs = zip(self, other, strict=True)
         return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
+
+
+def _has_sums(profile: Profile) -> bool:
+    """Return whether any bag has several ids. Sums of one row save no bytes, and the few exchanges
+    that they save made no step shorter in the simulator."""
+    return bool(known_lengths(profile).length.max(initial=0) > 1)
 
 
 def _unread_share(profile: Profile) -> float:
@@ -192,9 +197,8 @@ def _ways_by_table(
     """Return the ways that `auto` tries, those with fewest pooled tables first."""
     found = [usual_way(topology, workload)]
     usual, able = found[0].workload, poolable(profile)
-    if able:
-        known_lengths(profile)
-    if topology.transport == NVSHMEM:  # whose kernels read rows each for itself
+    # Kernels of NVSHMEM read rows each for itself.
+    if topology.transport == NVSHMEM or (able and not _has_sums(profile)):
         return found
     mixes = may_mix(topology, usual, asked)
     if mixes and by_mean(topology, asked):

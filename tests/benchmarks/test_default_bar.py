@@ -9,12 +9,20 @@ import pytest
 
 from benchmarks.planning.default_bar import TARGET, measure
 from benchmarks.planning.simulated_placements import Answer
+from benchmarks.planning.simulated_step import Mode
 from oper.planner.baselines.baseline import NoPlacementError, Status
 
 pytest.importorskip("torchrec")
 pytestmark = pytest.mark.check
 
-METHODS = ("oper", "paper", "access_greedy", "row_wise", "table_wise")
+METHODS = ("paper", "access_greedy", "row_wise", "table_wise")
+CASES = (
+    (1, "dgx-h100", "inference", 0.0),
+    (1, "2x2-h100", "training", 0.0),
+    (5, "16x1-h100", "training", 0.0),
+    (5, "2x2-h100", "inference", 0.01),
+    (20, "2x2-h100", "training", 0.01),
+)
 
 
 def answered_here(asked: dict[str, Any]) -> Answer:
@@ -27,20 +35,10 @@ def answered_here(asked: dict[str, Any]) -> Answer:
     return found
 
 
-@pytest.mark.parametrize("bag", [1, 5, 20])
-def test_the_default_plan_is_never_longer_than_others(bag: int) -> None:
-    topologies = ("dgx-h100", "2x8-h100", "2x8-h100:1")
-    modes = ("training", "inference")
-    found = [
-        *measure(topologies, [bag], modes, [0.0], 0.002, 512, METHODS, answered_here),
-        *measure(["2x8-h100"], [bag], modes, [0.01], 0.002, 512, METHODS, answered_here),
-    ]
-    above = {
-        (case["topology"], case["mode"], case["noise"], of): case[of]
-        for case in found
-        for of in ("predicted", "simulated")
-        if case[of] > TARGET
-    }
-    assert not above
-    if bag == 20:
-        assert any(case["pooled_tables"] for case in found)
+@pytest.mark.parametrize(("bag", "topology", "mode", "noise"), CASES)
+def test_the_default_plan_is_never_longer_than_others(
+    bag: int, topology: str, mode: Mode, noise: float
+) -> None:
+    (case,) = measure([topology], [bag], [mode], [noise], 0.001, 128, METHODS, answered_here)
+    assert case["predicted"] <= TARGET, case["predicted_seconds"]
+    assert case["simulated"] <= TARGET, case["simulated_seconds"]

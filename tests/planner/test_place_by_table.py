@@ -317,7 +317,7 @@ def test_commands_know_plans_with_some_pooled_tables(
 def test_pooled_tables_are_no_loss_on_the_next_window(window: int, capacity: str | None) -> None:
     """Four of five reads of each window go to rows that the window before did not read. With copies
     of only those that it read, pooled tables took 5 times as long on the next."""
-    windows, ranks = churning_windows(3, 0.1), Topology.load("2x4-a100")
+    windows, ranks = churning_windows(3, 0.1, 5), Topology.load("2x4-a100")
     if capacity is not None:
         ranks = ranks.with_capacity(capacity)
     plans = [
@@ -331,7 +331,7 @@ def test_pooled_tables_are_no_loss_on_the_next_window(window: int, capacity: str
 
 def test_pooled_plans_copy_unread_rows_while_memory_is_free() -> None:
     """The copies come last, so that rows that are read have theirs in any case."""
-    (counts,), ranks = churning_windows(1, 0.1), Topology.load("2x4-a100")
+    (counts,), ranks = churning_windows(1, 0.1, 5), Topology.load("2x4-a100")
     assert (counts.accesses == 0).any()
     plan = make_plan(counts, ranks, Workload("inference", "pooled"))
     assert plan.cost.extra_memory_ratio == ranks.ranks - 1
@@ -347,6 +347,12 @@ def test_a_plan_keeps_its_pooled_tables(tmp_path: Path) -> None:
     assert assemble(place_like(some, profile, ranks, settings)).pooled_tables == ("more",)
     none = make_plan(profile, ranks, Workload("training", "distinct", 2048), settings)
     assert assemble(place_like(none, profile, ranks, settings)).pooled_tables == ()
+
+
+def test_tables_of_one_id_are_not_pooled() -> None:
+    """Sums of one row save nothing but exchanges."""
+    (counts,), ranks = churning_windows(1, 0.1), Topology.load("2x4-a100")
+    assert make_plan(counts, ranks, Workload("inference", "auto")).pooled_tables == ()
 
 
 @pytest.mark.parametrize("change", ["one node", "nvshmem", "link", "unequal", "no lengths"])
