@@ -16,11 +16,9 @@ pytest.importorskip("torchrec")
 pytestmark = pytest.mark.check
 
 METHODS = ("paper", "access_greedy", "row_wise", "table_wise")
-CASES = (
+CASES: tuple[tuple[int, str, Mode, float], ...] = (
     (1, "dgx-h100", "inference", 0.0),
     (1, "2x2-h100", "training", 0.0),
-    (5, "16x1-h100", "training", 0.0),
-    (5, "2x2-h100", "inference", 0.01),
     (20, "2x2-h100", "training", 0.01),
 )
 
@@ -39,6 +37,6 @@ def answered_here(asked: dict[str, Any]) -> Answer:
 def test_the_default_plan_is_never_longer_than_others(
     bag: int, topology: str, mode: Mode, noise: float
 ) -> None:
-    (case,) = measure([topology], [bag], [mode], [noise], 0.001, 128, METHODS, answered_here)
+    (case,) = measure([topology], [bag], [mode], [noise], 0.005, 2048, METHODS, answered_here)
     assert case["predicted"] <= TARGET, case["predicted_seconds"]
     assert case["simulated"] <= TARGET, case["simulated_seconds"]

@@ -188,13 +188,13 @@ def test_auto_pools_tables_only_if_that_gains_enough(
     np.testing.assert_allclose(again.rank_seconds, plan.cost.rank_seconds)
 
 
-def test_long_bags_of_cold_rows_are_pooled_and_hot_rows_fetched(tmp_path: Path) -> None:
-    """Three rows that every rank reads many times are fetched once each; bags of many rows are
-    added up."""
+def test_long_bags_of_cold_rows_are_pooled_and_single_ids_fetched(tmp_path: Path) -> None:
+    """Three rows that every rank has a copy of are pooled with the long bags, as that saves an
+    exchange: by the steps of all four plans, too."""
     workload = Workload("training", "auto", 2048)
     ranks = replace(topology(), latency=Latency.of_hops(0.0))
     plan = make_plan(write_bags(tmp_path), ranks, workload, PlanSettings(extra_memory=0.5))
-    assert plan.pooled_tables == ("many", "more")
+    assert plan.pooled_tables == ("few", "many", "more")
     assert plan.workload.fetch == "distinct"
 
 
@@ -272,13 +272,13 @@ def test_commands_know_plans_with_some_pooled_tables(
     text = " ".join(fine("plan", "check", "q", "log.parquet").split())
     assert "ok the figures add up" in text
     assert "table many: a bag needs" in text
-    assert "table few" not in text
+    assert "table single" not in text
     shown = " ".join(fine("plan", "show", "q", "--profile", "p", "-v").split())
     pooled = json.loads(fine("plan", "show", "q", "--json"))["pooled_tables"]
     assert pooled == list(Plan.load("q").pooled_tables)
     assert f"but of {len(pooled)} of the tables other nodes add up the rows of each bag" in shown
     assert f"pooled of {len(pooled)} of 4 tables ({', '.join(pooled)})" in shown
-    for table in ("few", "many"):
+    for table in ("single", "many"):
         fine("plan", "explain", "q", "--table", table, "--row", 1, "--profile", "p")
     drift = json.loads(fine("drift", "q", "p", "--json"))
     assert drift["objective_seconds"]["now"] == pytest.approx(Plan.load("q").cost.objective_seconds)
@@ -342,7 +342,7 @@ def test_a_plan_keeps_its_pooled_tables(tmp_path: Path) -> None:
     profile, ranks = write_bags(tmp_path), replace(topology(), latency=Latency.of_hops(0.0))
     settings = PlanSettings(extra_memory=0.5)
     plan = make_plan(profile, ranks, Workload("training", None, 2048), settings)
-    assert plan.pooled_tables == ("many", "more")
+    assert plan.pooled_tables == ("few", "many", "more")
     some = assemble(mixed(profile, ranks, ("more",), 0.5, batch=2048))
     assert assemble(place_like(some, profile, ranks, settings)).pooled_tables == ("more",)
     none = make_plan(profile, ranks, Workload("training", "distinct", 2048), settings)
