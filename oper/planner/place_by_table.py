@@ -32,6 +32,7 @@ from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import (
     check_all_poolable,
+    check_transport,
     draft_step_seconds,
     known_lengths,
     place_pooled,
@@ -178,7 +179,8 @@ def ways_to_fetch(
     workload = workload.on(topology.nodes)
     if workload.fetch != "pooled":
         return [Way(frozenset(), workload)]
-    check_all_poolable(profile, topology)
+    check_transport(topology)
+    check_all_poolable(profile)
     known_lengths(profile)
     return [Way(poolable(profile), workload)]
 

@@ -96,8 +96,9 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
     tables, or all are to be pooled and some have no pooling.
     """
+    check_transport(topology)
     if tables is None:
-        check_all_poolable(profile, topology)
+        check_all_poolable(profile)
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
@@ -121,7 +122,7 @@ def place_pooled(
 
 
 def _copies_everything(planned: Planned) -> bool:
-    """Whether each rank has a copy of each row, so that nothing travels in inference."""
+    """Return whether each rank has a copy of each row, so that nothing travels in inference."""
     problem = planned.problem
     return planned.cost.extra_bytes >= (problem.ranks - 1) * problem.classes.total_bytes
 
@@ -131,15 +132,18 @@ def predicted_seconds(planned: Planned) -> float:
     return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
-def check_all_poolable(profile: Profile, topology: Topology) -> None:
-    """OperError where all tables are to be pooled and some have no pooling, or rows of other nodes
-    are read by kernels, each for itself."""
+def check_transport(topology: Topology) -> None:
+    """Raise OperError if rows of other nodes are read by kernels, each for itself."""
     if topology.transport == NVSHMEM:
         raise OperError(
             f"fetch pooled: the topology's transport is {NVSHMEM}, by which kernels read rows of "
             f"other nodes, each for itself: leave {option('--fetch')} out, or plan without the "
             "transport"
         )
+
+
+def check_all_poolable(profile: Profile) -> None:
+    """Raise OperError if all tables are to be pooled and some have no pooling."""
     unpooled = [table.name for table in profile.tables if table.pooling == "none"]
     if unpooled:
         raise OperError(
