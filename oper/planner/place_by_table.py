@@ -203,7 +203,7 @@ def _ways_by_table(
     if topology.transport == NVSHMEM or (able and not _has_sums(profile)):
         return found
     mixes = may_mix(topology, usual, asked)
-    if mixes and by_mean(topology, asked):
+    if len(able) > 1 and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
             found.append(Way(chosen, usual))
