@@ -119,7 +119,7 @@ def test_tables_are_pooled_where_that_is_asked_for(tmp_path, caplog):
         found[fetch] = plan.pooled_tables
     some = "few", "many", "more"
     assert found == {None: some, "auto": some, "pooled": (*some, "single")}
-    assert "fetch distinct, pooled of 2 of 4 tables" in caplog.text
+    assert "fetch distinct, pooled of 3 of 4 tables" in caplog.text
 
 
 def test_statistics_are_logged(model, profile, caplog):
