@@ -316,8 +316,9 @@ def test_commands_know_plans_with_some_pooled_tables(
 @pytest.mark.parametrize("capacity", ["2", None])
 def test_pooled_tables_are_no_loss_on_the_next_window(window: int, capacity: str | None) -> None:
     """Four of five reads of each window go to rows that the window before did not read. With copies
-    of only those that it read, pooled tables took 5 times as long on the next."""
-    windows, ranks = churning_windows(3, 0.1, 5), Topology.load("2x4-a100")
+    of only those that it read, pooled tables took 10 times as long on the next: the case of window
+    0 with capacity 2."""
+    windows, ranks = churning_windows(4, 1.0, 5), Topology.load("2x4-a100")
     if capacity is not None:
         ranks = ranks.with_capacity(capacity)
     plans = [
