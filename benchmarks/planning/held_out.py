@@ -40,6 +40,7 @@ from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, in_order, itself
 from oper.profiling.windows import FIRST_SHARE
+from oper.tables.bag_lengths import BagLengths
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -78,8 +79,8 @@ class Case:
         return make_problem(*given, as_counted=True)
 
 
-def churning_windows(number: int, scale: float) -> list[Profile]:
-    """Return the windows of the made-up log."""
+def churning_windows(number: int, scale: float, bag: int = 1) -> list[Profile]:
+    """Return the windows of the made-up log, whose bags have so many ids."""
     random = np.random.default_rng(0)
     alive = 2.5 * (1 - UNSEEN)  # windows in which a row is read
     samples = round(40_000 * scale)
@@ -103,16 +104,22 @@ def churning_windows(number: int, scale: float) -> list[Profile]:
             rows = name[born.astype(np.int64)]
             counts.append(np.bincount(rows, minlength=table.rows))
             first_counts.append(np.bincount(rows[early], minlength=table.rows))
-        first = _of_counts(tables, int(early.sum()), first_counts)
-        whole = _of_counts(tables, samples, counts)
+        first = _of_counts(tables, int(early.sum()), first_counts, bag)
+        whole = _of_counts(tables, samples, counts, bag)
         found.append(replace(whole, open_first_part=partial(itself, first)))
     in_order(found)
     return found
 
 
-def _of_counts(tables: tuple[Table, ...], samples: int, counts: list[Any]) -> Profile:
+def _of_counts(tables: tuple[Table, ...], ids: int, counts: list[Any], bag: int) -> Profile:
+    """Return the profile of so many ids of each table, in bags of equal length."""
     accesses, none = np.concatenate(counts).astype(np.uint32), np.zeros(0, np.uint32)
-    return Profile(tables, samples, accesses, none, (False,) * len(tables))
+    one = np.ones(len(tables), np.int64)
+    lengths = BagLengths.of_pairs(
+        np.stack([np.arange(len(tables)), bag * one, ids // bag * one], axis=1), ids * one
+    )
+    hashed = (False,) * len(tables)
+    return Profile(tables, ids // bag, accesses, none, hashed, bag_lengths=lengths)
 
 
 def logs(number: int, chosen: str, scale: float) -> Iterator[tuple[str, list[Profile]]]:

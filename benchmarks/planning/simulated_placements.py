@@ -6,8 +6,9 @@ by the cost model beside it, which the simulator knows nothing of.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ import oper
 from benchmarks.planning.simulator.log import Log
 from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_layout, whole_table
 from oper.cost.workload import Fetch as Fetched
+from oper.cost.workload import usual_fetch
 from oper.logs.batches.batch import Batch
 from oper.planner.baselines.baseline import NoPlacementError, price_baseline
 from oper.planner.baselines.torchrec_planner import (
@@ -38,6 +40,7 @@ DIM = 64
 LOG_IDS = 1 << 18  # of each table, at least
 LIMIT_SECONDS = 120.0
 FETCHES: tuple[Fetched, ...] = ("pooled", "auto")
+Answer = dict[str, Any]  # of TorchRec's planner
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def methods(profile: Profile, case: Case, bag: int, planners: Sequence[str]) -> 
     """OPER's plan, those with all tables pooled and with some where bags have several ids, and
     TorchRec's, as far as they are among the `planners`."""
     if "oper" in planners:
-        yield oper_method("oper", profile, case)
+        distinct = replace(case.workload, fetch=usual_fetch(case.topology.nodes))
+        yield oper_method("oper", profile, replace(case, workload=distinct))
         if bag > 1 and case.topology.nodes > 1:
             for fetch in FETCHES:
                 workload = replace(case.workload, fetch=fetch)
@@ -130,14 +134,23 @@ def oper_placement(plan: oper.Plan) -> Placement:
     return of_layout(plan.layout, plan.tables, mode, fetch, method, plan.pooled_tables)
 
 
-def torchrec_placement(profile: Profile, case: Case) -> Method | None:
-    """TorchRec's own plan; None where its planner finds none in time."""
+def asked_in_a_process(asked: dict[str, Any]) -> Answer:
+    """Return the answer of TorchRec's planner, within LIMIT_SECONDS."""
+    return ask(asked, LIMIT_SECONDS)
+
+
+def torchrec_placement(
+    profile: Profile,
+    case: Case,
+    answer_of: Callable[[dict[str, Any]], Answer] = asked_in_a_process,
+) -> Method | None:
+    """Return TorchRec's own plan by the answer of its planner; None if that finds none in time."""
     problem = make_problem(profile, case.topology, case.workload, case.settings)
     if by_devices(case.topology, case.settings):
         limits = DeviceLimits.of(problem)
         problem = limits.within(limits.most_extra)
     try:
-        answer = ask(request(problem), LIMIT_SECONDS)
+        answer = answer_of(request(problem))
     except NoPlacementError:
         return None
     baseline, shards = placement_of(problem, answer), read_shards(answer["shards"], profile)

@@ -26,10 +26,10 @@ class Workload:
     """What one iteration is: mode, how rows are fetched, and the global batch in samples.
 
     Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
-    node, distinct on several. A plan has the one that it was made for. Pooled: the ranks of another
-    node add up the rows of each bag, and send one vector (oper/topology/pooled_links.py). Auto:
-    each table is pooled, or fetched as is usual, by what is shortest; a plan then says which are
-    pooled.
+    node; on several distinct, or auto if tables can be pooled there. A plan has the one that it was
+    made for. Pooled: the ranks of another node add up the rows of each bag, and send one vector
+    (oper/topology/pooled_links.py). Auto: tables are pooled if that makes the step at least 5 %
+    shorter, and fetched as is usual otherwise; a plan then says which are pooled.
     """
 
     mode: Literal["training", "inference"]
@@ -55,6 +55,12 @@ class Workload:
         if self.fetch is None or pooled_for_nothing:
             return replace(self, fetch=usual_fetch(nodes))
         return self
+
+    def unpooled(self, nodes: int) -> "Workload":
+        """Return this workload on so many nodes if no table is pooled: rows are fetched as it says,
+        or as is usual there."""
+        fetch = None if self.fetch in ("pooled", "auto") else self.fetch
+        return replace(self, fetch=fetch).on(nodes)
 
     @property
     def known_fetch(self) -> Fetch:

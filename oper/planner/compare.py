@@ -51,14 +51,15 @@ from oper.planner.bounds.certify import certify
 from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.least_memory import by_devices
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
+from oper.planner.make_plan import place_fetched
 from oper.planner.place_by_table import (
     Way,
     by_mean,
+    chooses_by_table,
     may_mix,
-    place_shortest,
+    usual_way,
     ways_to_fetch,
 )
-from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import predicted_seconds
 from oper.planner.price_fetched import (
     cheaper_pooled_of,
@@ -364,9 +365,7 @@ def compare(
     if "oper" in chosen:
         began = time.perf_counter()
         try:
-            planned = place_nearly_alike(
-                topology, lambda ranks: place_shortest(profile, ranks, asked, ways)
-            )
+            planned = place_fetched(profile, topology, workload, asked)
         except InfeasibleError as error:
             total = choosing_seconds + time.perf_counter() - began
             none = NoPlacementError(Status.INFEASIBLE, str(error))
@@ -393,12 +392,15 @@ def compare(
             results[method] = contest.result_of(method, baseline, seconds)
         report(method)
     problem = contest.problem(ways[0])
+    compared = workload.on(topology.nodes)
+    if chooses_by_table(profile, topology, workload, asked):
+        compared = replace(workload, fetch="auto")
     return Comparison(
         profile=profile.digest,
         topology=topology.name,
         ranks=problem.ranks,
         rows=int(problem.classes.rows.sum()),
-        workload=workload.on(topology.nodes),
+        workload=compared,
         asked=asked,
         limits=problem.limits,
         capacity_bytes=problem.capacity_bytes.astype(np.int64),
@@ -429,7 +431,7 @@ class _Contest:
     ) -> "_Contest":
         usual = ways[0]
         if usual.pooled:
-            usual = Way(frozenset(), replace(usual.workload, fetch=None).on(topology.nodes))
+            usual = usual_way(topology, usual.workload)
         return _Contest(profile, topology, asked, ways, usual, later_profile(profile))
 
     def problem(self, way: Way) -> Problem:
@@ -443,7 +445,7 @@ class _Contest:
     def result_of_oper(self, planned: Planned) -> MethodResult:
         """What OPER's plan comes to."""
         pooled = pooled_names(planned.problem.topology, planned.problem.profile.tables)
-        way = next(way for way in self.ways if way.pooled == frozenset(pooled))
+        way = Way(frozenset(pooled), planned.problem.workload)
         self.bounds[way] = planned.certificate
         # All methods are compared with the least time that the devices allow.
         if by_devices(self.topology, self.asked):

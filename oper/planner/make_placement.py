@@ -67,7 +67,8 @@ class OverCapacityError(InfeasibleError, CapacityError):
 class Planned:
     """A placement of every row with its cost and its certificate, in memory.
 
-    `seconds` are those spent on each step, by its name.
+    `seconds` are those spent on each step, by its name. unpooled_step_seconds: the step of the best
+    placement without pooled tables, where these were a choice.
     """
 
     problem: Problem
@@ -75,6 +76,7 @@ class Planned:
     row_placement: RowPlacement
     certificate: Certificate
     seconds: dict[str, float] = field(default_factory=dict)
+    unpooled_step_seconds: float | None = None
 
     @property
     def cost(self) -> Cost:

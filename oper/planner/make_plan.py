@@ -15,13 +15,13 @@ from oper.base.errors import OperWarning, check_type
 from oper.base.formatting import plural
 from oper.base.portable_math import dot
 from oper.base.spoken import option, spoken
-from oper.cost.workload import Fetch, Workload
+from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
-from oper.planner.place_by_table import place_by_table
+from oper.planner.place_by_table import chooses_by_table, place_by_table, poolable
 from oper.planner.place_nearly_alike import place_nearly_alike
 from oper.planner.place_pooled import place_pooled
 from oper.planner.place_with_tier import plan_with_tier
@@ -102,13 +102,24 @@ def place_fetched(
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
     """Return the placement of all rows in one memory, by how the workload fetches them."""
-    places: dict[Fetch | None, Callable[..., Planned]] = {
-        "pooled": place_pooled,
-        "auto": place_by_table,
-    }
-    place = places.get(workload.on(topology.nodes).fetch, place_in_memory)
+    place: Callable[..., Planned] = place_in_memory
+    if chooses_by_table(profile, topology, workload, asked):
+        place = place_by_table
+    elif workload.on(topology.nodes).fetch == "pooled":
+        place = place_pooled
     return place_nearly_alike(
         topology, lambda ranks: place(profile, ranks, workload, asked, report)
+    )
+
+
+def place_like(plan: Plan, profile: Profile, topology: Topology, asked: PlanSettings) -> Planned:
+    """Return the placement of all rows in one memory, whose tables are fetched as the plan's: those
+    are pooled that the plan pools, and no others."""
+    kept = frozenset(plan.pooled_tables) & poolable(profile)
+    if plan.workload.fetch == "pooled" or not kept or topology.nodes == 1:
+        return place_fetched(profile, topology, plan.workload, asked)
+    return place_nearly_alike(
+        topology, lambda ranks: place_pooled(profile, ranks, plan.workload, asked, tables=kept)
     )
 
 

@@ -1,7 +1,9 @@
 """Placements in which each table is pooled, or fetched as is usual, by what is shortest.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements are made and
-the one with the shortest step is taken, its latency included: no table pooled, all, and some. What
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements may be made,
+with no table pooled, with all, and with some. One with pooled tables is taken if it makes the step
+shorter by LEAST_GAIN, latency included, for the expected reads and if reads go to unread rows too.
+It is not made if a draft for even ranks is no shorter. What
 a table costs is the mean over ranks with the best copies of its rows (pooled_copies.py,
 pooled_bound.py), of which tables share nothing but the memory for copies; so tables come in an
 order, by what pooling saves of each. In inference those are pooled of which it saves anything. In
@@ -14,17 +16,17 @@ one each row once a batch; memories give each row that a rank touches once, as c
 repeats.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.formatting import plural
-from oper.cost.step_time import latency_seconds
+from oper.cost.vectors_per_bag import pooled_names
 from oper.cost.workload import Workload
-from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.class_placement.pooled_copies import choose_copies
 from oper.planner.device_limits import DeviceLimits
@@ -32,21 +34,30 @@ from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import (
     check_all_poolable,
-    estimated_seconds,
+    check_transport,
+    draft_step_seconds,
     known_lengths,
     place_pooled,
     predicted_seconds,
     unplaced,
 )
-from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.unread_reads import UNREAD_SHARE, unread_step_seconds, with_unread_reads
 from oper.profiling.profile import Profile
 from oper.topology.nearly_alike import as_alike
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
 
-_TRIED = 4  # powers of two by which more or fewer tables are tried than pay
+# Relative, of the step: with less, no table is pooled, since pooled sums are in another order.
+LEAST_GAIN = 0.05
+# The share of reads of rows that the log never read, if its windows did not measure it: that of a
+# news log from one day to the next.
+_UNMEASURED_SHARE = 0.8
+# A draft may be so much longer than the plan without pooled tables for the plan to be made: drafts
+# were up to 16 % longer than the plans.
+_DRAFT = 1.1
+_TRIED = 2  # powers of two by which more or fewer tables are tried than pay
 
 
 def place_by_table(
@@ -61,8 +72,69 @@ def place_by_table(
     Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
     the tables.
     """
-    ways = _ways_by_table(profile, topology, workload, asked)
-    return place_shortest(profile, topology, asked, ways, report)
+    usual = usual_way(topology, workload)
+    if topology.transport == NVSHMEM or not poolable(profile) or not _has_sums(profile):
+        return usual.place(profile, topology, asked, report)
+    unpooled = usual.place(profile, topology, asked, partial(_report_step, report, usual))
+    share = _unread_share(profile)
+    steps = Steps.of(unpooled, share)
+    found = [
+        way.place(profile, topology, asked, partial(_report_step, report, way))
+        for way in _ways_by_table(profile, topology, workload, asked)
+        if way.pooled and may_gain(profile, topology, asked, way, steps, share)
+    ]
+    gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= LEAST_GAIN]
+    # The first of equals pools the fewest tables.
+    best = min(gaining, key=predicted_seconds, default=unpooled)
+    return replace(best, unpooled_step_seconds=steps.predicted)
+
+
+def chooses_by_table(
+    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+) -> bool:
+    """Return whether tables are pooled if that is shorter: with fetch auto; and by default on equal
+    ranks of several nodes whose transport has pooled tables, if the profile knows how long bags
+    are."""
+    if workload.fetch is not None or topology.nodes == 1:
+        return workload.on(topology.nodes).fetch == "auto"
+    able = topology.transport != NVSHMEM and by_mean(as_alike(topology), asked)
+    return able and profile.bag_lengths is not None and bool(poolable(profile))
+
+
+class Steps(NamedTuple):
+    """Predicted step of a placement, and its step if a share of the reads goes to rows that the log
+    never read, in seconds.
+
+    A bag of a pooled table takes a whole vector for the first row without a copy, while rows that
+    are fetched cost one by one: so plans with pooled tables suffer more from such reads.
+    """
+
+    predicted: float
+    with_unread: float
+
+    @staticmethod
+    def of(planned: Planned, unread_share: float) -> "Steps":
+        predicted = predicted_seconds(planned)
+        return Steps(predicted, unread_step_seconds(planned, unread_share) or predicted)
+
+    def gain_over(self, other: "Steps") -> float:
+        """Return the share by which these steps are shorter than others, the smaller of both."""
+        pairs = zip(self, other, strict=True)
+        return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
+
+
+def _has_sums(profile: Profile) -> bool:
+    """Return whether any bag has several ids. Sums of one row save no bytes, and the few exchanges
+    that they save made no step shorter in the simulator."""
+    return bool(known_lengths(profile).length.max(initial=0) > 1)
+
+
+def _unread_share(profile: Profile) -> float:
+    """Return the share of reads of unread rows by which plans are judged beside their expected
+    reads."""
+    turnover = profile.turnover
+    measured = turnover is not None and bool(turnover.measured.all())
+    return UNREAD_SHARE if measured else _UNMEASURED_SHARE
 
 
 @dataclass(frozen=True)
@@ -104,28 +176,36 @@ def ways_to_fetch(
 
     Raises OperError where tables cannot be pooled as asked.
     """
-    workload = workload.on(topology.nodes)
-    if workload.fetch == "auto":
+    if chooses_by_table(profile, topology, workload, asked):
         return _ways_by_table(profile, topology, workload, asked)
+    workload = workload.on(topology.nodes)
     if workload.fetch != "pooled":
         return [Way(frozenset(), workload)]
-    check_all_poolable(profile, topology)
+    check_transport(topology)
+    check_all_poolable(profile)
     known_lengths(profile)
     return [Way(poolable(profile), workload)]
 
 
+def usual_way(topology: Topology, workload: Workload) -> Way:
+    """Return the way to fetch tables of which none is pooled, as is usual on the topology."""
+    return Way(frozenset(), workload.unpooled(topology.nodes))
+
+
 def _ways_by_table(
-    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    asked: PlanSettings,
 ) -> list[Way]:
-    usual = replace(workload, fetch=None).on(topology.nodes)
-    able = poolable(profile)
-    if able:
-        known_lengths(profile)
-    found = [Way(frozenset(), usual)]
-    if topology.transport == NVSHMEM:  # whose kernels read rows each for itself
+    """Return the ways that `auto` tries, those with fewest pooled tables first."""
+    found = [usual_way(topology, workload)]
+    usual, able = found[0].workload, poolable(profile)
+    # Kernels of NVSHMEM read rows each for itself.
+    if topology.transport == NVSHMEM or (able and not _has_sums(profile)):
         return found
     mixes = may_mix(topology, usual, asked)
-    if mixes and by_mean(topology, asked):
+    if len(able) > 1 and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
         if chosen and chosen != able:
             found.append(Way(chosen, usual))
@@ -134,22 +214,6 @@ def _ways_by_table(
     elif able and mixes:
         found.append(Way(able, usual))
     return found
-
-
-def place_shortest(
-    profile: Profile,
-    topology: Topology,
-    asked: PlanSettings,
-    ways: Sequence[Way],
-    report: Callable[[str], None] = lambda step: None,
-) -> Planned:
-    """Return the plan with the shortest step, of one for each way to fetch the tables; `report` is
-    called with the way too if there are several."""
-    found = []
-    for way in ways:
-        named = report if len(ways) == 1 else partial(_report_step, report, way)
-        found.append(way.place(profile, topology, asked, named))
-    return min(found, key=predicted_seconds)  # the first of equals: fewest pooled tables
 
 
 def _report_step(report: Callable[[str], None], way: Way, step: str) -> None:
@@ -170,44 +234,51 @@ def may_mix(topology: Topology, usual: Workload, asked: PlanSettings) -> bool:
 
 
 @dataclass(frozen=True)
-class EstimatedGain:
-    """By how much of a step, a share, plans with `pooled_tables` of a model's `tables` may be
-    shorter than one without."""
+class FetchChoice:
+    """The outcome of `auto`: how many of a model's `tables` are pooled, the `share` by which the
+    step is shorter than the best without pooled tables, and that step in seconds."""
 
     share: float
     pooled_tables: int
     tables: int
+    unpooled_step_seconds: float
+
+    @staticmethod
+    def of(planned: Planned) -> "FetchChoice | None":
+        """Return the choice that a placement is the outcome of; None if there was none."""
+        seconds, tables = planned.unpooled_step_seconds, planned.problem.profile.tables
+        if seconds is None:
+            return None
+        pooled = len(pooled_names(planned.problem.topology, tables))
+        share = 1 - predicted_seconds(planned) / seconds if pooled and seconds else 0.0
+        return FetchChoice(share, pooled, len(tables), seconds)
 
 
-def estimated_gain(plan: Plan, profile: Profile, topology: Topology) -> EstimatedGain | None:
-    """Return the most that fetches by table may gain over a plan whose rows all travel themselves,
-    as if nodes were even; None if they gain nothing, or if only planning can tell."""
-    lengths, asked, topology = profile.bag_lengths, plan.asked, as_alike(topology)
-    if plan.pooled_tables or plan.host is not None or topology.nodes == 1 or lengths is None:
-        return None
-    if topology.transport == NVSHMEM:
-        return None
-    bags = lengths.length.max(initial=0) > 1
-    if not (bags and plan.workload.training and by_mean(topology, asked)):
-        return None
-    able = poolable(profile)
-    fetched, pooled = (
-        table_seconds(unplaced_problem(profile, topology, plan.workload, asked, tables))
-        for tables in (frozenset[str](), able)
+def may_gain(
+    profile: Profile,
+    topology: Topology,
+    asked: PlanSettings,
+    way: Way,
+    steps: Steps,
+    unread_share: float,
+) -> bool:
+    """Return whether a way to fetch tables may be shorter than the one without pooled tables, whose
+    steps are given, by drafts for even ranks."""
+    if not by_mean(topology, asked):
+        return True
+    problem = unplaced_problem(profile, topology, way.workload, asked, way.pooled)
+    return all(
+        draft_step_seconds(_with_unread(problem, share)) < longest * _DRAFT
+        for longest, share in zip(steps, (0.0, unread_share), strict=True)
     )
-    saved = np.maximum(fetched - pooled, 0.0)
-    _, width = table_widths(profile.tables, plan.workload.mode)
-    may = np.array([table.name in able for table in profile.tables])
-    widths = len(np.unique(width)), 0
-    before = plan.cost.objective_seconds + latency_seconds(topology, plan.workload, *widths)
-    found = []
-    for which in (may & (saved > 0), may):
-        widths = len(np.unique(width[~which])), len(np.unique(width[which]))
-        latency = latency_seconds(topology, plan.workload, *widths)
-        after = plan.cost.objective_seconds - float((fetched - pooled)[which].sum()) + latency
-        found.append(EstimatedGain(1 - after / before, int(which.sum()), len(may)))
-    best = max(found, key=lambda gain: gain.share)
-    return best if best.share > 0 else None
+
+
+def _with_unread(problem: Problem, share: float) -> Problem:
+    """Return the problem after rows that the log never read took a `share` of the reads."""
+    unread = problem.classes.accesses == 0
+    if not share or not unread.any() or unread.all():
+        return problem
+    return replace(problem, classes=with_unread_reads(problem, share))
 
 
 def poolable(profile: Profile) -> frozenset[str]:
@@ -260,7 +331,9 @@ def cheaper_pooled(
         return first(paying)
     steps = [0, *(sign * 2**power for power in range(_TRIED) for sign in (1, -1))]
     counts = {paying + step for step in steps if 0 < paying + step < len(order)}
-    return first(min(sorted(counts), key=lambda n: estimated_seconds(problem(first(n))), default=0))
+    return first(
+        min(sorted(counts), key=lambda n: draft_step_seconds(problem(first(n))), default=0)
+    )
 
 
 def _name(profile: Profile, table: int) -> str:

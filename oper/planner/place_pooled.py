@@ -44,6 +44,7 @@ from oper.planner.class_placement.pooled_copies import (
     enough_extra_bytes,
     least_mean_seconds,
     may_copy_to_nodes,
+    table_of_class,
 )
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
@@ -55,21 +56,25 @@ from oper.planner.least_memory import (
     shares_up_to,
 )
 from oper.planner.make_placement import Planned, Watch, within_limits
-from oper.planner.predict_step import predict_step_of
-from oper.planner.price_plan import expected_accesses, shares_of_nodes, with_vectors
+from oper.planner.predict_step import predict_step, predict_step_of
+from oper.planner.price_plan import (
+    expected_accesses,
+    shares_of_nodes,
+    with_vectors,
+    with_vectors_of,
+)
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
 from oper.planner.row_placement.rows_at_homes import place_at_homes
 from oper.profiling.profile import Profile
 from oper.tables.bag_lengths import BagLengths
-from oper.topology.pooled_links import PooledTopology
+from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
 
 # The load of the nodes of tables above the mean over nodes, when copies are chosen.
 _LOADS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-_DRAFT_LOADS = (1.0, 2.0)
 _PROMISING = 4  # supposed places whose homes are improved before one is taken
 _TURNS = 4
 _SETTLED = 1e-3  # relative: ratios that differ by less are one
@@ -91,8 +96,9 @@ def place_pooled(
     Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
     tables, or all are to be pooled and some have no pooling.
     """
+    check_transport(topology)
     if tables is None:
-        check_all_poolable(profile, topology)
+        check_all_poolable(profile)
     lengths = known_lengths(profile)
     workload = workload.on(topology.nodes)
     topology = relayed(topology, workload.fetch == "distinct")
@@ -109,8 +115,16 @@ def place_pooled(
             # slowest rank, longer.
             without = _at_homes(*given, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
+    if at_homes is not None and _copies_everything(at_homes):
+        return at_homes
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
+
+
+def _copies_everything(planned: Planned) -> bool:
+    """Return whether each rank has a copy of each row, so that nothing travels in inference."""
+    problem = planned.problem
+    return planned.cost.extra_bytes >= (problem.ranks - 1) * problem.classes.total_bytes
 
 
 def predicted_seconds(planned: Planned) -> float:
@@ -118,15 +132,18 @@ def predicted_seconds(planned: Planned) -> float:
     return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
-def check_all_poolable(profile: Profile, topology: Topology) -> None:
-    """OperError where all tables are to be pooled and some have no pooling, or rows of other nodes
-    are read by kernels, each for itself."""
+def check_transport(topology: Topology) -> None:
+    """Raise OperError if rows of other nodes are read by kernels, each for itself."""
     if topology.transport == NVSHMEM:
         raise OperError(
             f"fetch pooled: the topology's transport is {NVSHMEM}, by which kernels read rows of "
             f"other nodes, each for itself: leave {option('--fetch')} out, or plan without the "
             "transport"
         )
+
+
+def check_all_poolable(profile: Profile) -> None:
+    """Raise OperError if all tables are to be pooled and some have no pooling."""
     unpooled = [table.name for table in profile.tables if table.pooling == "none"]
     if unpooled:
         raise OperError(
@@ -160,14 +177,23 @@ def unplaced(
     return ranks.with_ratio(max(1.0, least), least)
 
 
-def estimated_seconds(problem: Problem) -> float:
-    """About what an iteration takes with the homes and copies of a draft, in training."""
-    lengths = problem.profile.bag_lengths
+def draft_step_seconds(problem: Problem) -> float:
+    """Return about the step with the homes and copies of drafts, as if the ranks of a node were
+    even."""
+    lengths, classes, topology = problem.profile.bag_lengths, problem.classes, problem.topology
     assert lengths is not None
     found = []
-    for supposed in (Supposed(*each) for each in product((1, 2), _DRAFT_LOADS, (True, False))):
-        copies, homes = _with_homes(problem, lengths, supposed, improve=False)
-        found.append(copies.copy_seconds + homes.seconds)
+    for spread in (1, topology.nodes):
+        copies, homes = _with_homes(problem, lengths, Supposed(spread), improve=False)
+        levels = Levels(copies.a_node, copies.everywhere)
+        ranks = without_pooling(topology)
+        sets, replicas = replica_sets(classes, ranks, problem.workload, levels)
+        shares = homes.of_ranks(np.array(topology.node_of))[table_of_class(classes)]
+        single = (classes.rows - replicas.sum(axis=1))[:, None] * shares
+        counts = np.concatenate([single, replicas], axis=1)
+        method = problem.price(sets, classes.sums(counts)).allreduce_method
+        priced = with_vectors_of(problem, sets, counts)
+        found.append(predict_step(priced, sets, counts, method).seconds)
     return min(found)
 
 
@@ -252,6 +278,10 @@ def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
         copies, homes = _with_homes(problem, lengths, supposed, improve)
         return copies.copy_seconds + homes.seconds
 
+    if not problem.workload.training:
+        copies = choose_copies(problem, lengths, problem.budget_bytes, tried[0])
+        if (copies.everywhere + copies.a_node == problem.classes.rows).all():
+            return tried[0]  # All rows have copies there, and more so with a higher load.
     promising = sorted(tried, key=seconds)[:_PROMISING]
     return min(promising, key=lambda supposed: seconds(supposed, improve=True))
 

@@ -22,8 +22,9 @@ from oper.planner.price_plan import (
     problems_of_memories,
     rank_seconds,
 )
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
+from oper.topology.pooled_links import without_pooling
 
 UNSEEN_DATA = "the data that the plan was not made from"  # in warnings
 _SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
@@ -41,13 +42,31 @@ def with_reference_figures(
     if later is not None:
         warn_if_too_small(later, plan.ranks, UNSEEN_DATA)
     unseen = None if later is None else problems_of_memories(plan, later, as_counted=True)
-    # What vectors cost is known of the plan's own placement alone.
-    methods = _SIMPLE if plan.vector_ratio is None else ()
+    ways = [(problems, unseen)]
+    if plan.pooled_tables:
+        later_unpooled = None if unseen is None else _unpooled(unseen, as_counted=True)
+        ways.append((_unpooled(problems), later_unpooled))
     return replace(
         plan,
         held_out=None if unseen is None else held_out(plan, profile, unseen),
-        simple_plans=tuple(_simple_plan(method, problems, unseen) for method in methods),
+        simple_plans=tuple(_simple_plan(method, ways) for method in _SIMPLE),
     )
+
+
+def _unpooled(problems: list[Problem], as_counted: bool = False) -> list[Problem]:
+    """Return the problems with the same limits in which no table is pooled; `as_counted` as for
+    `make_problem`."""
+    return [
+        make_problem(
+            problem.profile,
+            (topology := without_pooling(problem.topology)),
+            problem.workload.unpooled(topology.nodes),
+            problem.asked,
+            problem.limits,
+            as_counted,
+        )
+        for problem in problems
+    ]
 
 
 def later_profile(profile: Profile) -> Profile | None:
@@ -76,21 +95,28 @@ def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
 
 
 def _simple_plan(
-    method: SimpleMethod, problems: list[Problem], unseen: list[Problem] | None
+    method: SimpleMethod, ways: list[tuple[list[Problem], list[Problem] | None]]
 ) -> SimplePlan:
-    costs, step, seconds = _priced(method, problems)
-    later_step = later = None
-    if unseen is not None:
-        _, later_step, later = _priced(method, unseen)
-    return SimplePlan(
-        method,
-        step,
-        seconds,
-        max(float((cost.memory_bytes / cost.capacity_bytes).max()) for cost in costs),
-        all(cost.feasible for cost in costs),
-        later_step,
-        later,
-    )
+    """Return the plan with the shorter step of those in which tables are pooled as in OPER's plan,
+    or none is: for each the problems of these and of later data."""
+    found = []
+    for problems, unseen in ways:
+        costs, step, seconds = _priced(method, problems)
+        later_step = later = None
+        if unseen is not None:
+            _, later_step, later = _priced(method, unseen)
+        found.append(
+            SimplePlan(
+                method,
+                step,
+                seconds,
+                max(float((cost.memory_bytes / cost.capacity_bytes).max()) for cost in costs),
+                all(cost.feasible for cost in costs),
+                later_step,
+                later,
+            )
+        )
+    return min(found, key=lambda plan: plan.step_seconds)
 
 
 def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:

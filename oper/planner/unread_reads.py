@@ -24,15 +24,15 @@ UNREAD_SHARE = 0.1  # of the reads of each table
 _LEAST_TIMES = 1e-300  # least factor by which reads of a row change, so that powers are defined
 
 
-def unread_step_seconds(planned: Planned) -> float | None:
-    """Return the predicted step of a placement if UNREAD_SHARE of the reads go to rows that its log
+def unread_step_seconds(planned: Planned, share: float = UNREAD_SHARE) -> float | None:
+    """Return the predicted step of a placement if a `share` of the reads goes to rows that its log
     never read; None if it read all rows."""
     problem, placement = planned.problem, planned.row_placement
     classes, sets = problem.classes, placement.holder_sets
     unread = classes.accesses == 0
     if not unread.any() or unread.all():
         return None
-    supposed = replace(problem, classes=with_unread_reads(problem, UNREAD_SHARE))
+    supposed = replace(problem, classes=with_unread_reads(problem, share))
     counts = placement.counts.astype(np.float64)
     striped, of_rank = classes.rows - counts.sum(axis=1), placement.scan.striped_rows.sum(axis=0)
     counts[:, : problem.ranks] += np.outer(striped, of_rank / max(int(of_rank.sum()), 1))

@@ -359,7 +359,7 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
     plan = Plan.load(tmp_path / "q")
     assert plan.pooled_tables == ("t0", "t1")
     assert plan.workload.fetch == "pooled"
-    assert said["simple_plans"] == []
+    assert [each["method"] for each in said["simple_plans"]] == ["table_wise", "row_wise"]
     assert plan.vector_ratio is not None
     assert len(plan.vector_ratio) == NODES
     assert all(0 < ratio < 1 for ratio in plan.vector_ratio)

@@ -92,7 +92,7 @@ def make(
     from oper.plan.settings import PlanSettings
     from oper.planner.make_plan import plan_and_placement
     from oper.planner.memory_curve import memory_curve
-    from oper.planner.place_by_table import estimated_gain
+    from oper.planner.place_by_table import FetchChoice
     from oper.profiling.profile import Profile
 
     if output is not None:
@@ -131,12 +131,12 @@ def make(
             report("curve")
             points = memory_curve(placed, ranks)
     figures = PlanFigures.of(made, opened.accesses_of_tables)
-    gain = estimated_gain(made, opened, ranks) if fetch is None else None
+    choice = None if made.tier else FetchChoice.of(placed)
     content: dict[str, Any] = {
         "plan": None if output is None else str(output),
         **figures.to_json(),
         "seconds": made.seconds,
-        "fetch_auto": None if gain is None else asdict(gain),
+        "fetch_auto": None if choice is None else asdict(choice),
     }
     if curve:
         content["curve"] = [point.to_json() for point in points]
@@ -149,9 +149,9 @@ def make(
         if output is None:
             return
         if verbose:
-            print_plan(figures, str(output), verbose, gain)
+            print_plan(figures, str(output), verbose, choice)
         else:
-            print_summary(figures, str(output), gain)
+            print_summary(figures, str(output), choice)
         print_next(made, str(output), profile)
 
     emit(as_json, content, text, written=not curve)

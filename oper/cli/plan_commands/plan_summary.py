@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from oper.analysis.plan_facts import Fit, PlanFigures
     from oper.cost.step_time import StepTime
     from oper.plan.plan import Plan
-    from oper.planner.place_by_table import EstimatedGain
+    from oper.planner.place_by_table import FetchChoice
 
 _LABEL = 16  # columns of a label with the space after it
 _SMALL = 1e-3  # a relative difference below which steps are called equal
 
 
-def print_summary(figures: "PlanFigures", name: str, gain: "EstimatedGain | None" = None) -> None:
-    """Print the content and quality of a plan that is called `name`, and the `gain` that another
-    way to fetch rows might have."""
+def print_summary(figures: "PlanFigures", name: str, choice: "FetchChoice | None" = None) -> None:
+    """Print the content and quality of a plan that is called `name`, and the `choice` of tables
+    that are pooled, if there was one."""
     out = new_console()
     out.print(title(figures.plan, name))
     facts = summary(figures)
-    if gain is not None:
-        facts.append((option("--fetch", "auto"), gain_text(gain)))
+    if choice is not None:
+        facts.insert(0, ("fetch", choice_text(choice)))
     out.print(facts_table([(f"{label:<{_LABEL - 2}}", text) for label, text in facts]))
 
 
@@ -168,9 +168,15 @@ def print_next(plan: "Plan", folder: str, profile: str) -> None:
         tell(f"{label:<{_LABEL}}{text}")
 
 
-def gain_text(gain: "EstimatedGain") -> str:
-    """Return the saving that is estimated for plans with pooled tables."""
+def choice_text(choice: "FetchChoice") -> str:
+    """Return the tables that are pooled, and what that gains and gives up."""
+    from oper.planner.place_by_table import LEAST_GAIN
+
+    if not choice.pooled_tables:
+        return f"pooled tables would not make the step {format_percent(LEAST_GAIN)} shorter"
     return (
-        f"step up to {format_percent(gain.share)} shorter by estimate ({gain.pooled_tables} of "
-        f"{plural(gain.tables, 'table')} pooled; sums in another order)"
+        f"{choice.pooled_tables} of {plural(choice.tables, 'table')} pooled: step "
+        f"{format_percent(choice.share)} shorter ({format_duration(choice.unpooled_step_seconds)} "
+        "without); gives up bit equality, torch.compile and batches in any order: "
+        f"{option('--fetch', 'distinct')} keeps them"
     )

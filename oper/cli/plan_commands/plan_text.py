@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oper.cost.step_time import StepTime
     from oper.plan.plan import Plan
     from oper.plan.reference_figures import SimplePlan
-    from oper.planner.place_by_table import EstimatedGain
+    from oper.planner.place_by_table import FetchChoice
 
 _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more
@@ -31,11 +31,11 @@ _SHOWN_SAVING = 5e-5  # of the transfer time: less is 0.00 %
 
 
 def print_plan(
-    figures: "PlanFigures", name: str, verbose: bool, gain: "EstimatedGain | None" = None
+    figures: "PlanFigures", name: str, verbose: bool, choice: "FetchChoice | None" = None
 ) -> None:
     """Print a plan called `name`; with `verbose` all tables, and how the plan was made."""
     out = new_console()
-    print_summary(figures, name, gain)
+    print_summary(figures, name, choice)
     out.print()
     print_ranks(out, figures.plan, verbose)
     out.print()

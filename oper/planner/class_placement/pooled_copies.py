@@ -40,7 +40,7 @@ from oper.cost.vectors_per_bag import VectorsPerBag, pooled_of
 from oper.planner.class_placement.homogeneous_replicas import everywhere_seconds, single_seconds
 from oper.planner.lp.pricing import DualPrices, homogeneous_lines, relayed_copies
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import Problem, copies_cost_memory_alone
 from oper.tables.bag_lengths import BagLengths
 from oper.topology.pooled_links import PooledTopology, without_pooling
 from oper.topology.relays import RelayedTopology
@@ -94,8 +94,13 @@ def choose_copies(
     methods = _methods(problem, lengths, supposed)
     tried = [methods[0].found(methods[0].nothing)]
     if budget_bytes > 0:
-        tried += [each.found(each.within(budget_bytes)[0]) for each in methods]
-    return min(tried, key=lambda each: each.seconds)
+        kinds = [each.within(budget_bytes)[0] for each in methods]
+        if copies_cost_memory_alone(problem.topology, problem.workload):
+            kinds = [
+                each.with_unread(of, budget_bytes) for each, of in zip(methods, kinds, strict=True)
+            ]
+        tried += [each.found(of) for each, of in zip(methods, kinds, strict=True)]
+    return min(tried, key=lambda each: (each.seconds, -each.extra_bytes))
 
 
 def least_mean_seconds(problem: Problem, lengths: BagLengths, budget_bytes: float) -> float:
@@ -287,6 +292,22 @@ class _Copying:
                 else:
                     kinds, high = tried, price
         return kinds, bound + self.latency
+
+    def with_unread(self, kinds: Ints, budget_bytes: float) -> Ints:
+        """Return these kinds of copies, [C], with copies of rows that are not expected to be read,
+        in tables whose other rows all have some: on all ranks if they fit, else on all nodes."""
+        kinds, tables = kinds.copy(), self.tables.table
+        unread = (self.tables.share == 0) & (self.rows > 0) & (self.nodes[kinds] < self.all_nodes)
+        bare = ~unread & (self.rows > 0) & (self.nodes[kinds] < self.all_nodes)
+        unread &= ~np.isin(tables, tables[bare])
+        for kind in np.argsort(-self.copies, kind="stable").tolist():
+            if self.nodes[kind] < self.all_nodes:
+                continue
+            may = np.flatnonzero(unread & np.isfinite(self.kind_seconds[kind]))
+            left = budget_bytes - self.extra_bytes(kinds)
+            fitting = may[np.cumsum(self.extra[kind, may]) <= left]
+            kinds[fitting], unread[fitting] = kind, False
+        return kinds
 
     def found(self, kinds: Ints) -> PooledCopies:
         """These kinds of copies, [C]."""

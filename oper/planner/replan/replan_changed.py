@@ -24,7 +24,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.class_placement.place_classes import by_programme
-from oper.planner.make_plan import place_fetched
+from oper.planner.make_plan import place_like
 from oper.planner.price_plan import price_counts
 from oper.planner.replan.carried_rows import CarriedRows, MovedLayout
 from oper.planner.replan.check_tables import TableChanges
@@ -101,7 +101,7 @@ def replan_changed(
     began = time.perf_counter()
     report("a plan from scratch")
     topology = wanted.topology
-    fresh = place_fetched(profile, topology, old.workload, wanted.settings)
+    fresh = place_like(old, profile, topology, wanted.settings)
     problem, seconds = fresh.problem, {"fresh": time.perf_counter() - began}
     report("the old plan's rows")
     pooled = isinstance(problem.topology, PooledTopology)

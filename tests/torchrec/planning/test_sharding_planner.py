@@ -107,7 +107,7 @@ def test_tables_are_pooled_where_that_is_asked_for(tmp_path, caplog):
     )
     ranks = replace(topology(), latency=Latency.of_hops(0.0))
     settings, found = PlanSettings(extra_memory=0.5), {}
-    for fetch in ("auto", "pooled"):
+    for fetch in (None, "auto", "pooled"):
         planner = oper.OperShardingPlanner(
             ranks, counted, batch_size=2048 // ranks.ranks, fetch=fetch, settings=settings
         )
@@ -117,8 +117,9 @@ def test_tables_are_pooled_where_that_is_asked_for(tmp_path, caplog):
         same = oper.make_plan(mine, ranks, Workload("training", fetch, 2048), settings)
         assert plan.cost.objective_seconds == same.cost.objective_seconds
         found[fetch] = plan.pooled_tables
-    assert found == {"auto": ("many", "more"), "pooled": ("few", "many", "more", "single")}
-    assert "fetch distinct, pooled of 2 of 4 tables" in caplog.text
+    some = "few", "many", "more"
+    assert found == {None: some, "auto": some, "pooled": (*some, "single")}
+    assert "fetch distinct, pooled of 3 of 4 tables" in caplog.text
 
 
 def test_statistics_are_logged(model, profile, caplog):
