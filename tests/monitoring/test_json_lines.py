@@ -79,7 +79,7 @@ FOREIGN = {
     "text": "hello\n",
     "other JSON": '{"schema": "oper.plan", "version": 1}\n',
     "a list": "[1, 2]\n",
-    "another version": a_report().line().replace('"version": 1', '"version": 2'),
+    "another version": a_report().line().replace('"version": 2', '"version": 3'),
     "a key that is missing": a_report().line().replace('"samples": 1277952, ', ""),
     "another number of ranks": a_report().line().replace('"lookups": [', '"lookups": [1.0, ', 1),
     "a text for a number": a_report().line().replace('"period": 0', '"period": "0"'),
