@@ -11,7 +11,7 @@ EVERY = "1d"  # of a window by a column of times
 # Above any use that we know (a day a window is three years); while the log is counted each window
 # has counters of all rows, so a wrong unit of time would fill the disk.
 MAX_WINDOWS = 1000
-WORSE = 0.002  # share of a step that another plan must save before this one is to be replaced
+WORSE = 0.01  # share of a step that another plan must save before this one is to be replaced
 HORIZON = 10_000  # iterations within which a move must save what its bytes cost
 LIMIT_SECONDS = 60.0  # of a compared method that may take long
 DEADLINE = "1h"  # of a rank that waits for the others' counts

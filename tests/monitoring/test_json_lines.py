@@ -86,8 +86,8 @@ FOREIGN = {
     "a time that is none": a_report().line().replace('"ended": 1800000000.0', '"ended": 1e300'),
     "moves that gain next to nothing": a_report(worse=0.3)
     .line()
-    .replace('"then_seconds": 1.9e-05', '"then_seconds": 1.9999999999999998e-05')
-    .replace('"seconds": 2e-06', '"seconds": 1e308'),
+    .replace('"step_seconds": 2e-05', '"step_seconds": 2.5999999999999998e-05')
+    .replace('"moving_seconds": 2e-06', '"moving_seconds": 1e308'),
     "no text at all": "\x00\x00\n",
 }
 

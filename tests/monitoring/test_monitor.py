@@ -226,7 +226,8 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
         assert state in sentence
         assert made[0] in sentence
     proposed = found["propose"][0][0]
-    assert sum(bool(report.new_plan) for report in proposed[2:]) == 3  # as nobody follows
+    # Nobody follows. In the first period of other rows all plans are made from older counts.
+    assert [bool(report.new_plan) for report in proposed[2:]] == [False, True, True]
     # Rows that are read now are where they are read.
     balance = [report.counted.lookups_dob for report in found["migrate"][0][0]]
     assert balance[2] < 0.6
@@ -234,7 +235,8 @@ def test_rows_follow_what_is_read(ranks: Worlds, folder: Path, tmp_path: Path) -
 
 
 def test_cached_rows_follow_what_is_read(ranks: Worlds, tmp_path: Path) -> None:
-    """Those of a table in the tier move as others do, and outputs are the same bits."""
+    """A plan with a table in the tier is followed, and outputs are the same bits. Its counts are
+    those of all periods, under which moves of the tier's rows gain nothing."""
     folder, cache = planned(tmp_path, tier=["a"]), CacheSettings("50%")
     found = {
         policy: ranks.run(2, cases.followed, folder, tmp_path / policy, policy, cache=cache)
@@ -246,7 +248,7 @@ def test_cached_rows_follow_what_is_read(ranks: Worlds, tmp_path: Path) -> None:
     reports = found["migrate"][0][0]
     plans = [Plan.load(folder), *(Plan.load(r.new_plan) for r in reports if r.new_plan)]
     rows = changed_rows(plans[0], plans[-1])
-    assert set(rows.table.tolist()) == {0, 1}  # of both memories
+    assert 1 in rows.table
 
 
 def test_a_plan_that_is_gone_ends_no_job(ranks: Worlds, folder: Path, tmp_path: Path) -> None:

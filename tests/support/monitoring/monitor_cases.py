@@ -124,8 +124,7 @@ def drifting(
     log.setLevel(logging.INFO)
     random = np.random.default_rng(rank)
     reports = []
-    # So few samples differ by chance by more than the default tolerates.
-    options: dict[str, Any] = {"period": None, "sample_every": 1, "jsonl": jsonl, "worse": 0.02}
+    options: dict[str, Any] = {"period": None, "sample_every": 1, "jsonl": jsonl}
     with oper.monitor(model, writer=scalars, **options) as monitor:
         for period in range(5):
             for _ in range(20):
