@@ -99,7 +99,7 @@ class NodeCopiesCost:
         links = topology.link_cost[own, topology.proxy]  # to the rank at one's own position
         link = np.where(other, links, 0.0).sum(axis=1) / other.sum(axis=1)
         seconds = NODE_COPIES.exchanges * exchange_seconds(topology, N - 1)
-        seconds += NODE_COPIES.starts(topology) * topology.latency.kernel
+        seconds += NODE_COPIES.kernels * topology.latency.kernel
         return NodeCopiesCost(seconds, 2 * (N - 1) / N * link + topology.link_cost.diagonal())
 
 
@@ -145,36 +145,23 @@ def level_seconds(topology: Topology, method: Method, replicas: ReplicaBytes) ->
 
 
 class _Phases(NamedTuple):
-    """Work of the runtime for a method, however few replicas there are (oper/runtime/allreduce/).
+    """What the runtime does for a method however few replicas there are (oper/runtime/allreduce/):
+    kernels that run one after the other, exchanges between nodes, and sums over nodes. The ranks of
+    a node wait for each other twice more than a step without replicas has them."""
 
-    operators: operators that CPU ranks call, the update of the replicas included.
-    kernels: kernels that a device starts, one after the other: those of the library and torch's
-        fills and additions, for tables of one width on one node.
-    exchanges: exchanges between nodes. sums: sums over nodes.
-
-    The ranks of a node wait for each other twice more than in a step without replicas.
-    """
-
-    operators: int
     kernels: int
     exchanges: int
     sums: int
 
-    def starts(self, topology: Topology) -> int:
-        """Return the number of operators or kernels that a rank of the topology starts."""
-        return self.kernels if topology.of_devices else self.operators
 
-
-# Copies on each node: the number of rows, and the rows, there and back. The kernels of devices were
-# not counted.
-NODE_COPIES = _Phases(operators=2, kernels=2, exchanges=4, sums=0)
+# Of copies on each node: how many rows there are, and these, there and back.
+NODE_COPIES = _Phases(kernels=2, exchanges=4, sums=0)
 
 _NODE_WAITS = 2
-# tests/cuda/test_replica_allreduce.py counts the operators and kernels of engines.
 PHASES: dict[Method, _Phases] = {
-    "dense": _Phases(operators=5, kernels=14, exchanges=0, sums=1),
-    "bitmap": _Phases(operators=5, kernels=13, exchanges=1, sums=1),
-    "allgather": _Phases(operators=3, kernels=14, exchanges=2, sums=0),
+    "dense": _Phases(kernels=4, exchanges=0, sums=1),
+    "bitmap": _Phases(kernels=5, exchanges=1, sums=1),
+    "allgather": _Phases(kernels=3, exchanges=2, sums=0),
 }
 
 
@@ -182,7 +169,7 @@ def _latency(topology: Topology, method: Method) -> float:
     if method == "none" or topology.ranks == 1:
         return 0.0
     phases, latency = PHASES[method], topology.latency
-    seconds = phases.starts(topology) * latency.kernel
+    seconds = phases.kernels * latency.kernel
     if topology.nodes < topology.ranks:
         seconds += _NODE_WAITS * latency.same_node
     if topology.nodes > 1:

@@ -255,7 +255,7 @@ def _latencies_of_bags(
 
 def _latencies_of_copies(topology: Topology) -> dict[str, PhaseLatency]:
     """Of rows with a copy on each node (node_copies.py)."""
-    kernels, exchanges = NODE_COPIES.starts(topology) // 2, NODE_COPIES.exchanges // 2
+    kernels, exchanges = NODE_COPIES.kernels // 2, NODE_COPIES.exchanges // 2
     phase = PhaseLatency(kernels, exchanges=exchanges, peers=topology.nodes - 1)
     return {"copy sums": phase, "totals": phase}
 
@@ -617,7 +617,7 @@ def _sums_of_replicas(
     memory = _Load(topology).kernel(gradients.of_any + updates).memory.max()
     # One of its kernels, by which the replicas are updated, comes after the sums.
     least = topology.latency.kernel
-    summing = (PHASES[method].starts(topology) - 1) * least
+    summing = (PHASES[method].kernels - 1) * least
     waits = allreduce_cost(topology, method).latency - summing - least
     return [
         PhaseTime("sums", 0.0, levels, summing, max(waits, 0.0)),

@@ -59,21 +59,18 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def allreduce_latency(topology: Topology, method: Method) -> float:
-    """Return the seconds of operators or kernels, waits, exchanges and sums over nodes."""
+    """What the runtime's phases take: kernels, waits, exchanges and sums over nodes."""
     if method == "none" or topology.ranks == 1:
         return 0.0
     M, N, takes = topology.ranks, topology.nodes, topology.latency
-    on_cpu = "shared" in topology.memory  # operators and gloo
+    gloo = "shared" in topology.memory
 
     def exchange(peers: int) -> float:
-        return takes.other_node + ((M - 1 if on_cpu else peers) - 1) * takes.message
+        return takes.other_node + ((M - 1 if gloo else peers) - 1) * takes.message
 
-    operators, kernels, exchanges, sums = {
-        "dense": (5, 14, 0, 1),
-        "bitmap": (5, 13, 1, 1),
-        "allgather": (3, 14, 2, 0),
-    }[method]
-    kernels = operators if on_cpu else kernels
+    kernels, exchanges, sums = {"dense": (4, 0, 1), "bitmap": (5, 1, 1), "allgather": (3, 2, 0)}[
+        method
+    ]
     seconds = kernels * takes.kernel + (2 * takes.same_node if N < M else 0.0)
     if N == 1:
         return seconds

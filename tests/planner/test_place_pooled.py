@@ -374,7 +374,8 @@ def test_a_plan_says_what_its_sums_cost(tmp_path: Path, monkeypatch: pytest.Monk
     moved = plan.cost.communication_bytes
     assert moved.gradient >= float(plan.cost.link_bytes[away].sum()) > 0
     drift = json.loads(fine("drift", "q", "p", "--json"))
-    assert drift["objective_seconds"]["now"] == pytest.approx(plan.cost.objective_seconds)
+    keep = drift["judgement"]["candidates"][0]
+    assert keep["transfer_seconds"] == pytest.approx(plan.cost.objective_seconds)
     assert "<html" in (fine("report", "q", "-o", "q.html"), Path("q.html").read_text("utf-8"))[1]
     assert profile.digest == plan.profile
 

@@ -211,7 +211,8 @@ def test_summing_windows_makes_none_of_them_dense(tmp_path: Path) -> None:
         assert "dense" not in vars(one.stored("accesses"))
 
 
-def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
+def test_drift_keeps_two_windows_dense_at_a_time(tmp_path: Path) -> None:
+    """A window, and the one before it, which other plans are made from."""
     save_windows(tmp_path / "w", [window(n, True) for n in range(3)])
     workload, settings = Workload("inference", "raw", 512), PlanSettings(extra_memory=0.1)
     topology = Topology.load("2x2-a100")
@@ -223,8 +224,7 @@ def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
         most.append(sum("dense" in vars(one.stored("accesses")) for one in opened))
 
     found = drift_by_window(Plan.load(tmp_path / "plan"), opened, 0.05, report)
-    assert max(most) == 1
-    assert most[-1] == 1
+    assert max(most) == 2
     assert not any("dense" in vars(one.stored("accesses")) for one in opened)
     in_memory = [window(n, True) for n in range(3)]
     in_order(in_memory)

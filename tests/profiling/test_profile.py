@@ -217,7 +217,7 @@ def test_not_a_profile(tmp_path: Path) -> None:
     with pytest.raises(OperError, match="schema"):
         Profile.load(tmp_path)
     (tmp_path / "profile.json").write_text('{"schema": "oper.profile", "version": 99}')
-    with pytest.raises(OperError, match="version 99"):
+    with pytest.raises(OperError, match="expected version 4, got 99"):
         Profile.load(tmp_path)
 
 

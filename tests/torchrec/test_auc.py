@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from oper.plan.plan import Plan
+from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine
 
@@ -28,7 +29,9 @@ def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path
     options = ("--columns", "I*,C*", "--missing", "-1", "--ids", "vocab", "--dim", 16)
     fine("profile", log, "-o", profile, "--rows", "0:80%", *options)
     # Linked ranks have replicas; ranks that share memory would have none.
-    linked = replace(Topology.load(f"cpu:{RANKS}"), memory=()).to_dict()
+    linked = replace(
+        Topology.load(f"cpu:{RANKS}"), memory=(), latency=Latency.of_hops(0.0)
+    ).to_dict()
     (tmp_path / "linked.yaml").write_text(yaml.safe_dump(linked), encoding="utf-8")
     fine(
         *("plan", profile, "-o", plan, "--topology", tmp_path / "linked.yaml"),

@@ -291,7 +291,8 @@ def drift_by_window(
         under = _drift(plan, window, before, threshold, report)
         iterations = window.samples / plan.workload.batch_size
         found.append(Window(under, window.samples, _accesses(window), iterations))
-        window.release()  # so that the memory is that of few windows' counters
+        for read in filter(None, (window, window.preceding, before)):
+            read.release()  # so that the memory is that of few windows' counters
         if not found[-1].too_small:
             before = window
     unknown.tell()
