@@ -31,6 +31,7 @@ from oper.planner.make_placement import within_limits
 from oper.planner.make_plan import make_plan
 from oper.planner.place_by_table import unplaced_problem
 from oper.planner.price_plan import price_counts, problem_of
+from oper.topology.capacity import CapacityError
 from scripts.plan_digests import profile as counted
 from tests.planner.test_place_pooled import (
     PER_NODE,
@@ -78,8 +79,9 @@ def check(folder: Path, seed: int) -> float | None:
     return plan.cost.objective_seconds / least if least > 0 else 1.0
 
 
-def check_unequal(seed: int) -> float:
-    """Return the bound of a problem on unequal ranks over the least of its placements."""
+def check_unequal(seed: int) -> float | None:
+    """Return the bound of a problem on unequal ranks over the least of its placements; None if a
+    row fits on no rank."""
     random: Any = np.random.default_rng([31, seed])
     profile = counted(seed, rows=FEW_ROWS[seed % 4], divide=int(random.choice([1, 100, 5000])))
     ranks = topology(str(random.choice(["linked", "shared"])))
@@ -91,7 +93,10 @@ def check_unequal(seed: int) -> float:
     workload = Workload(mode, "pooled", BATCH)  # type: ignore[arg-type]
     asked = PlanSettings(float(random.choice([0.0, 0.3, 1.0, 3.0, 6.0])))
     pooled = frozenset(table.name for table in profile.tables)
-    problem = unplaced_problem(profile, ranks, workload, asked, pooled)
+    try:
+        problem = unplaced_problem(profile, ranks, workload, asked, pooled)
+    except CapacityError:
+        return None
     charges = Charges.of(problem.topology)
     sets = single_owner_sets(M) + everywhere_set(M)
     if workload.training:
@@ -110,17 +115,19 @@ def check_unequal(seed: int) -> float:
         if within_limits(problem, placed):
             least = min(least, placed.objective_seconds)
     assert bound <= least * (1 + ROUNDING)
-    return bound / least
+    return float(bound / least)
 
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_no_bound_of_unequal_ranks_is_above_the_optimum(seed: int) -> None:
-    assert check_unequal(seed) > 0
+    assert (check_unequal(seed) or 0.0) > 0
 
 
 @pytest.mark.slow
 def test_of_many_problems_on_unequal_ranks_no_bound_is_above_the_optimum() -> None:
-    ratios = np.array([check_unequal(seed) for seed in range(SEEDS // 4)])
+    found = [check_unequal(seed) for seed in range(SEEDS // 4)]
+    ratios = np.array([ratio for ratio in found if ratio is not None])
+    assert len(ratios) >= 0.9 * len(found)
     print(f"bound over the optimum: median {np.median(ratios):.3f}, least {ratios.min():.3f}")
 
 
