@@ -71,7 +71,7 @@ def test_drift_is_what_the_command_prints(folders: Folders) -> None:
     names = {"plan": str(folders.plan), "profile": str(folders.newer)}
     names["plan_digest"] = oper.Plan.load(folders.plan).digest
     assert said == names | found.to_json()
-    assert said["threshold"] == 0.05
+    assert said["judgement"]["threshold"] == 0.01
     plan, newer = oper.Plan.load(folders.plan), oper.Profile.load(folders.newer)
     assert oper.drift(plan, newer).to_json() == found.to_json()
     windows = oper.drift_by_window(plan, [newer])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.defaults import WORSE
+from oper.base.portable_math import dot
 from oper.cost.holder_sets import everywhere_set
 from oper.plan.plan import Plan
 from oper.plan.plan_parts import plans_of_memories
@@ -34,8 +35,8 @@ from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile import Profile
 
 NOT_SPLIT = (
-    "the newest data are not split in time: `oper profile` keeps the parts of windows "
-    "(--windows, --by-column), and --hold-out the last part of a log"
+    "the newest data are not split in time: a profile of windows keeps the parts of each, and one "
+    "with held-out data the last part of a log"
 )
 # Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on
 # data that it was not made from, so a part may be smaller than whole data that tell drift from
@@ -172,7 +173,7 @@ def _full_copies(problem: Problem, now: PricedPlan) -> Candidate | None:
     cost, step = predict_fetched(problem, full_copies(problem))
     before, after = now.holder_sets, everywhere_set(problem.ranks)
     moves = MigrationCost.of(before, after, topology)
-    bytes_of_sets = np.asarray(classes.m @ now.by_holder_set, dtype=np.float64)[:, None]
+    bytes_of_sets = dot(classes.m, now.by_holder_set)[:, None]
     migration = Migration(0, link_bytes(bytes_of_sets, before, after, moves))
     return Candidate(
         Choice.FULL_COPIES,
