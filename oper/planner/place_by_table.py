@@ -1,14 +1,15 @@
 """Placements in which each table is pooled, or fetched as is usual, by what is shortest.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements may be made,
-with no table pooled, with all, and with some. One with pooled tables is taken if it makes the step
-shorter by LEAST_GAIN, latency included, for the expected reads and if reads go to unread rows too.
-It is not made if a draft for even ranks is no shorter. What
-a table costs is the mean over ranks with the best copies of its rows (pooled_copies.py,
-pooled_bound.py), of which tables share nothing but the memory for copies; so tables come in an
-order, by what pooling saves of each. In inference those are pooled of which it saves anything. In
-training pooled tables make nodes uneven, where they are few, and even, where others join them: so
-fewer and more are tried as well, by drafts. Tables without pooling never are pooled.
+with no table pooled, with all, and with some. A placement with pooled tables is taken if it makes
+the step shorter by LEAST_GAIN, latency included, for the expected reads and also if reads go to
+unread rows. It is not made if drafts for even ranks leave no hope of that.
+
+The cost of a table is the mean over ranks with the best copies of its rows (pooled_copies.py,
+pooled_bound.py). Tables share nothing but the memory for copies, so pooling saves an amount of each
+table, and tables come in the order of these savings. In inference all tables with a saving are
+pooled. In training a few pooled tables make nodes uneven, and more of them make nodes even again,
+so fewer and more tables are tried as well, by drafts. Tables without pooling are never pooled.
 
 Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a
 pooled table a link passes every access in a node and the vectors between nodes, and of a distinct
@@ -42,7 +43,7 @@ from oper.planner.place_pooled import (
     unplaced,
 )
 from oper.planner.problem.problem import Problem, make_problem
-from oper.planner.unread_reads import UNREAD_SHARE, unread_step_seconds, with_unread_reads
+from oper.planner.unread_reads import UNREAD_SHARE, reading_unread, unread_step_seconds
 from oper.profiling.profile import Profile
 from oper.topology.nearly_alike import as_alike
 from oper.topology.relays import relayed
@@ -73,7 +74,7 @@ def place_by_table(
     the tables.
     """
     usual = usual_way(topology, workload)
-    if topology.transport == NVSHMEM or not poolable(profile) or not _has_sums(profile):
+    if not _may_have_sums(profile, topology):
         return usual.place(profile, topology, asked, report)
     unpooled = usual.place(profile, topology, asked, partial(_report_step, report, usual))
     share = _unread_share(profile)
@@ -123,9 +124,12 @@ class Steps(NamedTuple):
         return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
 
 
-def _has_sums(profile: Profile) -> bool:
-    """Return whether any bag has several ids. Sums of one row save no bytes, and the few exchanges
-    that they save made no step shorter in the simulator."""
+def _may_have_sums(profile: Profile, topology: Topology) -> bool:
+    """Return whether `auto` considers pooled tables: some table can be pooled, ranks do not read
+    the rows of other nodes each for itself (NVSHMEM), and some bag has several ids. Sums of one row
+    save no bytes, and the few exchanges that they save made no step shorter in the simulator."""
+    if topology.transport == NVSHMEM or not poolable(profile):
+        return False
     return bool(known_lengths(profile).length.max(initial=0) > 1)
 
 
@@ -200,10 +204,9 @@ def _ways_by_table(
 ) -> list[Way]:
     """Return the ways that `auto` tries, those with fewest pooled tables first."""
     found = [usual_way(topology, workload)]
-    usual, able = found[0].workload, poolable(profile)
-    # Kernels of NVSHMEM read rows each for itself.
-    if topology.transport == NVSHMEM or (able and not _has_sums(profile)):
+    if not _may_have_sums(profile, topology):
         return found
+    usual, able = found[0].workload, poolable(profile)
     mixes = may_mix(topology, usual, asked)
     if len(able) > 1 and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(profile, topology, usual, asked, able)
@@ -211,7 +214,7 @@ def _ways_by_table(
             found.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
         found.append(Way(able, replace(workload, fetch="pooled")))
-    elif able and mixes:
+    elif mixes:
         found.append(Way(able, usual))
     return found
 
@@ -222,7 +225,7 @@ def _report_step(report: Callable[[str], None], way: Way, step: str) -> None:
 
 
 def by_mean(topology: Topology, asked: PlanSettings) -> bool:
-    """Whether some tables may be pooled and others not: where copies are chosen table by table."""
+    """Return whether the mean of T over ranks decides, so that copies are chosen by table."""
     return topology.homogeneous and asked.balance == "time"
 
 
@@ -267,18 +270,11 @@ def may_gain(
     if not by_mean(topology, asked):
         return True
     problem = unplaced_problem(profile, topology, way.workload, asked, way.pooled)
+    problems = problem, reading_unread(problem, unread_share) or problem
     return all(
-        draft_step_seconds(_with_unread(problem, share)) < longest * _DRAFT
-        for longest, share in zip(steps, (0.0, unread_share), strict=True)
+        draft_step_seconds(each) < longest * _DRAFT
+        for longest, each in zip(steps, problems, strict=True)
     )
-
-
-def _with_unread(problem: Problem, share: float) -> Problem:
-    """Return the problem after rows that the log never read took a `share` of the reads."""
-    unread = problem.classes.accesses == 0
-    if not share or not unread.any() or unread.all():
-        return problem
-    return replace(problem, classes=with_unread_reads(problem, share))
 
 
 def poolable(profile: Profile) -> frozenset[str]:
@@ -314,7 +310,7 @@ def cheaper_pooled(
     asked: PlanSettings,
     able: frozenset[str],
 ) -> frozenset[str]:
-    """The tables of those that are `able` that are best pooled, where others are fetched as is
+    """Return the tables, of those that are `able`, to pool if the others are fetched as is
     usual."""
 
     def problem(tables: frozenset[str]) -> Problem:

@@ -29,14 +29,22 @@ def unread_step_seconds(planned: Planned, share: float = UNREAD_SHARE) -> float 
     never read; None if it read all rows."""
     problem, placement = planned.problem, planned.row_placement
     classes, sets = problem.classes, placement.holder_sets
-    unread = classes.accesses == 0
-    if not unread.any() or unread.all():
+    supposed = reading_unread(problem, share)
+    if supposed is None:
         return None
-    supposed = replace(problem, classes=with_unread_reads(problem, share))
     counts = placement.counts.astype(np.float64)
     striped, of_rank = classes.rows - counts.sum(axis=1), placement.scan.striped_rows.sum(axis=0)
     counts[:, : problem.ranks] += np.outer(striped, of_rank / max(int(of_rank.sum()), 1))
     return predict_step(supposed, sets, counts, placement.cost.allreduce_method).seconds
+
+
+def reading_unread(problem: Problem, share: float) -> Problem | None:
+    """Return the problem after rows that the log never read took a `share` of each table's reads;
+    None if it read all rows, or none."""
+    unread = problem.classes.accesses == 0
+    if not unread.any() or unread.all():
+        return None
+    return replace(problem, classes=with_unread_reads(problem, share))
 
 
 def with_unread_reads(problem: Problem, share: float) -> Classes:
