@@ -39,7 +39,7 @@ class Certificate:
 
     @property
     def certified_gap(self) -> float | None:
-        """Return `gap_above` of the bound."""
+        """Gap above the bound (`gap_above`)."""
         return gap_above(self.objective_seconds, self.lower_bound_seconds)
 
     def is_within(self, gap: float) -> bool:

@@ -12,12 +12,12 @@ from oper.plan.certificate import gap_above
 
 
 class HeldOutSource(StrEnum):
-    """Which data a plan is judged on that was not made from them."""
+    """Data that judge a plan which was not made from them."""
 
     LAST_PART = "last part of the log"  # `oper profile --hold-out`
     NEXT_WINDOW = "next window"
     LATER_PART = "later part of the newest data"  # the last third of a window, or the last window
-    THIS_WINDOW = "this window"  # beside a plan made from the window before
+    THIS_WINDOW = "this window"  # of plans made from the window before
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeldOut:
 
     @property
     def certified_gap(self) -> float | None:
-        """Return `gap_above` of the bound."""
+        """Gap above the bound (`gap_above`)."""
         return gap_above(self.objective_seconds, self.lower_bound_seconds)
 
 

@@ -21,7 +21,7 @@ def is_too_small(accesses: int, ranks: int) -> bool:
 
 def warn_if_too_small(profile: Profile, ranks: int, where: str) -> None:
     """OperWarning where the counts are too few; `where` says what they count."""
-    accesses = int(profile.accesses_of_tables.sum())
+    accesses = profile.total_accesses
     if is_too_small(accesses, ranks):
         warnings.warn(
             f"{where} have {accesses / ranks:,.0f} accesses per rank; with fewer than "

@@ -67,8 +67,8 @@ class OverCapacityError(InfeasibleError, CapacityError):
 class Planned:
     """A placement of every row with its cost and its certificate, in memory.
 
-    `seconds` are those spent on each step, by its name. unpooled_step_seconds: the step of the best
-    placement without pooled tables, where these were a choice.
+    seconds: time spent on each step of planning, by its name. unpooled_step_seconds: predicted step
+    of the best placement without pooled tables; None if pooled tables were no choice.
     """
 
     problem: Problem

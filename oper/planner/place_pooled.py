@@ -178,8 +178,8 @@ def unplaced(
 
 
 def draft_step_seconds(problem: Problem) -> float:
-    """Return about the step with the homes and copies of drafts, as if the ranks of a node were
-    even."""
+    """Estimate the step, in seconds, by the homes and copies of drafts, as if the ranks of a node
+    were even."""
     lengths, classes, topology = problem.profile.bag_lengths, problem.classes, problem.topology
     assert lengths is not None
     found = []

@@ -178,8 +178,9 @@ class Profile(RowCounts):
 
     @property
     def parts(self) -> "tuple[Profile, Profile] | None":
-        """Earlier and later part of these counts: of a window, or all windows but the
-        last, and the last; None if nothing tells which counts are later."""
+        """Earlier and later part of these counts: the first part of a window and its rest, or the
+        sum of all windows but the last and the last window; None if nothing tells which counts are
+        later."""
         if self.open_first_part is None:
             return None if self.open_last_windows is None else self.open_last_windows()
         first = self.open_first_part()
@@ -373,7 +374,7 @@ def with_held_out(first: Profile, last: Profile) -> Profile:
 
 
 def _without(whole: Profile, part: Profile) -> Profile:
-    """Return the counts of a profile that are not those of a part of it."""
+    """Return the counts of a profile less those of a part of it."""
     samples_with_row = whole.samples_with_row.copy()
     starts = whole.samples_with_row_offsets
     for table in np.flatnonzero(whole.bagged).tolist():
@@ -614,7 +615,7 @@ def _load(
     if BAG_LENGTHS in described:
         profile.bag_lengths = _load_bag_lengths(folder, content, len(profile.tables))
     if f"{HELD_OUT}/{MARKER}" in described:
-        profile.open_following = partial(_load_held_out, folder, profile, mmap)
+        profile.open_following = partial(_load_inner, HELD_OUT, folder, profile, mmap)
         profile.holds_out = True
     if f"{FIRST_PART}/{MARKER}" in described:
         profile.open_first_part = partial(_load_first_part, folder, profile, mmap)
@@ -636,27 +637,26 @@ def _load_bag_lengths(folder: Path, content: dict[str, Any], tables: int) -> Bag
         ) from error
 
 
-def _load_held_out(folder: Path, profile: Profile, mmap: bool) -> Profile:
-    """The part that was held out of a profile, whose marker lists its files: they are as intact as
-    the profile's own."""
-    path = folder / HELD_OUT
-    held_out = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
-    if fingerprint(held_out.tables) != fingerprint(profile.tables):
+def _load_inner(name: str, folder: Path, profile: Profile, mmap: bool) -> Profile:
+    """Load the part of a profile in the folder `name` below its own. The profile's marker lists its
+    files, so they are as intact as the profile's."""
+    path = folder / name
+    part = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
+    if fingerprint(part.tables) != fingerprint(profile.tables):
         raise OperError(
-            f"{path}: has other tables than {folder}, which it was held out of; copy or write "
-            "the profile again"
+            f"{path}: expected the tables of {folder}, got other tables; copy or write the profile "
+            "again"
         )
-    return held_out
+    return part
 
 
 def _load_first_part(folder: Path, profile: Profile, mmap: bool) -> Profile:
-    """The first part of a window, whose marker lists its files."""
-    path = folder / FIRST_PART
-    first = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
-    same = fingerprint(first.tables) == fingerprint(profile.tables)
-    if not same or first.samples >= profile.samples or (first.accesses > profile.accesses).any():
+    """Load the first part of a window."""
+    first = _load_inner(FIRST_PART, folder, profile, mmap)
+    if first.samples >= profile.samples or (first.accesses > profile.accesses).any():
         raise OperError(
-            f"{path}: is not the first part of {folder}; copy or write the profile again"
+            f"{folder / FIRST_PART}: expected the first part of {folder}, got other counts; copy "
+            "or write the profile again"
         )
     return first
 

@@ -137,7 +137,7 @@ class RowCounters:
 
     def snapshot(self) -> Profile:
         """Return a profile of what was counted so far, in memory of its own."""
-        found = replace(self.profile({}))
+        found = self.profile({})
         for name in ("accesses", "samples_with_row"):
             setattr(found, name, sparse_counts(getattr(self, name)))
         return found

@@ -52,7 +52,7 @@ class Windows(Protocol):
         """The folder of the window that is `number` of those with samples, below the profile's."""
 
     def first_part(self, window: int) -> int | None:
-        """The samples of a window's first part; None if the window is not split in time."""
+        """Return the samples of a window's first part; None if the window is not split in time."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,9 @@ def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> No
 class TimeWindows:
     """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
 
-    `unit` is that of the column's numbers, so that bounds are reported in it. `samples` are those
-    of each window if the log is in the order of the column, so that windows can be split in time.
+    unit: the unit of the column's numbers, in which bounds are reported. samples: number of samples
+    of each window, by which windows are split in time; None if the log is not in the order of the
+    column.
     """
 
     column: str

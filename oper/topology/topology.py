@@ -149,7 +149,7 @@ class Topology:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The fields by name, of which topologies of other kinds are made."""
+        """The fields by name, to make topologies of other kinds."""
         return {each.name: getattr(self, each.name) for each in fields(Topology)}
 
     @property

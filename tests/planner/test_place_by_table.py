@@ -262,12 +262,17 @@ def test_vectors_that_cost_less_than_reads_near_by(
     fine("report", "q", "--profile", "p", "-o", "q.html")
 
 
-def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:
-    write_log(tmp_path, 2, (300, 500), 300)
-    log = pq.read_table(tmp_path / "log.parquet")
+def with_an_unread_table(folder: Path) -> Profile:
+    """Return the profile of a log that never reads its table t0."""
+    write_log(folder, 2, (300, 500), 300)
+    log = pq.read_table(folder / "log.parquet")
     never = pa.array([[]] * len(log), pa.list_(pa.int64()))
-    pq.write_table(log.set_column(0, "t0", never), tmp_path / "log.parquet")
-    profile = oper.profile(tmp_path / "log.parquet", tmp_path / "tables.yaml")
+    pq.write_table(log.set_column(0, "t0", never), folder / "log.parquet")
+    return oper.profile(folder / "log.parquet", folder / "tables.yaml")
+
+
+def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:
+    profile = with_an_unread_table(tmp_path)
     planned = mixed(profile, topology(), ("t1",), 0.3)
     assert planned.cost.feasible
     assert known_gap(planned.certificate) >= 0
@@ -275,11 +280,7 @@ def test_a_table_that_is_never_read_beside_pooled_ones(tmp_path: Path) -> None:
 
 def test_inference_on_ranks_with_unequal_memory_pools_all_tables_or_none(tmp_path: Path) -> None:
     """An unread table was fetched next to a pooled one."""
-    write_log(tmp_path, 2, (300, 500), 300)
-    log = pq.read_table(tmp_path / "log.parquet")
-    never = pa.array([[]] * len(log), pa.list_(pa.int64()))
-    pq.write_table(log.set_column(0, "t0", never), tmp_path / "log.parquet")
-    profile = oper.profile(tmp_path / "log.parquet", tmp_path / "tables.yaml")
+    profile = with_an_unread_table(tmp_path)
     sizes = (40 * 10**9, 80 * 10**9) + (40 * 10**9,) * (M - 2)
     for memory in ("linked", "shared"):
         ranks = replace(topology(memory), device_memory_bytes=sizes)

@@ -2,9 +2,9 @@
 
 In: `Plan`, a newer `Profile`. Out: `Drift`. The verdict is a judgement (judge.py): predicted steps
 of the plan, of the plan with the moves that pay, and of one from scratch, on data that none of them
-was made from if the newer data can be split in time. The rest of a drift says why: where the plan's
-rows are, counted class by class (row_locator.py), beside those of the plan from scratch, on the
-same data.
+was made from if the newer data can be split in time. The rest of a drift says why: the places of
+the plan's rows, counted class by class (row_locator.py), compared with those of the plan from
+scratch on the same data.
 
 Of several windows those with too few accesses to tell drift from chance (enough_accesses.py) are
 priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of the next.
@@ -106,9 +106,10 @@ class VocabularyDrift:
 class Drift(Summarised):
     """A plan under newer counts.
 
-    judgement: steps of the plan and of what could replace it, and the advice. made_step_seconds:
-    step when the plan was made; None of a plan that does not say. vocabularies: tables whose newer
-    data have values that the plan's vocabulary does not know, most first. The other fields say why
+    judgement: steps of the plan and of its possible replacements, and the advice.
+    made_step_seconds: step when the plan was made; None if the plan does not state it.
+    vocabularies: tables whose newer data have values that the plan's vocabulary does not know, most
+    first. The other fields say why
     the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
@@ -123,13 +124,12 @@ class Drift(Summarised):
 
     @property
     def advice(self) -> str:
-        """The choice that pays best, or to keep the plan (`Choice`)."""
+        """The choice that pays best; keeping the plan if none pays (`Choice`)."""
         return self.judgement.advice
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan: another one does not pay, and the vocabularies are the
-        newest."""
+        """Whether to keep the plan: no other plan pays, and no vocabulary is out of date."""
         return "replan" if self.outdated_vocabularies else self.judgement.verdict
 
     @property
@@ -207,10 +207,6 @@ class _WindowLength:
     iterations: float
 
 
-def _accesses(profile: Profile) -> int:
-    return int(profile.accesses_of_tables.sum())
-
-
 @dataclass(frozen=True)
 class WindowDrift(Summarised):
     """A plan under the counts of each window of a log, in order."""
@@ -256,7 +252,8 @@ class WindowDrift(Summarised):
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "WindowDrift":
-        """What `oper drift --all-windows --json` printed read back; ValueError where it is none."""
+        """Read back the output of `oper drift --all-windows --json`; ValueError if it is
+        invalid."""
         windows = content.get("windows")
         if not isinstance(windows, list) or not windows:
             raise ValueError("KeyError: 'windows'")
@@ -290,7 +287,7 @@ def drift_by_window(
         unknown.add(window)
         under = _drift(plan, window, before, threshold, report)
         iterations = window.samples / plan.workload.batch_size
-        found.append(Window(under, window.samples, _accesses(window), iterations))
+        found.append(Window(under, window.samples, window.total_accesses, iterations))
         for read in filter(None, (window, window.preceding, before)):
             read.release()  # so that the memory is that of few windows' counters
         if not found[-1].too_small:
@@ -305,7 +302,7 @@ def drift(
     threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> Drift:
-    """Judge a plan by the counts of `profile`, beside what could replace it (judge.py).
+    """Judge a plan and its possible replacements by the counts of `profile` (judge.py).
 
     Plan and profile may be given by their folders. The verdict is "replan" if another plan pays:
     its step is shorter by more than the share `threshold`, and saves more within 10,000 steps than

@@ -1,4 +1,4 @@
-"""Judges a plan by newer data, beside what could replace it: the one place where advice is made.
+"""Judgement of a plan and its replacements by newer data: the one place that makes advice.
 
 In: `Plan`, the newer `Profile`, a replan of the plan. Out: `Judged`, with its `Judgement`.
 
@@ -40,7 +40,8 @@ NOT_SPLIT = (
 )
 # Accesses of a rank in each part of data that are split in time. Chance cannot flatter a plan on
 # data that it was not made from, so a part may be smaller than whole data that tell drift from
-# chance.
+# chance. With 4,096 the windows of a real log were not split, and steps by the advice took up to
+# 1.096 times those of planning from scratch each time (docs/design/judged-in-time.md).
 ENOUGH_OF_PART = ENOUGH_ACCESSES // 4
 SAME_DATA = "the plan was made from these very data"
 SAME_WINDOW = "the plan was made from the window before, so that a plan made from it is the same"
@@ -58,9 +59,9 @@ class JudgingData:
 
     @staticmethod
     def of(made_from: str, ranks: int, profile: Profile, before: Profile | None) -> "JudgingData":
-        """Split the newest data, as far as that is possible, to judge a plan of so many ranks that
-        was made from the counts of digest `made_from`. `before`: the window that precedes, if the
-        profile does not know it."""
+        """Split the newest data, if possible, to judge a plan for `ranks` ranks that was made from
+        the counts with digest `made_from`. `before`: the preceding window, if the profile does not
+        know it."""
         if made_from == profile.digest and not profile.holds_out:
             return JudgingData(profile, profile, None, SAME_DATA)
         reservation = NOT_SPLIT
@@ -85,26 +86,22 @@ def _splits(
     if parts is not None:
         yield *parts, HeldOutSource.LATER_PART
     before = before or profile.preceding
-    while before is not None and is_too_small(_accesses(before), ranks):
+    while before is not None and is_too_small(before.total_accesses, ranks):
         before = before.preceding
-    if before is not None and not is_too_small(_accesses(profile), ranks):
+    if before is not None and not is_too_small(profile.total_accesses, ranks):
         yield before, profile, HeldOutSource.THIS_WINDOW
 
 
 def _too_small(earlier: Profile, later: Profile, ranks: int) -> str:
     """Return why two parts of the newest data do not tell drift from chance; "" if they do."""
     for which, part in (("earlier", earlier), ("later", later)):
-        accesses = _accesses(part) / ranks
+        accesses = part.total_accesses / ranks
         if accesses < ENOUGH_OF_PART:
             return (
-                f"the {which} part of the newest data has {accesses:,.0f} accesses per rank, and "
-                f"at least {ENOUGH_OF_PART:,} are needed to judge by it"
+                f"the {which} part of the newest data has {accesses:,.0f} accesses per rank, fewer "
+                f"than the {ENOUGH_OF_PART:,} that can judge a plan"
             )
     return ""
-
-
-def _accesses(profile: Profile) -> int:
-    return int(profile.accesses_of_tables.sum())
 
 
 class Judged(NamedTuple):
@@ -118,10 +115,10 @@ class Judged(NamedTuple):
 
 
 def judge(plan: Plan, made: Replanned, data: JudgingData, threshold: float = WORSE) -> Judged:
-    """Judge a plan by data, beside `made`, a replan of it for `data.made_from`.
+    """Judge a plan, and `made`, its replan for `data.made_from`, by data.
 
-    Data that no plan was made from judge by their counts as they are, and other data by what
-    further samples are expected to read, as plans are made.
+    Data that no plan was made from judge by their own counts. Other data judge by the reads that
+    are expected of further samples, as in planning.
     """
     problems = problems_of_memories(plan, data.judge, as_counted=data.source is not None)
     now, again, fresh = (
@@ -160,7 +157,7 @@ def judge(plan: Plan, made: Replanned, data: JudgingData, threshold: float = WOR
 
 
 def _full_copies(problem: Problem, now: PricedPlan) -> Candidate | None:
-    """Return copies of all rows on all ranks, as a candidate; None if they do not fit, or copies
+    """Return the candidate with copies of all rows on all ranks; None if they do not fit, or copies
     cost more than memory."""
     topology, asked, classes = problem.topology, problem.asked, problem.classes
     if not copies_cost_memory_alone(topology, problem.workload):

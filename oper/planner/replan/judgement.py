@@ -1,7 +1,7 @@
-"""Judgement of a plan: predicted times of the plan and of what could replace it, and the advice.
+"""Judgement of a plan: predicted times of the plan and of its possible replacements, and advice.
 
-In: the times of candidates on one set of data, the bytes that each moves. Out: `Judgement`, which
-`oper drift`, `oper replan`, the monitor and the report put into words. Judge.py makes it.
+In: times of candidates on one set of data, bytes that each moves. Out: `Judgement`, which judge.py
+makes, and `oper drift`, `oper replan`, the monitor and the report put into words.
 
 A candidate pays if, within the horizon of H steps, its steps save more than its moves take,
 
@@ -43,9 +43,9 @@ class Candidate:
 class Judgement:
     """Candidates on the data that judge them, the running plan first.
 
-    source: the data, which no candidate was made from; None: the data that the new plans were made
-    from, on which these are at their best. reservation: why the data are not better ones; "" if
-    they are the later part of the newest data. horizon: steps within which moves must pay.
+    source: the data, which no candidate was made from; None if the new plans were made from them,
+    and so are at their best there. reservation: why no better data judge; "" for the later part of
+    the newest data. horizon: steps within which moves must pay.
     threshold: share of the step below which a gain is left to chance.
     """
 
@@ -63,23 +63,19 @@ class Judgement:
         """The running plan."""
         return self.candidates[0]
 
-    def of(self, choice: Choice) -> Candidate | None:
-        """Return the candidate of a choice; None if it was not judged."""
-        return next((each for each in self.candidates if each.choice == choice), None)
+    def of(self, choice: Choice) -> Candidate:
+        """Return the candidate of a choice that was judged."""
+        return next(each for each in self.candidates if each.choice == choice)
 
     @property
     def replan(self) -> Candidate:
         """The plan with the moves that pay."""
-        found = self.of(Choice.REPLAN)
-        assert found is not None
-        return found
+        return self.of(Choice.REPLAN)
 
     @property
     def fresh(self) -> Candidate:
         """The plan from scratch."""
-        found = self.of(Choice.FROM_SCRATCH)
-        assert found is not None
-        return found
+        return self.of(Choice.FROM_SCRATCH)
 
     def net_gain(self, candidate: Candidate) -> float:
         """Return the seconds that a candidate saves within the horizon beyond what moving takes."""
@@ -98,17 +94,18 @@ class Judgement:
 
     @property
     def best(self) -> Candidate:
-        """The candidate that gains most within the horizon; the running plan is none."""
-        return max(self.candidates[1:], key=self.net_gain)  # the first of equals
+        """The candidate other than the running plan that gains most within the horizon; the first
+        of equals."""
+        return max(self.candidates[1:], key=self.net_gain)
 
     @property
     def advice(self) -> str:
-        """The choice that pays best, or to keep the plan."""
+        """The choice that pays best; keeping the plan if none pays."""
         return (self.best.choice if self.pays(self.best) else Choice.KEEP).value
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan or to replace it, in whatever way the advice names."""
+        """Whether to keep the plan, or to replace it as the advice says."""
         return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property

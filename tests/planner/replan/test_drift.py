@@ -243,7 +243,7 @@ def test_a_line_for_each_window(tmp_path, monkeypatch):
     assert in_python.cost_seconds == pytest.approx(said["cost_seconds"])
     judged = [window["judgement"] for window in said["windows"]]
     assert judged[0]["worse"] == pytest.approx(0, abs=1e-9)
-    # The plan has seen the first window; the others keep the counts of their halves.
+    # The plan has seen the first window; the others keep the counts of their first parts.
     assert [each["source"] for each in judged] == [None, *2 * ["later part of the newest data"]]
     stale = oper("drift", "q", "w", "--all-windows", "--exit-code", "--worse", "0%")
     assert stale.status == any(each["worse"] > 0 for each in judged[1:])
