@@ -43,7 +43,7 @@ def table_wise(problem: Problem) -> Baseline:
 
 
 def full_copies(problem: Problem) -> Baseline:
-    """A copy of each row on each rank."""
+    """Place a copy of each row on each rank."""
     classes = np.arange(len(problem.classes))
     cells = Cells(classes, np.zeros_like(classes), problem.classes.rows)
     sums = cells.sums(problem.classes, 1)

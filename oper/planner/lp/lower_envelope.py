@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 
+# Lines from which ruling some out is tried. Without and with it an envelope takes 45 and 75 µs for
+# 1,024 random lines, 129 and 93 for 2,048, 38,000 and 1,240 for 65,536 (2026-11-28, two busy
+# cores).
 _MANY_LINES = 1024
+# Exponent of two of the greatest density at which a line rules others out, from the middle one: of
+# 65,536 random lines 12 leave 17, and 8 leave 32.
 _PIVOTS = 12
 
 

@@ -42,7 +42,9 @@ from oper.profiling.profile import Profile, profile_given
 from oper.profiling.unknown_values import UnknownValues, tell_unknown_values
 
 # Share of a table's accesses to unknown values above which its vocabulary is out of date. Rare
-# values that a vocabulary leaves out on purpose (--min-count) are mostly fewer.
+# values that a vocabulary leaves out on purpose are counted too: with --min-count 5 they have 0.4
+# to 4 % of the accesses to the items of five session logs, and more than 10 % in 9 of the 26
+# columns of 80,000 lines of Criteo-Kaggle.
 OUTDATED = 0.1
 
 
@@ -236,7 +238,7 @@ class WindowDrift(Summarised):
 
     @property
     def cost_share(self) -> float:
-        """The same, as a share of the time with the best other candidate in each window."""
+        """`cost_seconds` as a share of the time with the best other candidate in each window."""
         judged = self.judged.values()
         best = sum(w.iterations * w.drift.judgement.best.step_seconds for w in judged)
         return self.cost_seconds / best if best > 0 else 0.0

@@ -116,7 +116,7 @@ class StripeOrders:
 
 @dataclass(frozen=True)
 class RowScan:
-    """What the pass found: E listed rows of C classes, in order of row ids, and sums of the striped
+    """Result of the pass: E listed rows of C classes, in order of row ids, and sums of the striped
     rows by table and rank."""
 
     classes: Classes

@@ -103,7 +103,7 @@ def check_unequal(seed: int) -> float | None:
         sets += trained_node_sets(ranks)
     else:
         sets += per_node_sets(ranks, charges.read_seconds)
-    # Rows of a class are alike.
+    # Rows of a class are interchangeable.
     ways = [
         list(combinations_with_replacement(range(len(sets)), rows))
         for rows in problem.classes.rows.tolist()

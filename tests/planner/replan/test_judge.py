@@ -58,7 +58,7 @@ def in_halves(first: Profile, later: Profile) -> Profile:
     ("name", "mode"), [("dgx-a100", "inference"), ("2x4-a100", "training"), ("cpu:4", "training")]
 )
 def test_a_plan_has_one_time_on_one_window(any_size: None, name: str, mode: str) -> None:
-    """`plan`, `compare`, `drift`, `replan` and the monitor predict it alike."""
+    """`plan`, `compare`, `drift`, `replan` and the monitor predict one step."""
     first, second, third = drifted(3, windows=3)
     topology, workload = Topology.load(name), Workload(mode, None, 4096)  # type: ignore[arg-type]
     asked = PlanSettings(extra_memory=0.05)
