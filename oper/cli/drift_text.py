@@ -11,7 +11,7 @@ from oper.base.formatting import (
     plural,
 )
 from oper.base.spoken import all_figures, option, spoken
-from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
+from oper.cli.judgement_text import advice_sentence, basis_sentence, command_to_run
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
     out = new_console()
     for sentence in verdict_sentences(drift, plan, profile):
         out.print(sentence)
-    command = advice_command(drift.judgement, plan, profile, len(drift.rank_seconds.now))
-    if command is not None:
-        tell(f"Run: {command}")
+    command = command_to_run(drift.judgement, plan, profile, len(drift.rank_seconds.now))
+    # A vocabulary that is out of date calls for the commands that the first sentence names.
+    if command is not None and not drift.outdated_vocabularies:
+        tell(command)
     out.print()
     out.print(_candidates(drift))
     out.print()
@@ -199,8 +200,8 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     out.print("lost: by all steps of a window, compared with the best other plan")
     if any(window.drift.judgement.source is None for window in drift.windows):
         out.print(
-            "*: judged on the data that it was made from, as the window is not split in time and "
-            "none is before it, or the plan was made from it"
+            "*: judged on the data that it was made from, because the window is not split in time "
+            "and is the first one, or because the plan was made from the window"
         )
 
 
@@ -234,7 +235,7 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
 
 
 def _left_out(drift: "WindowDrift") -> str:
-    """Names the windows that are too small to tell drift from chance; "" where there are none."""
+    """Return the windows that are too small to tell drift from chance; "" if there are none."""
     from oper.planner.enough_accesses import ENOUGH_ACCESSES
 
     small = [f"@{number}" for number, window in enumerate(drift.windows) if window.too_small]

@@ -52,23 +52,23 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str =
     )
 
 
-def advice_command(
+def command_to_run(
     judgement: "Judgement", plan: str, profile: str, ranks: int, made: str = ""
 ) -> str | None:
-    """Return the command that follows the advice; None if the plan stays, or `made` is the plan
-    that is advised."""
+    """Return a line with the command that follows the advice; None if the plan stays, or `made` is
+    the plan that is advised."""
     from oper.planner.replan.judgement import Choice
 
     if judgement.advice == Choice.KEEP or (made and judgement.advice == Choice.REPLAN):
         return None
     if judgement.advice == Choice.REPLAN:
         typed = f"oper replan {typed_path(plan)} {typed_path(profile)} -o NEW"
-        return spoken(typed, "oper.replan(plan, profile)")
+        return f"Run: {spoken(typed, 'oper.replan(plan, profile)')}"
     typed, called = f"oper plan {typed_path(profile)} -o NEW", "oper.make_plan(profile, …)"
     if judgement.advice == Choice.FULL_COPIES:
         typed += f" --extra-memory {100 * (ranks - 1)}%"
         called = f"oper.make_plan(profile, …, oper.PlanSettings(extra_memory={ranks - 1}))"
-    return f"{spoken(typed, called)}, with the other options of {plan}"
+    return f"Run, with the other options of {plan}: {spoken(typed, called)}"
 
 
 def _with(choice: str) -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.base.spoken import all_figures, option
-from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
+from oper.cli.judgement_text import advice_sentence, basis_sentence, command_to_run
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
     assert made.judgement is not None
     out.print(advice_sentence(made.judgement, old, profile, new))
     out.print(basis_sentence(made.judgement))
-    command = advice_command(made.judgement, old, profile, made.plan.ranks, new)
+    command = command_to_run(made.judgement, old, profile, made.plan.ranks, new)
     if command is not None:
-        tell(f"Run: {command}")
+        tell(command)
     out.print()
     out.print(_plans(made))
     changed = made.moves.changed_rows

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oper.cli.drift_text import print_drift, print_windows, verdict_sentences, windows_verdict
-from oper.cli.judgement_text import advice_command
+from oper.cli.judgement_text import command_to_run
 from oper.plan.reference_figures import HeldOutSource
 from oper.planner.replan.drift import (
     Drift,
@@ -116,13 +116,13 @@ def test_other_plans_than_a_replan_are_advised() -> None:
     found = content(1.2e-5, [])
     scratch = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5))
     assert sentences(scratch)[0].startswith("Plan from scratch: ")
-    command = advice_command(scratch.judgement, "-plan", "w@3", 4)
-    assert command == "oper plan w@3 -o NEW, with the other options of -plan"
+    command = command_to_run(scratch.judgement, "-plan", "w@3", 4)
+    assert command == "Run, with the other options of -plan: oper plan w@3 -o NEW"
     copies = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5, 5e-6))
     assert sentences(copies)[0].startswith("Copy all rows to all ranks: ")
-    command = advice_command(copies.judgement, "plan", "w@3", 4)
+    command = command_to_run(copies.judgement, "plan", "w@3", 4)
     assert command is not None
-    assert command.startswith("oper plan w@3 -o NEW --extra-memory 300%, with")
+    assert command.endswith(": oper plan w@3 -o NEW --extra-memory 300%")
     slow = replace(found.judgement, horizon=1)
     slow = replace(slow, candidates=tuple(replace(c, moving_seconds=1.0) for c in slow.candidates))
     assert sentences(replace(found, judgement=slow))[0].endswith(
@@ -130,7 +130,7 @@ def test_other_plans_than_a_replan_are_advised() -> None:
     )
 
 
-def test_drift_in_vocabulary_is_drift() -> None:
+def test_drift_in_vocabulary_is_drift(capsys: Capture) -> None:
     found = replace(content(1e-5, []), vocabularies=(VocabularyDrift("a", 0.04),))
     assert found.verdict == "keep"
     found = replace(found, vocabularies=(VocabularyDrift("b", 0.4), *found.vocabularies))
@@ -140,6 +140,8 @@ def test_drift_in_vocabulary_is_drift() -> None:
         "Drift in vocabulary: the plan does not know many values of b (40% of its accesses); "
     )
     assert first.endswith("oper profile LOG -o PROFILE, and plan from scratch")
+    print_drift(replace(found, judgement=content(1.2e-5, []).judgement), "plan", "w@3")
+    assert "Run" not in capsys.readouterr().out  # a replan would keep the vocabulary
 
 
 def test_uneven_ranks_are_named_where_no_table_explains_the_loss() -> None:
