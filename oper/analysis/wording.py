@@ -47,6 +47,24 @@ CHOICES = {
     "from_scratch": "from scratch",
     "full_copies": "copies of all rows",
 }
+
+
+def judging_data(source: HeldOutSource | None, newer: str) -> str:
+    """Return the data that judge plans, which are those called `newer`, a part of them, or in a
+    profile with them."""
+    if source is None or source == HeldOutSource.THIS_WINDOW:
+        return newer
+    if source == HeldOutSource.LATER_PART:
+        return f"the later part of {newer}"
+    return HELD_OUT_DATA[source]
+
+
+def advice_words(advice: str, too_small: bool = False) -> str:
+    """Return an advice, by `Choice`, for a title or a table, or that a window is too small for
+    one."""
+    return "too small" if too_small else advice.replace("_", " ")
+
+
 NOT_MEASURED = "Not measured on data the plan has not seen"
 WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"
 # Data of a plan, by its mode: plans for inference expect unread rows to be read.

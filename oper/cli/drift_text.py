@@ -175,6 +175,8 @@ def _hot_set(hot: "HotSets") -> Any:
 
 def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     """Print the drift of a plan under each window of a log, which have these names."""
+    from oper.analysis.wording import advice_words
+
     out = new_console()
     out.print(windows_verdict(drift, plan, profile))
     out.print()
@@ -194,7 +196,7 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
             again,
             fresh if judgement.source else f"{fresh} *",
             format_duration(window.cost_seconds),
-            "too small" if window.too_small else judgement.advice.replace("_", " "),
+            advice_words(judgement.advice, window.too_small),
         )
     out.print(table)
     out.print("lost: by all steps of a window, compared with the best other plan")

@@ -9,26 +9,15 @@ if TYPE_CHECKING:
     from oper.planner.replan.judgement import Judgement
 
 
-def judged_data(judgement: "Judgement", profile: str) -> str:
-    """Return the data of a judgement, as in "on the later part of w@3"."""
-    from oper.analysis.wording import HELD_OUT_DATA
-    from oper.plan.reference_figures import HeldOutSource
-
-    if judgement.source is None:
-        return f"under {profile}"
-    if judgement.source == HeldOutSource.THIS_WINDOW:
-        return f"on {profile}"
-    if judgement.source == HeldOutSource.LATER_PART:
-        return f"on the later part of {profile}"
-    return f"on {HELD_OUT_DATA[judgement.source]}"
-
-
 def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str = "") -> str:
     """Return the advice and its predicted steps. `made` is the replanned plan, if it was made
     already."""
+    from oper.analysis.wording import judging_data
     from oper.planner.replan.judgement import Choice
 
-    data, keep, best = judged_data(judgement, profile), judgement.keep, judgement.best
+    keep, best = judgement.keep, judgement.best
+    preposition = "under" if judgement.source is None else "on"
+    data = f"{preposition} {judging_data(judgement.source, profile)}"
     before, after = format_duration(keep.step_seconds), format_duration(best.step_seconds)
     tolerated = f"{option('--worse')} tolerates {format_percent(judgement.threshold)}"
     if judgement.advice == Choice.KEEP:
