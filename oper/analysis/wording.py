@@ -47,6 +47,9 @@ CHOICES = {
     "from_scratch": "from scratch",
     "full_copies": "copies of all rows",
 }
+OUTDATED_VOCABULARIES = (
+    "The plan's vocabularies are out of date: count the log without them, and plan from scratch"
+)
 
 
 def judging_data(source: HeldOutSource | None, newer: str) -> str:

@@ -209,6 +209,8 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
 
 def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     """Return the advice on replanning by the windows, and the cost of keeping the plan."""
+    from oper.analysis.wording import OUTDATED_VOCABULARIES
+
     judged = {number: window.drift for number, window in drift.judged.items()}
     left_out = _left_out(drift)
     if not judged:
@@ -222,6 +224,11 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     if left_out:
         cost += f". {left_out}"
     worst = format_share(max(window.judgement.worse for window in judged.values()))
+    if any(window.outdated_vocabularies for window in judged.values()):
+        return (
+            f"{OUTDATED_VOCABULARIES}. A step takes up to {worst} longer than with the best other "
+            f"plan for the same rows. {cost}"
+        )
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (

@@ -7,7 +7,13 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
-from oper.analysis.wording import CHOICES, advice_words, judging_data, simple_plans_compared
+from oper.analysis.wording import (
+    CHOICES,
+    OUTDATED_VOCABULARIES,
+    advice_words,
+    judging_data,
+    simple_plans_compared,
+)
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -115,8 +121,11 @@ def _drift(drift: Drift) -> Summary:
     if made is not None:
         steps.insert(0, ("step when the plan was made", format_duration(made)))
     seen = ", which the other plans were made from" if judgement.source is None else ""
+    reason = f" ({advice_words(judgement.advice)})"
+    if drift.outdated_vocabularies:
+        reason = f". {OUTDATED_VOCABULARIES}"
     return Summary(
-        f"Verdict: {drift.verdict} ({advice_words(judgement.advice)}). A step takes "
+        f"Verdict: {drift.verdict}{reason}. A step takes "
         f"{format_share(judgement.worse)} longer than with the best other plan, on "
         f"{judging_data(judgement.source, 'the newest data')}{seen}",
         tuple(steps),

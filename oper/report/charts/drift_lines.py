@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from oper.analysis.wording import CHOICES, advice_words, judging_data
+from oper.analysis.wording import CHOICES, OUTDATED_VOCABULARIES, advice_words, judging_data
 from oper.base.formatting import (
     format_bytes,
     format_digits,
@@ -109,6 +109,9 @@ def _cost_of_windows(drift: WindowDrift) -> str:
 
 
 def _advice(drift: Drift | WindowDrift) -> str:
+    judged = [drift] if isinstance(drift, Drift) else [w.drift for w in drift.judged.values()]
+    if any(each.outdated_vocabularies for each in judged):
+        return f"{OUTDATED_VOCABULARIES}."
     limit = format_share(drift.threshold)
     if drift.verdict == "replan":
         return f"Another plan pays, and saves more than the {limit} that are tolerated: re-plan."
