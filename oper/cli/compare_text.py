@@ -318,7 +318,7 @@ def _print_details(out: Any, run: "Comparison") -> None:
 
 
 def pairs(matrix: list[list[float]]) -> list[float]:
-    """Return the values of ordered pairs of different ranks; a single 0 where there is one rank."""
+    """Return the values of ordered pairs of different ranks; a single 0 if there is one rank."""
     found = [v for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
     return found or [0.0]
 

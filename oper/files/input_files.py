@@ -39,7 +39,7 @@ _SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 def open_file(path: Path | str, kind: Kind) -> BufferedReader:
     """Open a regular file to read its bytes.
 
-    OperError where there is none, it cannot be opened, or it has more bytes than its kind has.
+    OperError if there is none, it cannot be opened, or it has more bytes than its kind has.
     """
     file = _opened(path, kind)
     status = os.fstat(file.fileno())

@@ -47,12 +47,12 @@ class PeriodReport:
     far, how many iterations the ranks have begun. iterations: of this period, and how many of them
     were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
     samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
-    where there is one. new_plan: the folder of the plan that was made; "" where none was. moving:
+    if there is one. new_plan: the folder of the plan that was made; "" if none was. moving:
     the migration that goes on as the period ends, or begins with the new plan; None: there is none.
     """
 
     DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
-    WHERE_ANY: ClassVar = ("moving",)  # in JSON where there is one
+    WHERE_ANY: ClassVar = ("moving",)  # in JSON if there is one
 
     period: int
     ended: float
