@@ -105,7 +105,7 @@ def work(workload: Workload) -> str:
     return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
 
 
-AS_LONG = 5e-3  # relative: times that differ by less are called as long
+AS_LONG = 5e-3  # a relative difference of times below which they are called equal
 
 
 def held_out_sentence(found: HeldOut | None) -> str:
@@ -158,8 +158,8 @@ def simple_plans_compared(plan: Plan) -> str | None:
 
 
 def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: str) -> str | None:
-    """Say how long a step takes with placements of tables without counts, relative to a step of
-    `seconds`, or which `limit` these exceed; None if that was not priced."""
+    """Return the steps with placements of tables without counts, relative to a step of `seconds`,
+    or the `limit` that these exceed; None if they were not priced."""
     fitting = [(each.method, each.step_seconds) for each in simple if each.fits]
     parts = [_relative(fitting, seconds)] if fitting else []
     parts += [

@@ -96,7 +96,7 @@ def _plans(made: "Replanned") -> Any:
 
 
 def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
-    """Return the lines that say how the new plan differs from the plan `old`."""
+    """Return a line on the differences of the new plan from the plan `old`."""
     tables = carried.tables
     said = [
         f"{plural(len(names), 'table')} {what} ({_first_names(names)})"
@@ -188,7 +188,8 @@ def _print_curve(out: Any, made: "Replanned") -> None:
 
 
 def _print_links(out: Any, matrix: list[list[float]]) -> None:
-    """Bytes by link, from ranks that are gone too; with many ranks only the links with most."""
+    """Print bytes by link, from ranks that are gone too; with many ranks only the links with
+    most."""
     ranks, sources = len(matrix), len(matrix[0])
     if sources <= _MOST_RANKS:
         out.print("bytes sent to a rank (line) by another (column):")

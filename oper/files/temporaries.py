@@ -98,7 +98,7 @@ def _mode(path: Path) -> int | None:
 
 
 def hidden_name(destination: Path, kind: str) -> Path:
-    """Return an unused hidden name beside a destination."""
+    """Return an unused hidden name next to a destination."""
     name = f".{destination.name}.{_host()}{secrets.token_hex(4)}.{kind}"
     return destination.with_name(name)
 

@@ -43,15 +43,16 @@ class Moving:
 class PeriodReport:
     """A period of a run.
 
-    period: its number, from 0. ended: when, in seconds since 1970. last_iteration: of the run so
-    far, how many iterations the ranks have begun. iterations: of this period, and how many of them
-    were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
-    samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
-    if there is one. new_plan: the folder of the plan that was made; "" if none was. moving:
-    the migration that goes on as the period ends, or begins with the new plan; None: there is none.
+    period: its number, from 0. ended: its end, in seconds since 1970. last_iteration: iterations
+    that the ranks have begun in the run so far. iterations: those of this period.
+    counted_iterations: those counted row by row, with `samples` and `accesses` of all ranks.
+    plan_batch_size: samples of an iteration of `predicted`. why_not_judged: the reason that there
+    is no judgement; "" if there is one. new_plan: the folder of the plan that was made; "" if none
+    was. moving: the migration that goes on as the period ends, or begins with the new plan; None if
+    there is none.
     """
 
-    DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("batch_size",)  # in JSON in addition to the fields
     WHERE_ANY: ClassVar = ("moving",)  # in JSON if there is one
 
     period: int
@@ -87,7 +88,7 @@ class PeriodReport:
         return "not judged" if self.judgement is None else self.judgement.verdict
 
     def to_json(self) -> dict[str, Any]:
-        """The content of a line of the file of JSON lines."""
+        """Return the content of a line of the file of JSON lines."""
         return {"schema": SCHEMA, "version": VERSION, **to_json(self)}
 
     @staticmethod
@@ -108,11 +109,11 @@ class PeriodReport:
         return found
 
     def line(self) -> str:
-        """The report as a line of JSON."""
+        """Return the report as a line of JSON."""
         return json.dumps(self.to_json(), allow_nan=False) + "\n"
 
     def sentence(self) -> str:
-        """The report as a line of a log."""
+        """Return the report as a line of a log."""
         predicted, counted = self.predicted, self.counted
         said = [
             f"{plural(self.iterations, 'iteration')}, {self.counted_iterations:,} counted",
@@ -126,7 +127,7 @@ class PeriodReport:
         return f"period {self.period}: {'; '.join([*said, self.judged()])}"
 
     def judged(self) -> str:
-        """The verdict and its reason."""
+        """Return the verdict and its reason."""
         found = self.judgement
         state = self.verdict if self.moving is None else str(self.moving)
         if found is None:
@@ -146,7 +147,7 @@ class PeriodReport:
         return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
-        """Figures for a dashboard, by name."""
+        """Return figures for a dashboard, by name."""
         found: dict[str, float] = {}
         for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
             found |= {
