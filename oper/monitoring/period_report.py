@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from oper.analysis.wording import CHOICES
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -77,10 +78,7 @@ class PeriodReport:
 
     @property
     def verdict(self) -> str:
-        """The state of the plan: keep, replan, not judged, new plan, or migrating.
-
-        Moves may pay though the plan is good enough to keep: the state then is the new plan.
-        """
+        """The state of the plan: keep, replan, not judged, new plan, or migrating."""
         if self.moving is not None:
             return "migrating"
         if self.new_plan:
@@ -132,11 +130,13 @@ class PeriodReport:
         state = self.verdict if self.moving is None else str(self.moving)
         if found is None:
             return f"{state}: {self.why_not_judged}" if self.moving is None else state
+        steps = [
+            f"{CHOICES[each.choice]} {format_duration(each.step_seconds)}"
+            for each in found.candidates[1:]
+        ]
         said = (
             f"{state}: a step takes {format_duration(found.keep.step_seconds)}, "
-            f"{format_duration(found.replan.step_seconds)} replanned and "
-            f"{format_duration(found.fresh.step_seconds)} with a plan from scratch "
-            f"({format_percent(found.threshold)} tolerated)"
+            f"{', '.join(steps)} ({format_percent(found.threshold)} tolerated)"
         )
         if not found.replan.moved_bytes:
             return said
