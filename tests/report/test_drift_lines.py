@@ -8,7 +8,7 @@ from oper.plan.reference_figures import HeldOutSource
 from oper.planner.replan.drift import VocabularyDrift
 from oper.report.charts.drift_lines import NamedDrift, drift_chart
 from oper.report.notebook_summaries import summary_of
-from tests.support.planner.drifts import a_drift
+from tests.support.planner.judgements import a_drift
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from oper.cli.drift_text import print_drift, print_windows, verdict_sentences, w
 from oper.cli.judgement_text import command_to_run
 from oper.plan.reference_figures import HeldOutSource
 from oper.planner.replan.drift import Drift, VocabularyDrift, Window, WindowDrift
-from tests.support.planner.drifts import a_drift, a_table
-from tests.support.planner.judgements import a_judgement
+from tests.support.planner.judgements import a_drift, a_judgement, a_table
 
 Capture = pytest.CaptureFixture[str]
 
