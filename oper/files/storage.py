@@ -173,7 +173,7 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of a .npy array, whether it is stored by columns, and its dtype; the array
-    follows in the file. Raises one of `HEADER_ERRORS` where the header is damaged."""
+    follows in the file. Raises one of `HEADER_ERRORS` if the header is damaged."""
     read_header = _HEADERS.get(np.lib.format.read_magic(file))
     if read_header is None:
         raise ValueError("it has a version of the format that oper does not read")

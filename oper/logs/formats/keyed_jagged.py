@@ -169,7 +169,7 @@ def _features(given: Any, where: str) -> dict[str, Any]:
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:
     """Return the ids of one feature, a JaggedTensor. OperError if they are no integers, or its
-    lengths are none of bags that hold them."""
+    lengths do not fit its bags."""
     values = tensor.values().detach().cpu().numpy()
     lengths = tensor.lengths().detach().cpu().numpy()
     if values.ndim != 1:

@@ -324,7 +324,7 @@ def open_npz(
 
 def open_npy(path: Path) -> CriteoArraysSource:
     """Return a matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels
-    beside."""
+    next to it."""
     members = {"sparse": path}
     for role in ("dense", "labels"):
         beside = path.with_name(path.name.replace("sparse", role))
