@@ -53,7 +53,7 @@ class TableDifference:
 
 @dataclass(frozen=True)
 class PlanDifferences(Summarised):
-    """Two plans for the same tables; `tables` is None where their numbers of ranks differ, so that
+    """Two plans for the same tables; `tables` is None if their numbers of ranks differ, so that
     rows cannot be compared."""
 
     old: ComparedPlan
@@ -92,7 +92,7 @@ class PlanDifferences(Summarised):
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
     """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
-    Where the numbers of ranks differ, figures are compared and rows are not. OperError where the
+    Where the numbers of ranks differ, figures are compared and rows are not. OperError if the
     plans are for different tables.
     """
     old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)

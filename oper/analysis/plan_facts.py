@@ -156,7 +156,7 @@ def threshold(plan: Plan) -> Threshold | None:
 
 def cache_room_bytes(plan: Plan) -> int | None:
     """Return bytes of the fullest device that are left for caches of rows in the hosts' memory;
-    None where there are none, or devices do not decide how much a plan may use."""
+    None if there are none, or devices do not decide how much a plan may use."""
     host = plan.host
     if host is None or plan.limits is None or not plan.limits.by_devices:
         return None

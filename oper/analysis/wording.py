@@ -47,6 +47,27 @@ CHOICES = {
     "from_scratch": "from scratch",
     "full_copies": "copies of all rows",
 }
+OUTDATED_VOCABULARIES = (
+    "The plan's vocabularies are out of date: count the log without them, and plan from scratch"
+)
+
+
+def judging_data(source: HeldOutSource | None, newer: str) -> str:
+    """Return the data that judge plans, which are those called `newer`, a part of them, or in a
+    profile with them."""
+    if source is None or source == HeldOutSource.THIS_WINDOW:
+        return newer
+    if source == HeldOutSource.LATER_PART:
+        return f"the later part of {newer}"
+    return HELD_OUT_DATA[source]
+
+
+def advice_words(advice: str, too_small: bool = False) -> str:
+    """Return an advice, by `Choice`, for a title or a table, or that a window is too small for
+    one."""
+    return "too small" if too_small else advice.replace("_", " ")
+
+
 NOT_MEASURED = "Not measured on data the plan has not seen"
 WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"
 # Data of a plan, by its mode: plans for inference expect unread rows to be read.
@@ -84,7 +105,7 @@ def work(workload: Workload) -> str:
     return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
 
 
-AS_LONG = 5e-3  # relative: times that differ by less are called as long
+AS_LONG = 5e-3  # a relative difference of times below which they are called equal
 
 
 def held_out_sentence(found: HeldOut | None) -> str:
@@ -137,8 +158,8 @@ def simple_plans_compared(plan: Plan) -> str | None:
 
 
 def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: str) -> str | None:
-    """Say how long a step takes with placements of tables without counts, relative to a step of
-    `seconds`, or which `limit` these exceed; None if that was not priced."""
+    """Return the steps with placements of tables without counts, relative to a step of `seconds`,
+    or the `limit` that these exceed; None if they were not priced."""
     fitting = [(each.method, each.step_seconds) for each in simple if each.fits]
     parts = [_relative(fitting, seconds)] if fitting else []
     parts += [

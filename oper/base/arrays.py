@@ -42,7 +42,7 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 
 
 def as_int64(array: NDArray[Any]) -> "torch.Tensor":
-    """Return an int64 tensor of any integers, copied where they are of another type."""
+    """Return an int64 tensor of any integers, copied if they are of another type."""
     return as_tensor(np.asarray(array, dtype=np.int64))
 
 

@@ -19,7 +19,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type where it has none: what torch and
+    """Return the first line of an error's message, or its type if it has none: what torch and
     the system say takes many lines, of which the first says what happened."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -89,7 +89,7 @@ def format_percent(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds as ns, µs, ms or s with four digits; 0 where only the rounding of sums is
+    """Return seconds as ns, µs, ms or s with four digits; 0 if only the rounding of sums is
     left."""
     if abs(seconds) < _ROUNDING_SECONDS:
         return "0 µs"

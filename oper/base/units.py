@@ -19,7 +19,7 @@ _SHARE = re.compile(r"\s*([0-9.eE+-]+)\s*(%?)\s*")
 
 
 def whole_number(given: Any, what: str) -> int:
-    """Return a whole number, also NumPy's, as Python's; OperError names what it was for."""
+    """Return a whole number, also NumPy's, as Python's; OperError names its purpose."""
     try:
         if isinstance(given, bool):
             raise TypeError
@@ -29,8 +29,8 @@ def whole_number(given: Any, what: str) -> int:
 
 
 def finite_number(given: Any, what: str) -> float:
-    """Return a finite number, also NumPy's or torch's, as Python's float; OperError names what it
-    was for. A text is none: what it means depends on who wrote it."""
+    """Return a finite number, also NumPy's or torch's, as Python's float; OperError names its
+    purpose. A text is refused: its meaning depends on its author."""
     try:
         if isinstance(given, bool | str | bytes):
             raise TypeError
@@ -51,7 +51,7 @@ def positive_seconds(given: Any, what: str) -> float:
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names what it was for."""
+    """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names its purpose."""
     match = _SIZE.fullmatch(text)
     if not match or match[2].upper() not in _UNITS:
         raise OperError(f"{name} {text!r}: expected a size, such as 64GB or 512MiB")
@@ -64,7 +64,7 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_seconds(text: str, name: str) -> float:
-    """`1d`, `12h`, `30m`, `90s` or a bare number -> seconds; OperError names what it was for."""
+    """`1d`, `12h`, `30m`, `90s` or a bare number -> seconds; OperError names its purpose."""
     match = _DURATION.fullmatch(text)
     if not match or float(match[1]) == 0:
         raise OperError(f"{name} {text!r}: expected a span, such as 1d, 12h or a number")

@@ -111,7 +111,7 @@ def compare(
 
 
 def parse_shares(text: str, option: str) -> list[float]:
-    """`0,1,2%` -> [0, 0.01, 0.02]: a closing % is for all of them."""
+    """Return shares, `0,1,2%` -> [0, 0.01, 0.02]: a closing % is for all of them."""
     parts = [part.strip() for part in text.split(",")]
     if parts[-1].endswith("%"):
         parts = [part.removesuffix("%") + "%" for part in parts]

@@ -210,6 +210,8 @@ def held_out_verdict(run: "Comparison") -> str:
 
 def pooled_remarks(run: "Comparison") -> list[str]:
     """Return the tables that each method pools, if any may be pooled."""
+    from oper.planner.place_by_table import LEAST_GAIN
+
     fetch = run.workload.fetch
     if fetch == "pooled":
         return ["Other methods than oper place rows as without pooling"]
@@ -222,8 +224,8 @@ def pooled_remarks(run: "Comparison") -> list[str]:
     said = [f"{number or 'none'} by {', '.join(by)}" for number, by in names.items()]
     return [
         f"Tables pooled: {'; '.join(said)}",
-        "oper pools what makes its step at least 5 % shorter; the others, which place rows as "
-        "without pooling, what makes their transfers shortest",
+        f"oper pools tables that make its step at least {format_percent(LEAST_GAIN)} shorter; the "
+        "others, which place rows as without pooling, tables that make their transfers shortest",
     ]
 
 
@@ -318,7 +320,7 @@ def _print_details(out: Any, run: "Comparison") -> None:
 
 
 def pairs(matrix: list[list[float]]) -> list[float]:
-    """Return the values of ordered pairs of different ranks; a single 0 where there is one rank."""
+    """Return the values of ordered pairs of different ranks; a single 0 if there is one rank."""
     found = [v for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
     return found or [0.0]
 

@@ -11,7 +11,7 @@ from oper.base.formatting import (
     plural,
 )
 from oper.base.spoken import all_figures, option, spoken
-from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
+from oper.cli.judgement_text import advice_sentence, basis_sentence, command_to_run
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
     out = new_console()
     for sentence in verdict_sentences(drift, plan, profile):
         out.print(sentence)
-    command = advice_command(drift.judgement, plan, profile, len(drift.rank_seconds.now))
-    if command is not None:
-        tell(f"Run: {command}")
+    command = command_to_run(drift.judgement, plan, profile, len(drift.rank_seconds.now))
+    # A vocabulary that is out of date calls for the commands that the first sentence names.
+    if command is not None and not drift.outdated_vocabularies:
+        tell(command)
     out.print()
     out.print(_candidates(drift))
     out.print()
@@ -174,6 +175,8 @@ def _hot_set(hot: "HotSets") -> Any:
 
 def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     """Print the drift of a plan under each window of a log, which have these names."""
+    from oper.analysis.wording import advice_words
+
     out = new_console()
     out.print(windows_verdict(drift, plan, profile))
     out.print()
@@ -193,19 +196,21 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
             again,
             fresh if judgement.source else f"{fresh} *",
             format_duration(window.cost_seconds),
-            "too small" if window.too_small else judgement.advice.replace("_", " "),
+            advice_words(judgement.advice, window.too_small),
         )
     out.print(table)
     out.print("lost: by all steps of a window, compared with the best other plan")
     if any(window.drift.judgement.source is None for window in drift.windows):
         out.print(
-            "*: judged on the data that it was made from, as the window is not split in time and "
-            "none is before it, or the plan was made from it"
+            "*: judged on the data that it was made from, because the window is not split in time "
+            "and is the first one, or because the plan was made from the window"
         )
 
 
 def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     """Return the advice on replanning by the windows, and the cost of keeping the plan."""
+    from oper.analysis.wording import OUTDATED_VOCABULARIES
+
     judged = {number: window.drift for number, window in drift.judged.items()}
     left_out = _left_out(drift)
     if not judged:
@@ -219,6 +224,11 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     if left_out:
         cost += f". {left_out}"
     worst = format_share(max(window.judgement.worse for window in judged.values()))
+    if any(window.outdated_vocabularies for window in judged.values()):
+        return (
+            f"{OUTDATED_VOCABULARIES}. A step takes up to {worst} longer than with the best other "
+            f"plan for the same rows. {cost}"
+        )
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (
@@ -234,7 +244,7 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
 
 
 def _left_out(drift: "WindowDrift") -> str:
-    """Names the windows that are too small to tell drift from chance; "" where there are none."""
+    """Return the windows that are too small to tell drift from chance; "" if there are none."""
     from oper.planner.enough_accesses import ENOUGH_ACCESSES
 
     small = [f"@{number}" for number, window in enumerate(drift.windows) if window.too_small]

@@ -9,26 +9,15 @@ if TYPE_CHECKING:
     from oper.planner.replan.judgement import Judgement
 
 
-def judged_data(judgement: "Judgement", profile: str) -> str:
-    """Return the data of a judgement, as in "on the later part of w@3"."""
-    from oper.analysis.wording import HELD_OUT_DATA
-    from oper.plan.reference_figures import HeldOutSource
-
-    if judgement.source is None:
-        return f"under {profile}"
-    if judgement.source == HeldOutSource.THIS_WINDOW:
-        return f"on {profile}"
-    if judgement.source == HeldOutSource.LATER_PART:
-        return f"on the later part of {profile}"
-    return f"on {HELD_OUT_DATA[judgement.source]}"
-
-
 def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str = "") -> str:
     """Return the advice and its predicted steps. `made` is the replanned plan, if it was made
     already."""
+    from oper.analysis.wording import judging_data
     from oper.planner.replan.judgement import Choice
 
-    data, keep, best = judged_data(judgement, profile), judgement.keep, judgement.best
+    keep, best = judgement.keep, judgement.best
+    preposition = "under" if judgement.source is None else "on"
+    data = f"{preposition} {judging_data(judgement.source, profile)}"
     before, after = format_duration(keep.step_seconds), format_duration(best.step_seconds)
     tolerated = f"{option('--worse')} tolerates {format_percent(judgement.threshold)}"
     if judgement.advice == Choice.KEEP:
@@ -52,23 +41,23 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str =
     )
 
 
-def advice_command(
+def command_to_run(
     judgement: "Judgement", plan: str, profile: str, ranks: int, made: str = ""
 ) -> str | None:
-    """Return the command that follows the advice; None if the plan stays, or `made` is the plan
-    that is advised."""
+    """Return a line with the command that follows the advice; None if the plan stays, or `made` is
+    the plan that is advised."""
     from oper.planner.replan.judgement import Choice
 
     if judgement.advice == Choice.KEEP or (made and judgement.advice == Choice.REPLAN):
         return None
     if judgement.advice == Choice.REPLAN:
         typed = f"oper replan {typed_path(plan)} {typed_path(profile)} -o NEW"
-        return spoken(typed, "oper.replan(plan, profile)")
+        return f"Run: {spoken(typed, 'oper.replan(plan, profile)')}"
     typed, called = f"oper plan {typed_path(profile)} -o NEW", "oper.make_plan(profile, …)"
     if judgement.advice == Choice.FULL_COPIES:
         typed += f" --extra-memory {100 * (ranks - 1)}%"
         called = f"oper.make_plan(profile, …, oper.PlanSettings(extra_memory={ranks - 1}))"
-    return f"{spoken(typed, called)}, with the other options of {plan}"
+    return f"Run, with the other options of {plan}: {spoken(typed, called)}"
 
 
 def _with(choice: str) -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.base.spoken import all_figures, option
-from oper.cli.judgement_text import advice_command, advice_sentence, basis_sentence
+from oper.cli.judgement_text import advice_sentence, basis_sentence, command_to_run
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
     assert made.judgement is not None
     out.print(advice_sentence(made.judgement, old, profile, new))
     out.print(basis_sentence(made.judgement))
-    command = advice_command(made.judgement, old, profile, made.plan.ranks, new)
+    command = command_to_run(made.judgement, old, profile, made.plan.ranks, new)
     if command is not None:
-        tell(f"Run: {command}")
+        tell(command)
     out.print()
     out.print(_plans(made))
     changed = made.moves.changed_rows
@@ -96,7 +96,7 @@ def _plans(made: "Replanned") -> Any:
 
 
 def carried_sentence(carried: "CarriedOver", ranks: int, old: str) -> str:
-    """Return the lines that say how the new plan differs from the plan `old`."""
+    """Return a line on the differences of the new plan from the plan `old`."""
     tables = carried.tables
     said = [
         f"{plural(len(names), 'table')} {what} ({_first_names(names)})"
@@ -188,7 +188,8 @@ def _print_curve(out: Any, made: "Replanned") -> None:
 
 
 def _print_links(out: Any, matrix: list[list[float]]) -> None:
-    """Bytes by link, from ranks that are gone too; with many ranks only the links with most."""
+    """Print bytes by link, from ranks that are gone too; with many ranks only the links with
+    most."""
     ranks, sources = len(matrix), len(matrix[0])
     if sources <= _MOST_RANKS:
         out.print("bytes sent to a rank (line) by another (column):")

@@ -39,7 +39,7 @@ _SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 def open_file(path: Path | str, kind: Kind) -> BufferedReader:
     """Open a regular file to read its bytes.
 
-    OperError where there is none, it cannot be opened, or it has more bytes than its kind has.
+    OperError if there is none, it cannot be opened, or it has more bytes than its kind has.
     """
     file = _opened(path, kind)
     status = os.fstat(file.fileno())
@@ -70,8 +70,8 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
 
 
 def read_text(path: Path | str, kind: Kind) -> str:
-    """Return the text of a regular file in UTF-8; raises what `open_file` raises, and where it is
-    none."""
+    """Return the text of a regular file in UTF-8; raises the errors of `open_file`, and one for
+    other encodings."""
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:

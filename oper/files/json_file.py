@@ -126,7 +126,7 @@ def read_json(path: Path | str, kind: Kind = JSON) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Return the content of a JSON text; ValueError (JSONDecodeError for its syntax) where it has
+    """Return the content of a JSON text; ValueError (JSONDecodeError for its syntax) if it has
     none."""
     try:
         return json.loads(text, object_pairs_hook=_object, parse_int=_integer)

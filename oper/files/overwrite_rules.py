@@ -43,7 +43,7 @@ class Format(NamedTuple):
         return f"a {Path(self.marker).stem}"
 
     def has_schema(self, content: Any) -> bool:
-        """Return whether the content of a marker is of this kind, of whatever version."""
+        """Return whether the content of a marker is of this kind, in any version."""
         given = content.get("schema") if isinstance(content, dict) else None
         return given is not None and given in (self.schema, self.old_schema)
 

@@ -58,7 +58,7 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
     """Yield a temporary folder that becomes `path` when the block ends without an error.
 
     An existing `path` is replaced only if it is empty or, with `overwrite`, a folder of this kind
-    with nothing else in it. Every file is flushed to the disk first. OperError where `path`
+    with nothing else in it. Every file is flushed to the disk first. OperError if `path`
     is taken or cannot be written.
     """
     check_output(path, kind, overwrite)
@@ -160,7 +160,7 @@ def save_array(path: Path | str, array: NDArray[Any]) -> None:
 def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
     """Read one .npy array, memory-mapped unless `mmap` is false; never unpickles.
 
-    OperError where the file is missing, truncated or not a .npy array.
+    OperError if the file is missing, truncated or not a .npy array.
     """
     try:
         with open_file(path, LISTED) as file:
@@ -173,7 +173,7 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of a .npy array, whether it is stored by columns, and its dtype; the array
-    follows in the file. Raises one of `HEADER_ERRORS` where the header is damaged."""
+    follows in the file. Raises one of `HEADER_ERRORS` if the header is damaged."""
     read_header = _HEADERS.get(np.lib.format.read_magic(file))
     if read_header is None:
         raise ValueError("it has a version of the format that oper does not read")

@@ -90,7 +90,7 @@ class Temporary:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the permissions of a file or folder; None where there is none."""
+    """Return the permissions of a file or folder; None if there is none."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _mode(path: Path) -> int | None:
 
 
 def hidden_name(destination: Path, kind: str) -> Path:
-    """Return an unused hidden name beside a destination."""
+    """Return an unused hidden name next to a destination."""
     name = f".{destination.name}.{_host()}{secrets.token_hex(4)}.{kind}"
     return destination.with_name(name)
 

@@ -25,7 +25,7 @@ class Document:
 
     @classmethod
     def read(cls, path: Path | str, as_text: bool = False) -> "Document":
-        """Read a file; OperError where it is missing, not YAML, or repeats a key. `as_text`: all
+        """Read a file; OperError if it is missing, not YAML, or repeats a key. `as_text`: all
         values are texts as they are written, where YAML makes 10:20 a number of seconds."""
         path = Path(path)
         text = read_text(path, YAML)

@@ -133,7 +133,7 @@ class Log:
 
     @property
     def samples(self) -> int | None:
-        """The number of samples that `batches` yields; None where only reading the log tells."""
+        """The number of samples that `batches` yields; None if only reading the log tells."""
         known = [s.samples for s in self._sources]
         total = None if None in known else sum(n for n in known if n is not None)
         if self.options.rows is None or (total is None and self.options.rows_need_total):
@@ -152,7 +152,7 @@ class Log:
         return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
 
     def estimated_samples(self) -> int | None:
-        """About how many samples `batches` yields, for a progress bar; None where unknown."""
+        """About how many samples `batches` yields, for a progress bar; None if unknown."""
         if self.samples is not None:
             return self.samples
         guesses = [s.samples if s.samples is not None else s.estimate() for s in self._sources]
@@ -182,7 +182,7 @@ class Log:
         """Yield the samples in order, with all features or those given.
 
         `ids_only` leaves out label and dense values. Each batch is from one file and holds at most
-        `options.batch_rows` samples. OperError where the log, or the part of it that
+        `options.batch_rows` samples. OperError if the log, or the part of it that
         `options.rows` selects, is empty.
         """
         selection = self._selection

@@ -67,7 +67,7 @@ class RowReader:
     def batches(self, batch_size: int | None = None, ids_only: bool = False) -> Iterator[Batch]:
         """Batches of row ids, of exactly `batch_size` samples where given (fewer in the last).
 
-        `ids_only` leaves out label and dense values. OperError where an id is not a row of its
+        `ids_only` leaves out label and dense values. OperError if an id is not a row of its
         table, unless such ids are skipped.
         """
         mapped = map(self._map, self._log.batches(self._needed(), ids_only))

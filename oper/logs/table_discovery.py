@@ -109,7 +109,7 @@ def numbered_tables(tables: Sequence[Table], prepared: Callable[[], Prepared]) -
 def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ...]:
     """(table's index, its feature, the log's column) for every feature of every table.
 
-    OperError where the log has no column for a feature.
+    OperError if the log has no column for a feature.
     """
     result = []
     features = dict.fromkeys(log.nameable)  # found at once, however many there are

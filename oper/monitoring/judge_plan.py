@@ -1,4 +1,4 @@
-"""Whether a plan still fits the reads of a live model, by counts that chance cannot flatter.
+"""Judgement of the plan of a live model, by counts that chance cannot flatter.
 
 A plan made from counts looks better on them than it is: it fits their noise too. So the plans that
 the running one is compared with are made from the counts before this period, and all are priced

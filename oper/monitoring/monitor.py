@@ -123,7 +123,7 @@ class Monitor:
         """End the period now, and say what is said of one: on rank 0, which judges the plan before
         this returns; None on the others. To be called on all ranks.
 
-        Raises OperError where a rank is lost or late.
+        Raises OperError if a rank is lost or late.
         """
         told = self._end_period(wait=True)
         return None if told is None else told.result()
@@ -133,7 +133,7 @@ class Monitor:
         their way. To be called on all ranks between two iterations, as `Migration.step`; with other
         policies it does nothing.
 
-        Raises OperError where a rank is lost or late, and while gradients are held back.
+        Raises OperError if a rank is lost or late, and while gradients are held back.
         """
         plan = self._followed.step(self._model, self._ranks, self._sampled.every)
         if plan is not None:
@@ -144,7 +144,7 @@ class Monitor:
         """Judge another plan from now on, to which the model's rows have migrated. To be called on
         all ranks; the first waits until it has judged the period before.
 
-        Raises OperError where the plan is for other tables or ranks, or has them in another order.
+        Raises OperError if the plan is for other tables or ranks, or has them in another order.
         """
         found = plan_of(plan)
         same = fingerprint(found.tables) == fingerprint(self.plan.tables)
@@ -422,7 +422,7 @@ def _shown(settings: list[int]) -> str:
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
-    """The plan that a model was sharded by. OperError where it is not known, or another one."""
+    """The plan that a model was sharded by. OperError if it is not known, or another one."""
     engines = [collection.engine for collection in sharded_collections(model).values()]
     if given is None:
         given = getattr(getattr(model, "plan", None), "oper_plan", None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from oper.analysis.wording import CHOICES
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -43,16 +44,17 @@ class Moving:
 class PeriodReport:
     """A period of a run.
 
-    period: its number, from 0. ended: when, in seconds since 1970. last_iteration: of the run so
-    far, how many iterations the ranks have begun. iterations: of this period, and how many of them
-    were counted row by row: with how many samples and accesses, of all ranks. plan_batch_size: the
-    samples of an iteration that `predicted` is of. why_not_judged: why there is no judgement; ""
-    where there is one. new_plan: the folder of the plan that was made; "" where none was. moving:
-    the migration that goes on as the period ends, or begins with the new plan; None: there is none.
+    period: its number, from 0. ended: its end, in seconds since 1970. last_iteration: iterations
+    that the ranks have begun in the run so far. iterations: those of this period.
+    counted_iterations: those counted row by row, with `samples` and `accesses` of all ranks.
+    plan_batch_size: samples of an iteration of `predicted`. why_not_judged: the reason that there
+    is no judgement; "" if there is one. new_plan: the folder of the plan that was made; "" if none
+    was. moving: the migration that goes on as the period ends, or begins with the new plan; None if
+    there is none.
     """
 
-    DERIVED: ClassVar = ("batch_size",)  # in JSON beside the fields
-    WHERE_ANY: ClassVar = ("moving",)  # in JSON where there is one
+    DERIVED: ClassVar = ("batch_size",)  # in JSON in addition to the fields
+    WHERE_ANY: ClassVar = ("moving",)  # in JSON if there is one
 
     period: int
     ended: float
@@ -76,10 +78,7 @@ class PeriodReport:
 
     @property
     def verdict(self) -> str:
-        """The state of the plan: keep, replan, not judged, new plan, or migrating.
-
-        Moves may pay though the plan is good enough to keep: the state then is the new plan.
-        """
+        """The state of the plan: keep, replan, not judged, new plan, or migrating."""
         if self.moving is not None:
             return "migrating"
         if self.new_plan:
@@ -87,7 +86,7 @@ class PeriodReport:
         return "not judged" if self.judgement is None else self.judgement.verdict
 
     def to_json(self) -> dict[str, Any]:
-        """The content of a line of the file of JSON lines."""
+        """Return the content of a line of the file of JSON lines."""
         return {"schema": SCHEMA, "version": VERSION, **to_json(self)}
 
     @staticmethod
@@ -108,11 +107,11 @@ class PeriodReport:
         return found
 
     def line(self) -> str:
-        """The report as a line of JSON."""
+        """Return the report as a line of JSON."""
         return json.dumps(self.to_json(), allow_nan=False) + "\n"
 
     def sentence(self) -> str:
-        """The report as a line of a log."""
+        """Return the report as a line of a log."""
         predicted, counted = self.predicted, self.counted
         said = [
             f"{plural(self.iterations, 'iteration')}, {self.counted_iterations:,} counted",
@@ -126,16 +125,18 @@ class PeriodReport:
         return f"period {self.period}: {'; '.join([*said, self.judged()])}"
 
     def judged(self) -> str:
-        """The verdict and its reason."""
+        """Return the verdict and its reason."""
         found = self.judgement
         state = self.verdict if self.moving is None else str(self.moving)
         if found is None:
             return f"{state}: {self.why_not_judged}" if self.moving is None else state
+        steps = [
+            f"{CHOICES[each.choice]} {format_duration(each.step_seconds)}"
+            for each in found.candidates[1:]
+        ]
         said = (
             f"{state}: a step takes {format_duration(found.keep.step_seconds)}, "
-            f"{format_duration(found.replan.step_seconds)} replanned and "
-            f"{format_duration(found.fresh.step_seconds)} with a plan from scratch "
-            f"({format_percent(found.threshold)} tolerated)"
+            f"{', '.join(steps)} ({format_percent(found.threshold)} tolerated)"
         )
         if not found.replan.moved_bytes:
             return said
@@ -146,7 +147,7 @@ class PeriodReport:
         return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
-        """Figures for a dashboard, by name."""
+        """Return figures for a dashboard, by name."""
         found: dict[str, float] = {}
         for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
             found |= {

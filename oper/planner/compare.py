@@ -335,6 +335,8 @@ def compare(
     no cost; so has the exact solver where all tables are to be pooled. `report` is called with each
     method's name when it is done.
 
+    Methods may have hyphens for underscores, as texts print them: table-wise.
+
     Raises OperError for an unknown method, where the capacities cannot hold the tables, or where
     these cannot be pooled as asked.
     """
@@ -342,10 +344,11 @@ def compare(
     check_type("compare", "workload", workload, Workload)
     asked = PlanSettings() if settings is None else settings
     check_type("compare", "settings", asked, PlanSettings)
-    chosen = installed_methods() if methods is None else tuple(methods)
+    typed = installed_methods() if methods is None else tuple(methods)
+    chosen = tuple(method.replace("-", "_") for method in typed)
     if not chosen:
         raise OperError(f"methods: expected one or more of {', '.join(METHODS)}, got none")
-    unknown = [method for method in chosen if method not in METHODS]
+    unknown = [name for name, method in zip(typed, chosen, strict=True) if method not in METHODS]
     if unknown:
         raise OperError(f"methods: expected some of {', '.join(METHODS)}, got {unknown[0]!r}")
     profile = profile_given("compare", profile)

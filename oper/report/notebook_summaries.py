@@ -7,7 +7,13 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
-from oper.analysis.wording import CHOICES, HELD_OUT_DATA, simple_plans_compared
+from oper.analysis.wording import (
+    CHOICES,
+    OUTDATED_VOCABULARIES,
+    advice_words,
+    judging_data,
+    simple_plans_compared,
+)
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -21,7 +27,6 @@ from oper.checker.findings import Findings
 from oper.plan.plan import Plan
 from oper.planner.compare import Comparison, MethodResult
 from oper.planner.replan.drift import Drift, WindowDrift
-from oper.planner.replan.judgement import Judgement
 from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.counter_arrays import RowCounts
 
@@ -115,10 +120,14 @@ def _drift(drift: Drift) -> Summary:
     ]
     if made is not None:
         steps.insert(0, ("step when the plan was made", format_duration(made)))
+    seen = ", which the other plans were made from" if judgement.source is None else ""
+    reason = f" ({advice_words(judgement.advice)})"
+    if drift.outdated_vocabularies:
+        reason = f". {OUTDATED_VOCABULARIES}"
     return Summary(
-        f"Verdict: {drift.verdict} ({judgement.advice.replace('_', ' ')}). A step takes "
+        f"Verdict: {drift.verdict}{reason}. A step takes "
         f"{format_share(judgement.worse)} longer than with the best other plan, on "
-        f"{_judged_on(judgement)}",
+        f"{judging_data(judgement.source, 'the newest data')}{seen}",
         tuple(steps),
         ("table", "transfer time lost", "now", "from scratch"),
         [
@@ -131,12 +140,6 @@ def _drift(drift: Drift) -> Summary:
             for table in tables
         ],
     )
-
-
-def _judged_on(judgement: Judgement) -> str:
-    if judgement.source is None:
-        return "the data that this was made from"
-    return HELD_OUT_DATA[judgement.source]
 
 
 @summary_of.register
@@ -155,7 +158,7 @@ def _windows(drift: WindowDrift) -> Summary:
                 format_duration(found.replan.step_seconds),
                 format_duration(found.fresh.step_seconds),
                 format_share(found.worse),
-                "too small" if window.too_small else found.advice.replace("_", " "),
+                advice_words(found.advice, window.too_small),
             )
             for number, (window, found) in enumerate(zip(drift.windows, judged, strict=True))
         ],
@@ -167,7 +170,7 @@ def _replanned(made: Replanned) -> Summary:
     """Return the candidates of the judgement, with the moves that lead to each."""
     judgement = made.judgement
     candidates = () if judgement is None else judgement.candidates
-    advice = "" if judgement is None else f". Advice: {judgement.advice.replace('_', ' ')}"
+    advice = "" if judgement is None else f". Advice: {advice_words(judgement.advice)}"
     return Summary(
         f"{plural(made.moves.changed_rows, 'row')} moved, as far as that pays within "
         f"{made.horizon:,} steps{advice}",

@@ -75,7 +75,7 @@ def plan_page(
     """Return the page of a plan, which is in `folder` if that is known; `report` is called with
     each step as it begins.
 
-    Raises OperError where the material is of another plan.
+    Raises OperError if the material is of another plan.
     """
     runs = _runs_of(plan, material.runs)
     drifts = _drift(plan, material.drifts)
@@ -303,7 +303,7 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
 
 def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
     """Return the runs of a comparison, that with the extra memory (then the threshold) nearest to
-    the plan's first; OperError where they are of another topology, workload or profile."""
+    the plan's first; OperError if they are of another topology, workload or profile."""
     for run in runs:
         for name, compared, mine in (
             ("topology", run.topology, plan.topology.name),

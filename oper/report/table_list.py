@@ -34,7 +34,7 @@ class SortableTable:
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
-    """Return the list of a plan's tables; it has their accesses where there is a profile."""
+    """Return the list of a plan's tables; it has their accesses if there is a profile."""
     accesses = None if profile is None else profile.accesses_of_tables
     sizes = kinds.bytes_of_tables
     weights = sizes if accesses is None else accesses

@@ -39,7 +39,7 @@ class KindTimes:
 def kind_times(plan: Plan, profile: Profile) -> KindTimes:
     """Return the time of each rank by kind of row.
 
-    Raises OperError where the plan was not made from `profile`.
+    Raises OperError if the plan was not made from `profile`.
     """
     check_profile(plan, profile)
     on_devices = np.zeros((3, plan.ranks))

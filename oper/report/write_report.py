@@ -52,7 +52,7 @@ def write_report(
     counters: a file with a list of what `oper.counters(model)` returned on each rank. Returns what
     was not given, and what it would add to the page.
 
-    Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
+    Raises OperError if `path` exists and `overwrite` is false, or if one of these is of
     another plan.
     """
     folder = None if isinstance(plan, Plan) else str(plan)
@@ -75,7 +75,7 @@ def write_report(
 def write_two_plans_report(
     folders: Sequence[Path], path: Path, overwrite: bool = False, report: Step = lambda step: None
 ) -> None:
-    """Write the page of two plans side by side. OperError where they are for different tables."""
+    """Write the page of two plans side by side. OperError if they are for different tables."""
     _refuse_inside(path, [])
     check_output(path, overwrite=overwrite)
     report("plans")

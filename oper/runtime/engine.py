@@ -225,7 +225,7 @@ class EmbeddingEngine:
         return Gradients(memory, self.source, exchange, replicas, copies, *how)
 
     def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
-        """The AllReduce of the trained replicas, None where there are none; with slots to which
+        """The AllReduce of the trained replicas, None if there are none; with slots to which
         rows of each bucket are going to come."""
         found = []
         for b, bucket in enumerate(buckets_in_heap(self.buckets, self.source)):
@@ -612,7 +612,7 @@ def _make_source(
     tables: Sequence[EmbeddingTable],
     memory: TableMemory,
 ) -> RowSource | None:
-    """The source of the rows of the tier, None where none of its tables are trained here."""
+    """The source of the rows of the tier, None if none of its tables are trained here."""
     buckets = memory.buckets
     first = sum(not bucket.tier for bucket in buckets)
     if make is None or first == len(buckets):

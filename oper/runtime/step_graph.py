@@ -19,7 +19,7 @@ class StepGraph:
     has its values each time the step was run.
 
     The step was run as it is before, with batches of the same shapes, since what it reads was
-    last replaced (`out_of_date`). OperError where a step of such engines cannot be captured.
+    last replaced (`out_of_date`). OperError if a step of such engines cannot be captured.
     """
 
     def __init__(self, engines: Sequence[EmbeddingEngine], step: Callable[[], Any]) -> None:

@@ -159,7 +159,7 @@ class TableIO:
             self._put(bucket, self._node.rank, at, given, state)
 
     def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
-        """The buckets that have a state; all where rows are meant. OperError where one of `tables`
+        """The buckets that have a state; all where rows are meant. OperError if one of `tables`
         is in none of them."""
         # All ranks find equal buckets, whatever each asks for, as they exchange rows one after the
         # other.

@@ -229,13 +229,13 @@ class SimulatedRun:
 
     @property
     def wrong_read_ratio(self) -> float | None:
-        """Reads that lacked an update of an earlier iteration, of all; None where nothing was
+        """Reads that lacked an update of an earlier iteration, of all; None if nothing was
         read."""
         return self.wrong_reads / self.reads if self.reads else None
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits of the reads; None where nothing was read."""
+        """Hits of the reads; None if nothing was read."""
         return self.hits / self.reads if self.reads else None
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def write_log(
 ) -> Written:
     """Write the log to `path` and its tables to `STEM.tables.yaml` beside it.
 
-    `advance` is called with the number of samples written. OperError where `path` does not end in
+    `advance` is called with the number of samples written. OperError if `path` does not end in
     .parquet, a file exists and `overwrite` is false, or writing fails.
     """
     import pyarrow.parquet as pq

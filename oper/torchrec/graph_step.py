@@ -88,7 +88,7 @@ class GraphedStep(Generic[Result]):
         tuples, dicts and dataclasses of them. Of another shape than what was captured the step is
         run as it is.
 
-        Raises what the step raises; OperError where it cannot be captured.
+        Raises what the step raises; OperError if it cannot be captured.
         """
         given = Inputs(inputs)
         given.check_on(self._device.torch_device)

@@ -159,7 +159,7 @@ def _newest(folder: Path) -> Path:
 def _absent_tables(
     folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex
 ) -> list[str]:
-    """The model's tables that a checkpoint lacks; OperError where it has none of them."""
+    """The model's tables that a checkpoint lacks; OperError if it has none of them."""
     weights = {value.table: name for name, value in tables.items() if value.state is None}
     absent = [table for table, name in weights.items() if name not in index.tensors]
     if len(absent) == len(weights):

@@ -63,7 +63,7 @@ def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_place(module: nn.Module, path: str) -> None:
-    """OperError where the collection at a path of a model lies in a module that maps its ids."""
+    """OperError if the collection at a path of a model lies in a module that maps its ids."""
     parts = path.split(".")
     for depth in range(len(parts)):
         around = module.get_submodule(".".join(parts[:depth]))
@@ -72,7 +72,7 @@ def check_place(module: nn.Module, path: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """OperError where a collection has a path at which modules that map ids keep theirs.
+    """OperError if a collection has a path at which modules that map ids keep theirs.
 
     A sharder is given a collection and its path, but not the model around it. This is for plans
     that TorchRec's own planner made, as nothing of OPER's has seen the model then.
@@ -114,7 +114,7 @@ def parameters(collection: Any) -> dict[str, nn.Parameter]:
 
 def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """The path of the collection that has each table, by the table's name. A plan knows tables by
-    nothing else: OperError where two collections have one of the same name."""
+    nothing else: OperError if two collections have one of the same name."""
     paths: dict[str, str] = {}
     for path, collection in found:
         for config in configs(collection):
@@ -128,7 +128,7 @@ def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def check_tables(plan: Plan, collection: Any) -> None:
-    """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
+    """OperError if a plan lacks a table of a collection or has one of another size or dtype, or
     a config asks for what is not supported."""
     for config, mine in zip(configs(collection), tables_of(collection), strict=True):
         check_table(plan, config, mine)
@@ -158,7 +158,7 @@ def check_table(plan: Plan, config: Any, mine: Table) -> None:
 
 
 def check_places_of_tables(module: nn.Module, found: Iterable[tuple[str, Any]]) -> None:
-    """OperError where a model has a parameter of these collections' tables at two places, of which
+    """OperError if a model has a parameter of these collections' tables at two places, of which
     sharding would change one alone: tied weights, or a collection with two paths."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -175,7 +175,7 @@ def check_places_of_tables(module: nn.Module, found: Iterable[tuple[str, Any]]) 
 
 
 def check_kernels(collection: Any) -> None:
-    """OperError where the module of a table was given a setting that its config does not have."""
+    """OperError if the module of a table was given a setting that its config does not have."""
     bags = isinstance(collection, EmbeddingBagCollection)
     tables = collection.embedding_bags if bags else collection.embeddings
     for config in configs(collection):

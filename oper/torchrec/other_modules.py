@@ -118,7 +118,7 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
 
 
 def check_others(model: nn.Module, planned: Collection[str]) -> None:
-    """OperError where a module that no sharder takes has a table of the plan, whose tables are
+    """OperError if a module that no sharder takes has a table of the plan, whose tables are
     `planned`. One that is sharded already is no mistake by itself: several plans may share a
     model."""
     for text in left_out(model, planned, "plan"):
@@ -126,7 +126,7 @@ def check_others(model: nn.Module, planned: Collection[str]) -> None:
 
 
 def check_fused(model: nn.Module) -> None:
-    """OperError where a collection has its optimizer inside, whose tables no sharder of OPER's
+    """OperError if a collection has its optimizer inside, whose tables no sharder of OPER's
     takes: DistributedModelParallel fails on its optimizer, with an AttributeError."""
     for other in other_modules(model):
         if other.kind == Kind.FUSED:

@@ -45,7 +45,7 @@ def end_deltas(model: nn.Module) -> None:
 
 
 def saved_before(model: nn.Module) -> SavedBefore:
-    """What a delta of the model would be upon; OperError where nothing was marked since one."""
+    """What a delta of the model would be upon; OperError if nothing was marked since one."""
     found = {module.saved_before for module in sharded_collections(model).values()}
     if len(found) == 1 and (saved := found.pop()) is not None:
         return saved

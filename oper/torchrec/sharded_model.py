@@ -48,7 +48,7 @@ def shard(
 
     `env` is TorchRec's, by default of the default process group, or of one rank alone where there
     is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put.
-    `options` are the sharders'. Raises OperError where the plan is not for this model, for another
+    `options` are the sharders'. Raises OperError if the plan is not for this model, for another
     number of ranks, or not for the device.
     """
     check_type("shard", "module", module, nn.Module)

@@ -133,7 +133,7 @@ class OperSharder(BaseEmbeddingSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Put the module's rows where the plan says. OperError where it is not a plan for them."""
+        """Put the module's rows where the plan says. OperError if it is not a plan for them."""
         engine = self._engine(module, params, env, device, module_fqn or "")
         return self._sharded(module, engine, env.process_group)
 
@@ -216,7 +216,7 @@ def _bounds(mode: Any) -> str:
 
 
 def device_for(plan: Plan, given: torch.device | str | None) -> Device:
-    """The device that tables are put on, None being the CPU. OperError where it cannot be used, or
+    """The device that tables are put on, None being the CPU. OperError if it cannot be used, or
     the plan is not for it."""
     device = device_of(given)
     if device.kind != "cpu":

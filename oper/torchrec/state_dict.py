@@ -84,7 +84,7 @@ class TableBlocks:
     @property
     def group(self) -> Group | None:
         """The ranks that have blocks, which wait for each other within the engine's deadline; None
-        where there is one alone."""
+        if there is one alone."""
         return self._engine.node.group
 
     @property

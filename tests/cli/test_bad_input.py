@@ -148,6 +148,7 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("plan diff q absent", ["absent", "no such folder"]),
         ("plan check q absent.parquet", ["absent.parquet"]),
         ("compare p --topology cpu:2 --methods oper,magic", ["'magic'", "table_wise"]),
+        ("compare p --topology cpu:2 --methods table-wide", ["'table-wide'", "table_wise"]),
         ("compare p --topology cpu:2 --methods oper,", ["got ''", "table_wise"]),
         ("compare p --topology cpu:2 --methods=", ["got ''", "table_wise"]),
         ("compare p --topology cpu:2 --extra-memory 1,,2%", ["--extra-memory '1,,2%'"]),

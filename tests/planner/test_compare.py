@@ -286,6 +286,14 @@ def test_command_sweeps_and_prints_one_object(saved: str) -> None:
     assert all(set(r["methods"]) == {"oper", "row_wise"} for r in runs)
 
 
+def test_methods_are_accepted_as_texts_print_them(saved: str) -> None:
+    methods = "table-wise,row_wise,memory-greedy"
+    done = invoke("compare", saved, "--topology", "cpu:2", "--methods", methods, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["runs"]
+    assert list(found["methods"]) == ["table_wise", "row_wise", "memory_greedy"]
+
+
 def test_command_prints_a_table(saved: str) -> None:
     done = invoke(
         "compare", saved, "--topology", "cpu:2", "--capacity", "3", "--methods", ",".join(QUICK)

@@ -58,7 +58,7 @@ def write_options(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
 
 
 def write_examples(epilog: str | None, formatter: Any, heading: str = "Examples") -> None:
-    """The lines as they are, indented; a wrapped command could not be copied."""
+    """Write the lines as they are, indented; a wrapped command could not be copied."""
     if epilog:
         with formatter.section(heading):
             for line in filter(str.strip, epilog.splitlines()):
@@ -66,7 +66,7 @@ def write_examples(epilog: str | None, formatter: Any, heading: str = "Examples"
 
 
 def _argument(parameter: Any) -> str:
-    """`PLAN`, or `LOG...` where there may be several."""
+    """Return `PLAN`, or `LOG...` if there may be several."""
     return f"{parameter.metavar}{'...' if parameter.nargs == -1 else ''}"
 
 

@@ -36,8 +36,8 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
 
 @contextlib.contextmanager
 def naming_places(context: typer.Context) -> Iterator[None]:
-    """Within the block, an error that begins with an option whose value is the file's names the
-    file and line."""
+    """Within the block, name the file and line in an error that begins with an option whose value
+    the file has."""
     try:
         yield
     except OperError as error:
@@ -69,7 +69,7 @@ class _Config:
         self.places: dict[str, tuple[str, str]] = {}
 
     def defaults(self) -> dict[str, Any]:
-        """Values by the parameters' names; those of the command's section come last."""
+        """Return values by the parameters' names; those of the command's section come last."""
         content = self._document.content
         if not isinstance(content, dict):
             self._document.refuse((), "lines such as `batch-size: 65536`", _shown(content))

@@ -1,7 +1,7 @@
 """Output of commands: tables and JSON on standard output, warnings and errors on standard error.
 
-Names come from logs and may hold anything. Here is where they become printable, before the width
-of a table is measured; JSON escapes by itself.
+Names come from logs and may hold anything. They become printable here, before the width of a table
+is measured; JSON escapes by itself.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _INTO: ContextVar[io.StringIO | None] = ContextVar("into", default=None)
 
 @contextlib.contextmanager
 def quietly(quiet: bool) -> Iterator[None]:
-    """Within the block, if `quiet`, there is no progress, no warning and no text about a file that
-    was written: what --quiet asks for."""
+    """Within the block, if `quiet`, print no progress, no warning and no text about a file that was
+    written, as --quiet asks."""
     token = _QUIET.set(quiet)
     try:
         yield
@@ -59,7 +59,7 @@ class _PlainConsole(Console):
 
 class _PlainTable(RichTable):
     def add_row(self, *cells: Any, **options: Any) -> None:
-        """A row, in which a line end is a name's own, unlike in a header."""
+        """Add a row, in which a line end belongs to a name, unlike in a header."""
         texts = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
         super().add_row(*texts, **options)
 

@@ -115,7 +115,7 @@ def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
 def parse_reserve(
     reserve: str | None, extra_memory: str | None, topology: Topology
 ) -> float | None:
-    """Return the share, or None; OperError where the memory of a plan does not follow from
+    """Return the share, or None; OperError if the memory of a plan does not follow from
     devices."""
     if reserve is None:
         return None

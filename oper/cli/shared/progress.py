@@ -1,4 +1,4 @@
-"""Progress bars on standard error, only where that is a terminal, and not with --quiet."""
+"""Progress bars on standard error if that is a terminal, unless --quiet is given."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class Meter:
 
 @contextlib.contextmanager
 def progress(description: str, total: float | None, unit: str = "") -> Iterator[Meter]:
-    """A bar with rate and time left on standard error; nothing where that is not a terminal."""
+    """Show a bar with rate and time left on standard error, if that is a terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal or is_quiet():
         yield Meter(lambda amount: None)

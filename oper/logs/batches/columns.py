@@ -62,13 +62,13 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """The number of samples; None where only reading the source tells."""
+        """The number of samples; None if only reading the source tells."""
 
     def count(self) -> int:
         """Return the number of samples, for which the source is read through if necessary."""
 
     def estimate(self) -> int | None:
-        """About how many samples there are, by the beginning; None where unknown."""
+        """About how many samples there are, by the beginning; None if unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Return the samples in order, at most `selection.batch_rows` at a time."""
@@ -98,7 +98,7 @@ class KnownSize:
 def choose(source: Source, options: LogOptions) -> Selection:
     """Return the columns that `options` select, by default those that look like ids.
 
-    OperError where a name or pattern matches none.
+    OperError if a name or pattern matches none.
     """
     columns = source.columns
     names = [c.name for c in columns]

@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 8
 def separator(text: str, option: str) -> str:
     r"""Return the separator that a name (`tab`), an escape (`\x01`) or a plain text stands for.
 
-    OperError where it is empty, long, or has a quote, a line end, a letter or a digit, which belong
+    OperError if it is empty, long, or has a quote, a line end, a letter or a digit, which belong
     to the values.
     """
     found = _NAMES.get(text) or _ESCAPE.sub(_character, text)

@@ -92,8 +92,8 @@ def hash64(texts: Any) -> Words:
 
 
 def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
-    """Return the UTF-8 bytes of all texts with 8 zeros behind, where each begins, and its
-    length."""
+    """Return the UTF-8 bytes of all texts, followed by 8 zeros, and the start and length of
+    each."""
     kind = texts.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):

@@ -133,7 +133,7 @@ class TextSource:
 
 
 def open_criteo(path: Path) -> TextSource | None:
-    """Return a file in Criteo's own format; None where its first line is not in it."""
+    """Return a file in Criteo's own format; None if its first line is not in it."""
     fields = first_line(path).split(b"\t")
     if len(fields) not in (39, 40):
         return None

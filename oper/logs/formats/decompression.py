@@ -43,7 +43,7 @@ def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 class _Bounded(gzip.GzipFile):
-    """A gzip file that ends with an OperError where it unpacks to far more than a log does."""
+    """A gzip file that ends with an OperError if it unpacks to far more than a log does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")

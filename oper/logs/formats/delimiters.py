@@ -25,7 +25,7 @@ _STAND_IN = "\x1f"  # Arrow takes single bytes only
 def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None) -> str:
     """Return the separator of columns in a file that begins with `lines`.
 
-    OperError where there may be several, or where only one column would be read although another
+    OperError if there may be several, or if only one column would be read although another
     character is equally often in every line.
     """
     header = lines[0]

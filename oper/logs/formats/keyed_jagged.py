@@ -87,7 +87,7 @@ class KjtSource:
 def keyed_jagged_tensors(given: Any) -> list[Any]:
     """All KeyedJaggedTensors in a batch, in the order of its parts.
 
-    OperError where its objects are in each other too deep to look at.
+    OperError if its objects are in each other too deep to look at.
     """
     found: list[Any] = []
     try:
@@ -131,7 +131,7 @@ def _parts(given: Any) -> list[Any]:
 
 
 def samples_of(tensors: Sequence[Any], where: str) -> int:
-    """Return the samples that all KeyedJaggedTensors of a batch have; OperError where they
+    """Return the samples that all KeyedJaggedTensors of a batch have; OperError if they
     differ."""
     counts = {int(tensor.stride()) for tensor in tensors}
     if len(counts) > 1 or any(tensor.variable_stride_per_key() for tensor in tensors):
@@ -168,8 +168,8 @@ def _features(given: Any, where: str) -> dict[str, Any]:
 
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:
-    """Return the ids of one feature, a JaggedTensor. OperError where they are no integers, or its
-    lengths are none of bags that hold them."""
+    """Return the ids of one feature, a JaggedTensor. OperError if they are no integers, or its
+    lengths do not fit its bags."""
     values = tensor.values().detach().cpu().numpy()
     lengths = tensor.lengths().detach().cpu().numpy()
     if values.ndim != 1:

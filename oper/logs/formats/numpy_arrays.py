@@ -141,7 +141,7 @@ class _Arrays:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Return a zip file; OperError where it is not one, or truncated."""
+    """Return a zip file; OperError if it is not one, or truncated."""
     try:
         archive = zipfile.ZipFile(path)
     except _DAMAGE as error:
@@ -324,7 +324,7 @@ def open_npz(
 
 def open_npy(path: Path) -> CriteoArraysSource:
     """Return a matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels
-    beside."""
+    next to it."""
     members = {"sparse": path}
     for role in ("dense", "labels"):
         beside = path.with_name(path.name.replace("sparse", role))

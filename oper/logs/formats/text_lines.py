@@ -136,9 +136,9 @@ def estimated_lines(path: Path) -> int | None:
 
 
 def first_line(path: Path) -> bytes:
-    """Return the first line that is not empty, without its end; OperError where it cannot be read.
+    """Return the first line that is not empty, without its end; OperError if it cannot be read.
 
-    Nothing where there is none in the first 32 MiB, or where it is longer than 1 MiB.
+    Nothing if there is none in the first 32 MiB, or if it is longer than 1 MiB.
     """
     try:
         with open_unpacked(path) as file:

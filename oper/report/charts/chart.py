@@ -98,7 +98,7 @@ def column_name(ranks: range) -> str:
 
 
 def of_columns(columns: list[range]) -> str:
-    """Return a sentence that says what a column is, where it is of several ranks."""
+    """Return a sentence that explains a column that is of several ranks."""
     if len(columns[0]) == 1:
         return ""
     return f" A column is the mean of {len(columns[0])} ranks."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from oper.analysis.wording import AS_LONG, times_as_long
+from oper.analysis.wording import AS_LONG, METHOD_NAMES, times_as_long
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -18,8 +18,7 @@ NAMES = {
     "paper": "the paper's procedure",
     "memory_greedy": "memory-greedy",
     "access_greedy": "access-greedy",
-    "table_wise": "table-wise",
-    "row_wise": "row-wise",
+    **METHOD_NAMES,
     "torchrec": "TorchRec's planner",
     "milp": "exact solver (MILP)",
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from oper.analysis.wording import CHOICES, HELD_OUT_DATA
+from oper.analysis.wording import CHOICES, OUTDATED_VOCABULARIES, advice_words, judging_data
 from oper.base.formatting import (
     format_bytes,
     format_digits,
@@ -11,7 +11,6 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
-from oper.plan.reference_figures import HeldOutSource
 from oper.planner.enough_accesses import ENOUGH_ACCESSES
 from oper.planner.replan.drift import Drift, Window, WindowDrift
 from oper.planner.replan.judgement import Candidate, Judgement
@@ -48,9 +47,11 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         )
         made = found.made_step_seconds
         then = "" if made is None else f" When the plan was made it took {format_duration(made)}."
+        seen = "the other plans were" if judgement.source is None else "none of the plans was"
         caption = (
-            f"On {judged_data(found, drift.profile)} a step takes {now} with this plan and {best} "
-            f"with the best other one (predicted).{then} {_advice(found)}"
+            f"On {judging_data(judgement.source, drift.profile)}, which {seen} made "
+            f"from, a step takes {now} with this plan and {best} with the best other one "
+            f"(predicted).{then} {_advice(found)}"
         )
     else:
         bars = _losses(found)
@@ -67,16 +68,6 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
     )
 
 
-def judged_data(drift: Drift, profile: str) -> str:
-    """Return the data of the judgement, and whether plans have seen them."""
-    source = drift.judgement.source
-    if source is None:
-        return f"{profile}, which the other plans were made from,"
-    if source == HeldOutSource.THIS_WINDOW:
-        return f"{profile}, which none of the plans was made from,"
-    return f"{HELD_OUT_DATA[source]} ({profile}), which none of the plans was made from,"
-
-
 def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
     return (
         CHOICES[candidate.choice],
@@ -90,8 +81,8 @@ def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
 def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
     found = window.drift.judgement
     steps = (each.step_seconds for each in (found.keep, found.replan, found.fresh))
-    said = "too small" if window.too_small else found.advice.replace("_", " ")
-    return (f"@{number}", *map(format_duration, steps), format_share(found.worse), said)
+    advice = advice_words(found.advice, window.too_small)
+    return (f"@{number}", *map(format_duration, steps), format_share(found.worse), advice)
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:
@@ -118,6 +109,9 @@ def _cost_of_windows(drift: WindowDrift) -> str:
 
 
 def _advice(drift: Drift | WindowDrift) -> str:
+    judged = [drift] if isinstance(drift, Drift) else [w.drift for w in drift.judged.values()]
+    if any(each.outdated_vocabularies for each in judged):
+        return f"{OUTDATED_VOCABULARIES}."
     limit = format_share(drift.threshold)
     if drift.verdict == "replan":
         return f"Another plan pays, and saves more than the {limit} that are tolerated: re-plan."

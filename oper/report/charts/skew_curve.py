@@ -16,7 +16,7 @@ _QUOTED = (0.001, 0.01, 0.1)  # shares of rows in the table
 
 def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Chart | None:
     """Return the curve of all rows, with as many of the hottest marked as the plan replicates, and
-    as it replicates or lists; None where nothing was accessed."""
+    as it replicates or lists; None if nothing was accessed."""
     none = np.zeros(0, profile.accesses.dtype)
     starts = np.array([0, len(profile.accesses)], dtype=np.int64)
     _, accesses, _, rows = histogram(profile.accesses, none, starts, np.zeros(2, dtype=np.int64))

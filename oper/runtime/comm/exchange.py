@@ -46,7 +46,7 @@ class AllToAll:
 
     @classmethod
     def of(cls, node: Node) -> "AllToAll | None":
-        """The transport to other nodes; None where all ranks share memory."""
+        """The transport to other nodes; None if all ranks share memory."""
         return cls(node.group) if node.group and len(node.peers) < node.ranks else None
 
     def send(self, parts: Sequence[torch.Tensor], action: str) -> list[torch.Tensor]:

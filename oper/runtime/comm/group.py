@@ -249,7 +249,7 @@ class Group:
 
 def own_gloo_group(ranks: Sequence[int], deadline_seconds: float, what: str) -> dist.ProcessGroup:
     """A further gloo group of these ranks of the job, in their order, for `what` they all make: it
-    stands in no order with the collectives of others. OperError where not all come in time."""
+    stands in no order with the collectives of others. OperError if not all come in time."""
     # Before 2.12 torch sorts ranks, has no groups in another order and does not know the argument.
     order: dict[str, Any] = {"sort_ranks": False} if sorted(ranks) != list(ranks) else {}
     try:

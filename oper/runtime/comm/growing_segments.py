@@ -46,7 +46,7 @@ class GrowingSegments:
         """Replace this rank's segment by one of at least so many bytes, whose content is anything.
 
         To be called once all other ranks have read what they need of the old one, and before this
-        rank says that there is something to read. OperError where there is no memory, or names
+        rank says that there is something to read. OperError if there is no memory, or names
         ranks that are gone, or do not take what is sent to them.
         """
         rank = self._node.rank

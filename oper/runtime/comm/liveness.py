@@ -52,7 +52,7 @@ _WATCH_SECONDS = 0.5  # between two looks at all locks
 
 
 class Liveness:
-    """The other ranks of this rank's node; `group` is that of all ranks, None where there is one
+    """The other ranks of this rank's node; `group` is that of all ranks, None if there is one
     rank. `table` is the first table of the collection that waits here."""
 
     def __init__(self, rank: int, group: Group | None, table: str = "") -> None:
@@ -246,7 +246,7 @@ class Liveness:
         return f"{text}; {doing}{idle}"
 
     def _process_of(self, rank: int) -> int | None:
-        """The process that holds a rank's lock, 0 where it cannot be known; None: the rank is not
+        """The process that holds a rank's lock, 0 if it cannot be known; None: the rank is not
         alive."""
         if rank not in self._locks:  # not joined yet: is its socket bound?
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:

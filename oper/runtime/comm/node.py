@@ -35,7 +35,7 @@ class Node:
     """The ranks that share memory with this one: `peers`, ascending, own rank included.
 
     `rank` of `ranks` are those of the process group; `group` is for what all of them do together,
-    None where there is one. Not to be used in a forked child.
+    None if there is one. Not to be used in a forked child.
     """
 
     def __init__(

@@ -205,7 +205,7 @@ class Cuda:
         return native.device_ops()
 
     def load_nvshmem(self) -> None:
-        """Load NVSHMEM and its kernels. OperError where they are not there."""
+        """Load NVSHMEM and its kernels. OperError if they are not there."""
         native.load_nvshmem()
 
     def segment(self, bytes: int, used_bytes: int) -> DeviceSegment:
@@ -348,7 +348,7 @@ Device = Cpu | Cuda
 
 
 def device_of(given: torch.device | str | None) -> Device:
-    """The device that torch names so; None is the CPU. OperError where it cannot be used."""
+    """The device that torch names so; None is the CPU. OperError if it cannot be used."""
     try:
         named = torch.device("cpu" if given is None else given)
     except RuntimeError as error:

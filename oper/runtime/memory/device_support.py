@@ -14,7 +14,7 @@ from oper.base.errors import OperError, first_line
 class LibraryFacts(NamedTuple):
     """What the library of device kernels was built for (csrc/include/oper/cuda/launchers.h).
 
-    driver, runtime: versions of CUDA, as 13000: what the driver supports, 0 where there is none,
+    driver, runtime: versions of CUDA, as 13000: what the driver supports, 0 if there is none,
     and that of the runtime in the library. architectures: major and minor version each.
     """
 
@@ -51,7 +51,7 @@ def said_visible() -> str:
 
 
 def check_library(facts: LibraryFacts, device: str, capability: tuple[int, int]) -> None:
-    """OperError where the kernels do not run on a device of this capability, or with its driver.
+    """OperError if the kernels do not run on a device of this capability, or with its driver.
 
     A driver runs what was built by a runtime of its own major version, and kernels of an
     architecture run on devices of its major version and no lower minor one.

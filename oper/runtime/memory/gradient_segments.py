@@ -8,7 +8,7 @@ from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.step_room import device_segment
 
-_WHAT = "the gradients of a batch"  # as errors call the purpose of the memory
+_WHAT = "the gradients of a batch"  # the purpose of the memory, for errors
 
 
 class GradientSegments(GrowingSegments):

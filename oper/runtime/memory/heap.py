@@ -217,8 +217,8 @@ class Heap:
 @dataclass(frozen=True)
 class TableMemory:
     """A module's tables in the memory of all ranks, and how these reach each other: what the parts
-    of an engine share. `all_to_all` leads to other nodes, None where all ranks share memory;
-    `symmetric` is where kernels read the rows of ranks there, None where they do not."""
+    of an engine share. `all_to_all` leads to other nodes, None if all ranks share memory;
+    `symmetric` is where kernels read the rows of ranks there, None if they do not."""
 
     buckets: Sequence[Bucket]
     heap: Heap
@@ -264,7 +264,7 @@ def check_memory(
     """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
     `free` is what is left under each limit of this rank. To be called by all of them before any
-    allocates its part. `advice`: what to do where there is none.
+    allocates its part. `advice`: what to do if there is none.
     """
     mine = {
         "bytes": bytes,

@@ -160,9 +160,9 @@ def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -
 class PreparedBatch:
     """N accesses of F features, and the rows they read (sort.py) if anything needs those.
 
-    `offsets` are those of what is pooled: None where every access is put out by itself, be it that
+    `offsets` are those of what is pooled: None if every access is put out by itself, be it that
     each sample has one, or that the module pools nothing. Which accesses are whose sample's say
-    `bags`, None where each sample has one of every feature. A graph's batch has no samples.
+    `bags`, None if each sample has one of every feature. A graph's batch has no samples.
 
     Where bags were forwarded between nodes, accesses and features are those of the joined batch:
     this rank's own, as far as they read rows of its node, and then its clients' (`forwarded`).

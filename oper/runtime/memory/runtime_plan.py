@@ -116,7 +116,7 @@ def check_for_devices(plan: Plan, where: str) -> None:
 
 
 def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
-    """OperError where ranks `where`, on CUDA devices, are on such nodes that the plan cannot be
+    """OperError if ranks `where`, on CUDA devices, are on such nodes that the plan cannot be
     followed."""
     if plan.topology.transport == NVSHMEM:
         if len(nodes) > 1 and plan.pooled_tables:

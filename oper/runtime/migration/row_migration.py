@@ -37,7 +37,7 @@ class Mover(Protocol):
     """Whose rows move: an engine, which follows them."""
 
     def rows_can_move(self) -> None:
-        """OperError where they cannot now."""
+        """OperError if they cannot now."""
 
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
         """They are about to, and are found by `layout` from now on."""

@@ -98,7 +98,7 @@ class Counters:
     @contextmanager
     def setting_aside(self) -> Iterator[dict[str, Any]]:
         """What the host adds inside is not counted, and is what this gives in the end: of a step
-        that is captured, which is to be counted when it is run. OperError where a device would
+        that is captured, which is to be counted when it is run. OperError if a device would
         count what it has not counted before."""
         totals, by_rank = dict(self._totals), {n: v.copy() for n, v in self._by_rank.items()}
         later, added = dict(self._later), dict[str, Any]()

@@ -61,7 +61,7 @@ class HeldGradients:
 
 
 class Gradients:
-    """The training of one engine's buckets; `replicas` is None where there are none, `copies`
+    """The training of one engine's buckets; `replicas` is None if there are none, `copies`
     where no rows have a copy on each node. Rows of the tier's tables are in `source`, if there is
     one, and all others in the heap. `exchange` leads to other nodes.
 

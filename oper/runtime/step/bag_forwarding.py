@@ -85,7 +85,7 @@ class BagForwarding:
     def of(
         cls, memory: TableMemory, features: FeatureSet, slots: np.ndarray
     ) -> "BagForwarding | None":
-        """What forwards the bags of pooled tables; None where there are no such tables, or no other
+        """What forwards the bags of pooled tables; None if there are no such tables, or no other
         nodes. `slots` [W, M] are those of all arenas. For all ranks to call."""
         pooled = any(bucket.pooled for bucket in memory.buckets)
         if not pooled or memory.all_to_all is None:

@@ -50,7 +50,7 @@ class NodeCopies:
     def __init__(
         self, memory: TableMemory, layout: Layout, buckets: Sequence[int], counters: Counters
     ) -> None:
-        """`buckets` are the numbers of the trained ones in the heap. OperError where the ranks are
+        """`buckets` are the numbers of the trained ones in the heap. OperError if the ranks are
         on several nodes, and others than the plan's."""
         self._node, self._counters = memory.node, counters
         self._dims, self._rank = [memory.buckets[b].dim for b in buckets], memory.node.rank
@@ -79,7 +79,7 @@ class NodeCopies:
         tables: Sequence[int],
         counters: Counters,
     ) -> "NodeCopies | None":
-        """Those of an engine that trains these `tables` of the plan, by number; None where none of
+        """Those of an engine that trains these `tables` of the plan, by number; None if none of
         their rows has any."""
         copied = copied_to_nodes(layout)
         group, _ = layout.listed_places()

@@ -33,7 +33,7 @@ class BatchPreparer:
     map that `placement` has then.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward. `forwarding` is None where no bags go to other nodes. `reads_rows`: whether the
+    be a backward. `forwarding` is None if no bags go to other nodes. `reads_rows`: whether the
     rows must be found before they are read. `together`: ranks of several nodes look batches up
     together, so that what is wrong in one on a device is told at once: the host waits in any case.
     """
@@ -67,7 +67,7 @@ class BatchPreparer:
         self._sort_all = reads_rows
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module; of
+        """Translate and sort a KeyedJaggedTensor. OperError if it is not one for the module; of
         what is on a device, where an earlier batch had ids or lengths that it cannot have."""
         self._device.check_no_capture()
         if self._late is not None:
@@ -142,7 +142,7 @@ class BatchPreparer:
         )
 
     def finish(self) -> None:
-        """OperError where an earlier batch had ids or lengths that it cannot have."""
+        """OperError if an earlier batch had ids or lengths that it cannot have."""
         if self._late is not None:
             self._late.tell(all_of_them=True)
 
@@ -205,7 +205,7 @@ DividedThere = tuple[Any, torch.Tensor, bool]
 
 def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
     """Check the lengths of a KeyedJaggedTensor whose values the host can read, and bring its keys
-    into `order` where that is not None. OperError where lengths and values do not fit."""
+    into `order` where that is not None. OperError if lengths and values do not fit."""
     one_each = _has_one_id_each(batch)
     if not one_each:
         batch_checks.check_offsets(batch)

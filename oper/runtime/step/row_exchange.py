@@ -83,7 +83,7 @@ class RowExchange:
     def of(
         cls, memory: TableMemory, distinct: bool, training: bool, counters: Counters
     ) -> "RowExchange | None":
-        """The exchange with other nodes; None where there are none, or nothing to exchange: where
+        """The exchange with other nodes; None if there are none, or nothing to exchange: where
         kernels read rows there, gradients alone are, each rank's by itself."""
         by_kernels = memory.symmetric is not None
         if memory.all_to_all is None or (by_kernels and not training):

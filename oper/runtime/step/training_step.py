@@ -75,7 +75,7 @@ class TrainingStep:
         return self._gradients.steps if self._gradients else 0
 
     def check_graphs(self) -> None:
-        """OperError where a graph cannot look the tables up; it is going to."""
+        """OperError if a graph cannot look the tables up; it is going to."""
         if self._placement.version:  # by what map a graph's batch was prepared is not known
             raise OperError(
                 "a graph of torch.compile cannot look up tables whose rows have migrated: leave "
@@ -99,7 +99,7 @@ class TrainingStep:
             )
 
     def to_capture(self) -> CapturedStep:
-        """A step that is going to be captured. OperError where none of these can be."""
+        """A step that is going to be captured. OperError if none of these can be."""
         late, signals = self._preparer.late, self._signals
         if late is None or not isinstance(signals, DeviceSignals):
             raise OperError(

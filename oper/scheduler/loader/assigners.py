@@ -231,7 +231,7 @@ class Pace:
         return self._coming.popleft()
 
     def note(self, training: float, dispatching: float) -> None:
-        """Take the seconds of a batch; `training` is 0 where none was trained yet."""
+        """Take the seconds of a batch; `training` is 0 if none was trained yet."""
         if self._fixed or training <= 0:
             return
         self._measured += 1

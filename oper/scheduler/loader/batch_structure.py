@@ -58,7 +58,7 @@ class Structure:
 
     @classmethod
     def of(cls, batch: Any) -> "Structure":
-        """The structure of a batch; OperError where it has parts that cannot be dispatched."""
+        """The structure of a batch; OperError if it has parts that cannot be dispatched."""
         leaves: list[tuple[Any, str, str]] = []
         _replace(batch, "", "", lambda leaf, *path: leaves.append((_as_tensor(leaf), *path)))
         samples = _samples(leaves, batch)

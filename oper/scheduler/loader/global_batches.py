@@ -103,7 +103,7 @@ class GlobalBatches:
         self._failure: BaseException | None = None  # of this rank's own
 
     def next(self, stopped: str | None) -> Any:
-        """This rank's part of the next global batch; None where the epoch has ended, on all ranks.
+        """This rank's part of the next global batch; None if the epoch has ended, on all ranks.
 
         `stopped` is None, or this rank trains no more, and says so to the others, with the reason
         if it has one.

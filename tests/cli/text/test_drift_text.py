@@ -3,50 +3,18 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oper.cli.drift_text import print_drift, print_windows, verdict_sentences, windows_verdict
-from oper.cli.judgement_text import advice_command
+from oper.cli.judgement_text import command_to_run
 from oper.plan.reference_figures import HeldOutSource
-from oper.planner.replan.drift import (
-    Drift,
-    HotSet,
-    HotSets,
-    RankSeconds,
-    TableDrift,
-    VocabularyDrift,
-    Window,
-    WindowDrift,
-)
-from tests.support.planner.judgements import a_judgement
+from oper.planner.replan.drift import Drift, VocabularyDrift, Window, WindowDrift
+from tests.support.planner.judgements import a_drift, a_judgement, a_table
 
 Capture = pytest.CaptureFixture[str]
-
-
-def table(name: str, lost: float) -> TableDrift:
-    return TableDrift(
-        table=name,
-        slowest_rank_seconds=2e-6,
-        mean_seconds=1e-6 + lost,
-        fresh_mean_seconds=1e-6,
-        lookups_dob=0.5,
-    )
-
-
-def content(now: float, tables: list[TableDrift], threshold: float = 0.05, ranks: int = 4) -> Drift:
-    hot = HotSet(rows=5, then=0.5, now=0.4, hottest_now=0.45)
-    fresh = np.full(ranks, 1e-5)
-    return Drift(
-        judgement=a_judgement(now, 1e-5, 1.1e-5, threshold=threshold),
-        made_step_seconds=9e-6,
-        rank_seconds=RankSeconds(np.full(ranks, 9e-6), np.append(fresh[1:], now), fresh),
-        hot_set=HotSets(hot, hot),
-        tables=tuple(tables),
-    )
 
 
 def sentences(drift: Drift) -> list[str]:
@@ -54,7 +22,7 @@ def sentences(drift: Drift) -> list[str]:
 
 
 def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys: Capture) -> None:
-    found = content(1.2e-5, [table("a", 1e-7), table("b", -2e-16), table("c", 9e-7)])
+    found = a_drift(1.2e-5, [a_table("a", 1e-7), a_table("b", -2e-16), a_table("c", 9e-7)])
     first, second, third, fourth = sentences(found)
     assert first == (
         "Replan: on the later part of w@3 a step takes 12 µs with plan (predicted), 20.00% longer "
@@ -85,20 +53,20 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
 
 
 def test_a_plan_that_is_as_good_as_new_has_no_culprits() -> None:
-    said = sentences(content(1e-5, [table("a", 3e-22), table("b", -1e-20)]))
+    said = sentences(a_drift(1e-5, [a_table("a", 3e-22), a_table("b", -1e-20)]))
     assert said[0] == (
         "Keep plan: on the later part of w@3 a step takes 10 µs (predicted), and no less with "
         "another plan"
     )
     assert len(said) == 3
-    kept = sentences(content(1.02e-5, [table("a", 2e-7)]))[0]
+    kept = sentences(a_drift(1.02e-5, [a_table("a", 2e-7)]))[0]
     assert kept.endswith(
         "10.2 µs (predicted), and 10 µs with the rows moved that pay; --worse tolerates 5%"
     )
 
 
 def test_the_data_of_the_verdict_and_the_reservation_are_named() -> None:
-    found = content(1.2e-5, [])
+    found = a_drift(1.2e-5, [])
 
     def said(source: HeldOutSource | None, reservation: str = "") -> str:
         judgement = replace(found.judgement, source=source, reservation=reservation)
@@ -113,16 +81,16 @@ def test_the_data_of_the_verdict_and_the_reservation_are_named() -> None:
 
 
 def test_other_plans_than_a_replan_are_advised() -> None:
-    found = content(1.2e-5, [])
+    found = a_drift(1.2e-5, [])
     scratch = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5))
     assert sentences(scratch)[0].startswith("Plan from scratch: ")
-    command = advice_command(scratch.judgement, "-plan", "w@3", 4)
-    assert command == "oper plan w@3 -o NEW, with the other options of -plan"
+    command = command_to_run(scratch.judgement, "-plan", "w@3", 4)
+    assert command == "Run, with the other options of -plan: oper plan w@3 -o NEW"
     copies = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5, 5e-6))
     assert sentences(copies)[0].startswith("Copy all rows to all ranks: ")
-    command = advice_command(copies.judgement, "plan", "w@3", 4)
+    command = command_to_run(copies.judgement, "plan", "w@3", 4)
     assert command is not None
-    assert command.startswith("oper plan w@3 -o NEW --extra-memory 300%, with")
+    assert command.endswith(": oper plan w@3 -o NEW --extra-memory 300%")
     slow = replace(found.judgement, horizon=1)
     slow = replace(slow, candidates=tuple(replace(c, moving_seconds=1.0) for c in slow.candidates))
     assert sentences(replace(found, judgement=slow))[0].endswith(
@@ -130,8 +98,8 @@ def test_other_plans_than_a_replan_are_advised() -> None:
     )
 
 
-def test_drift_in_vocabulary_is_drift() -> None:
-    found = replace(content(1e-5, []), vocabularies=(VocabularyDrift("a", 0.04),))
+def test_drift_in_vocabulary_is_drift(capsys: Capture) -> None:
+    found = replace(a_drift(1e-5, []), vocabularies=(VocabularyDrift("a", 0.04),))
     assert found.verdict == "keep"
     found = replace(found, vocabularies=(VocabularyDrift("b", 0.4), *found.vocabularies))
     assert found.verdict == "replan"
@@ -140,12 +108,14 @@ def test_drift_in_vocabulary_is_drift() -> None:
         "Drift in vocabulary: the plan does not know many values of b (40% of its accesses); "
     )
     assert first.endswith("oper profile LOG -o PROFILE, and plan from scratch")
+    print_drift(replace(found, judgement=a_drift(1.2e-5, []).judgement), "plan", "w@3")
+    assert "Run" not in capsys.readouterr().out  # a replan would keep the vocabulary
 
 
 def test_uneven_ranks_are_named_where_no_table_explains_the_loss() -> None:
-    said = " ".join(sentences(content(2e-5, [table("a", 1e-8)])))
+    said = " ".join(sentences(a_drift(2e-5, [a_table("a", 1e-8)])))
     assert "uneven: transfers take 10 µs on the fastest and 20 µs on the slowest" in said
-    assert "uneven" not in " ".join(sentences(content(1.2e-5, [table("a", 2e-6)])))
+    assert "uneven" not in " ".join(sentences(a_drift(1.2e-5, [a_table("a", 2e-6)])))
 
 
 NAMES = [f"table_with_a_name_of_sixty_characters_as_some_models_have_{n:03}" for n in range(856)]
@@ -155,8 +125,8 @@ NAMES = [f"table_with_a_name_of_sixty_characters_as_some_models_have_{n:03}" for
     "names", [NAMES, [f"表格名称很长的嵌入表格用于测试列宽度{n}" for n in range(30)]]
 )
 def test_many_ranks_and_long_names_keep_100_columns(capsys: Capture, names: list[str]) -> None:
-    found = content(
-        1.5e-5, [table(name, 1e-7 - n * 1e-12) for n, name in enumerate(names)], 0.05, 1024
+    found = a_drift(
+        1.5e-5, [a_table(name, 1e-7 - n * 1e-12) for n, name in enumerate(names)], 0.05, 1024
     )
     print_drift(found, "plan", "w@3")
     lines = capsys.readouterr().out.splitlines()
@@ -176,7 +146,7 @@ def test_many_ranks_and_long_names_keep_100_columns(capsys: Capture, names: list
 def test_no_number_has_an_exponent_or_a_sign_before_zero(
     fresh: float, losses: list[float], factor: float
 ) -> None:
-    found = content(1e-5 * factor, [table(f"t{n}", fresh * x) for n, x in enumerate(losses)])
+    found = a_drift(1e-5 * factor, [a_table(f"t{n}", fresh * x) for n, x in enumerate(losses)])
     text = " ".join(sentences(found))
     assert not re.search(r"\d[eE][-+]?\d|-0\b(?!\.)", text), text
 
@@ -187,7 +157,7 @@ def windows(verdicts: list[str]) -> WindowDrift:
     best = {"keep": seconds / 1.02, "replan": seconds / 1.07}
     drifts = [
         replace(
-            content(seconds, []),
+            a_drift(seconds, []),
             judgement=a_judgement(seconds, best[verdict], seconds),
         )
         for verdict in verdicts
@@ -216,3 +186,13 @@ def test_windows_name_those_that_are_too_slow(capsys: Capture) -> None:
     text += capsys.readouterr().out
     assert " 123,500 " in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_windows_of_unknown_values_name_the_vocabularies() -> None:
+    kept = windows(["keep"] * 2)
+    drift = replace(kept.windows[1].drift, vocabularies=(VocabularyDrift("b", 0.4),))
+    found = WindowDrift((kept.windows[0], replace(kept.windows[1], drift=drift)))
+    assert found.verdict == "replan"
+    said = windows_verdict(found, "plan", "w")
+    assert said.startswith("The plan's vocabularies are out of date")
+    assert "another plan pays" not in said
