@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,7 @@ CAPACITIES = (None, "1.05", "1.2", "1.5", "2")  # None: what the devices hold
 CHURNING = "churning"
 UNSEEN = 0.8  # of the reads of a window go to rows that the window before did not read
 PEERS = ("row_wise", "table_wise", "torchrec", "full_copies")
+MODES: tuple[Literal["inference", "training"], ...] = ("inference", "training")
 
 
 class Seconds(NamedTuple):
@@ -167,17 +168,23 @@ def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
 PLACE = {"row_wise": row_wise, "table_wise": table_wise, "full_copies": full_copies}
 
 
+def cases(capacities: Sequence[str | None]) -> Iterator[tuple[dict[str, str], Case]]:
+    """Yield each case with some capacities, after its names in the results."""
+    for name, capacity, mode in product(TOPOLOGIES, capacities, MODES):
+        topology = Topology.load(name)
+        if capacity is not None:
+            topology = topology.with_capacity(capacity)
+        names = {"topology": name, "capacity": capacity or "devices", "mode": mode}
+        yield names, Case(topology, Workload(mode))
+
+
 def measure(
     log: str, windows: Sequence[Profile], chosen: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Price each method in each case, window by window."""
     for number, (window, later) in enumerate(pairwise(windows)):
-        for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
-            topology = Topology.load(name)
-            if capacity is not None:
-                topology = topology.with_capacity(capacity)
-            case = Case(topology, Workload(mode))  # type: ignore[arg-type]
-            plan = make_plan(window, topology, case.workload)
+        for names, case in cases(CAPACITIES):
+            plan = make_plan(window, case.topology, case.workload)
             found = {peer: of_peer(peer, case, window, later) for peer in chosen}
             taken = {"oper": of_plan(plan, later)} | {k: v for k, v in found.items() if v}
             others = [seconds for peer, seconds in taken.items() if peer != "oper"]
@@ -186,9 +193,7 @@ def measure(
             yield {
                 "log": log,
                 "window": number,
-                "topology": name,
-                "capacity": capacity or "devices",
-                "mode": mode,
+                **names,
                 "predicted_seconds": plan.cost.objective_seconds,
                 "extra_memory": plan.cost.extra_memory_ratio,
                 "planning_seconds": plan.seconds["total"],
