@@ -23,12 +23,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
+from benchmarks.planning.simulated_placements import asked_here
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.baseline import Baseline, NoPlacementError
 from oper.planner.baselines.simple import full_copies, row_wise, table_wise
 from oper.planner.baselines.torchrec_planner import placement_of, request
 from oper.planner.device_limits import DeviceLimits
@@ -149,16 +150,12 @@ def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds |
 
 
 def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
-    """Return the placement of TorchRec's planner for one problem, in another.
-
-    The planner is called here because a process for each call takes longer to start.
-    """
-    from oper.planner.baselines.torchrec_process import make_module, plan_once
-
+    """Return the placement of TorchRec's planner for one problem, in another; None if the planner
+    finds none."""
     logging.disable(logging.CRITICAL)
-    asked = request(planned_for)
-    answer = plan_once(asked, make_module(asked["tables"]), 1.0)
-    if answer is None:
+    try:
+        answer = asked_here(request(planned_for))
+    except NoPlacementError:
         return None
     placed = placement_of(planned_for, answer)
     assert placed.under is not None
