@@ -178,7 +178,8 @@ class Progress:
 
 
 class BuildExtension(build_ext):
-    """The command that compiles the units that build/objects lacks on all processors, and links."""
+    """The command that compiles the units that build/objects lacks, on all processors, and links
+    them."""
 
     def build_extension(self, extension: Extension) -> None:
         OBJECTS.mkdir(parents=True, exist_ok=True)

@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser, percent, publish
-from benchmarks.planning.held_out import TOPOLOGIES, Case, Seconds, logs, of_peer, of_plan
+from benchmarks.planning.held_out import MODES, Case, Seconds, cases, logs, of_peer, of_plan
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
-from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
@@ -41,7 +40,6 @@ from oper.profiling.profile import Profile
 from oper.synth.log_writer import write_log
 from oper.synth.recipes import load_recipe
 from oper.synth.synthesizer import Synthesizer
-from oper.topology.topology import Topology
 
 CAPACITIES = (None, "1.2")  # None: what the devices hold
 FIXED = ("keep", "from_scratch", "full_copies")
@@ -104,14 +102,8 @@ def follow(windows: list[Profile], case: Case) -> dict[str, Any]:
 
 def measure(log: str, windows: list[Profile]) -> Iterator[dict[str, Any]]:
     """Follow a log in each case."""
-    modes = ("inference", "training")
-    for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, modes):
-        topology = Topology.load(name)
-        if capacity is not None:
-            topology = topology.with_capacity(capacity)
-        case = Case(topology, Workload(mode))  # type: ignore[arg-type]
-        where = {"log": log, "topology": name, "capacity": capacity or "devices", "mode": mode}
-        yield where | follow(windows, case)
+    for names, case in cases(CAPACITIES):
+        yield {"log": log, **names, **follow(windows, case)}
 
 
 def table(found: list[dict[str, Any]]) -> Any:
@@ -130,7 +122,7 @@ def table(found: list[dict[str, Any]]) -> Any:
 def summary(found: list[dict[str, Any]]) -> str:
     """Return mean, largest ratio and misses of each mode, by step and by transfer time."""
     lines = []
-    for mode, what in product(("inference", "training"), ("step", "transfer")):
+    for mode, what in product(MODES, ("step", "transfer")):
         ratios = [each[what] for each in found if each["mode"] == mode]
         if ratios:
             above = sum(ratio > BAR for ratio in ratios)

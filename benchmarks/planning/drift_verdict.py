@@ -1,10 +1,10 @@
 """How often a monitor takes chance for drift, and how small a drift it finds.
 
 A log's samples are shuffled, so that nothing drifts but by chance. The first half makes the plan;
-two parts of the second are what a monitor counted before a period, and in it. Counted as drift is a
-transfer time that is longer, on the period's counts, than with a plan made from those before by
-more than THRESHOLD. Monitors judge by steps, of which transfers are a part.
-Parts are as small as a verdict may be of (4,096 accesses a rank), or a quarter of the log.
+two parts of the second are what a monitor counted before a period, and in it. A transfer time
+counts as drift if, on the period's counts, it is longer by more than THRESHOLD than with a plan
+made from the counts before. Monitors judge by steps, of which transfers are a part. Parts are as
+small as a verdict may be of (4,096 accesses a rank), or a quarter of the log.
 `self-judged` compares with plans made from the period's own counts.
 
 Power: in both parts, after the shuffle, random rows with a share of all accesses have exchanged

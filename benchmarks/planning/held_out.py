@@ -18,17 +18,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from benchmarks.common import LOGS, REAL_LOGS, parser, publish
+from benchmarks.planning.simulated_placements import asked_here
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.baseline import Baseline, NoPlacementError
 from oper.planner.baselines.simple import full_copies, row_wise, table_wise
 from oper.planner.baselines.torchrec_planner import placement_of, request
 from oper.planner.device_limits import DeviceLimits
@@ -49,6 +50,7 @@ CAPACITIES = (None, "1.05", "1.2", "1.5", "2")  # None: what the devices hold
 CHURNING = "churning"
 UNSEEN = 0.8  # of the reads of a window go to rows that the window before did not read
 PEERS = ("row_wise", "table_wise", "torchrec", "full_copies")
+MODES: tuple[Literal["inference", "training"], ...] = ("inference", "training")
 
 
 class Seconds(NamedTuple):
@@ -148,16 +150,12 @@ def of_peer(peer: str, case: Case, window: Profile, later: Profile) -> Seconds |
 
 
 def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
-    """Return the placement of TorchRec's planner for one problem, in another.
-
-    The planner is called here because a process for each call takes longer to start.
-    """
-    from oper.planner.baselines.torchrec_process import make_module, plan_once
-
+    """Return the placement of TorchRec's planner for one problem, in another; None if the planner
+    finds none."""
     logging.disable(logging.CRITICAL)
-    asked = request(planned_for)
-    answer = plan_once(asked, make_module(asked["tables"]), 1.0)
-    if answer is None:
+    try:
+        answer = asked_here(request(planned_for))
+    except NoPlacementError:
         return None
     placed = placement_of(planned_for, answer)
     assert placed.under is not None
@@ -167,17 +165,23 @@ def torchrec(planned_for: Problem, problem: Problem) -> Baseline | None:
 PLACE = {"row_wise": row_wise, "table_wise": table_wise, "full_copies": full_copies}
 
 
+def cases(capacities: Sequence[str | None]) -> Iterator[tuple[dict[str, str], Case]]:
+    """Yield each case with some capacities, after its names in the results."""
+    for name, capacity, mode in product(TOPOLOGIES, capacities, MODES):
+        topology = Topology.load(name)
+        if capacity is not None:
+            topology = topology.with_capacity(capacity)
+        names = {"topology": name, "capacity": capacity or "devices", "mode": mode}
+        yield names, Case(topology, Workload(mode))
+
+
 def measure(
     log: str, windows: Sequence[Profile], chosen: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Price each method in each case, window by window."""
     for number, (window, later) in enumerate(pairwise(windows)):
-        for name, capacity, mode in product(TOPOLOGIES, CAPACITIES, ("inference", "training")):
-            topology = Topology.load(name)
-            if capacity is not None:
-                topology = topology.with_capacity(capacity)
-            case = Case(topology, Workload(mode))  # type: ignore[arg-type]
-            plan = make_plan(window, topology, case.workload)
+        for names, case in cases(CAPACITIES):
+            plan = make_plan(window, case.topology, case.workload)
             found = {peer: of_peer(peer, case, window, later) for peer in chosen}
             taken = {"oper": of_plan(plan, later)} | {k: v for k, v in found.items() if v}
             others = [seconds for peer, seconds in taken.items() if peer != "oper"]
@@ -186,9 +190,7 @@ def measure(
             yield {
                 "log": log,
                 "window": number,
-                "topology": name,
-                "capacity": capacity or "devices",
-                "mode": mode,
+                **names,
                 "predicted_seconds": plan.cost.objective_seconds,
                 "extra_memory": plan.cost.extra_memory_ratio,
                 "planning_seconds": plan.seconds["total"],

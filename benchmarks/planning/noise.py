@@ -2,11 +2,11 @@
 
 Each link of a preset is up to so many percent slower or faster, and so is each capacity if the
 case has capacities. In further cases without capacities the adapters of ranks vary, which slow all
-links of a rank to other nodes down alike, or the devices' memory does. `ratio` is a plan's transfer
-time over that of the plan for the mean of each kind of link and the mean capacity, both on the
-links as they are; 1.01 is the target. The plan for the mean capacity may exceed a capacity as it
-is. `step` is the same ratio of predicted steps, and `gap` the certified gap. The tables are
-Criteo-Kaggle's with bags of BAG ids.
+links of a rank to other nodes by one factor, or the devices' memory does. `ratio` is a plan's
+transfer time over that of the plan for the mean of each kind of link and the mean capacity, both on
+the true links; 1.01 is the target. The plan for the mean capacity may exceed a rank's own. `step`
+is the same ratio of predicted steps, and `gap` the certified gap. The tables are Criteo-Kaggle's
+with bags of BAG ids.
 
     python -m benchmarks.planning.noise [--presets 2x4-a100,…] [--scale 0.1] [--json]
 """
@@ -64,7 +64,8 @@ def measured(
     seed: int,
     varied: Varied = "links",
 ) -> Topology:
-    """Return the topology as a measurement finds it: what is `varied` is a little different."""
+    """Return the topology as a measurement finds it, with noise on the numbers that are `varied`:
+    links and capacities if it is "links"."""
     random = np.random.default_rng([seed, round(1e4 * noise)])
     if varied == "memory":
         factors = 1 + random.uniform(-noise, noise, topology.ranks)

@@ -18,7 +18,7 @@ from benchmarks.planning.simulator.placement import Fetch, Part, Placement, of_l
 from oper.cost.workload import Fetch as Fetched
 from oper.cost.workload import usual_fetch
 from oper.logs.batches.batch import Batch
-from oper.planner.baselines.baseline import NoPlacementError, price_baseline
+from oper.planner.baselines.baseline import NoPlacementError, Status, price_baseline
 from oper.planner.baselines.torchrec_planner import (
     Shard,
     ask,
@@ -99,7 +99,7 @@ def _as_torchrec(batch: Batch) -> object:
 
 
 def methods(profile: Profile, case: Case, bag: int, planners: Sequence[str]) -> Iterator[Method]:
-    """OPER's plan, those with all tables pooled and with some where bags have several ids, and
+    """Yield OPER's plan, those with all tables pooled and with some if bags have several ids, and
     TorchRec's, as far as they are among the `planners`."""
     if "oper" in planners:
         distinct = replace(case.workload, fetch=usual_fetch(case.topology.nodes))
@@ -137,6 +137,17 @@ def oper_placement(plan: oper.Plan) -> Placement:
 def asked_in_a_process(asked: dict[str, Any]) -> Answer:
     """Return the answer of TorchRec's planner, within LIMIT_SECONDS."""
     return ask(asked, LIMIT_SECONDS)
+
+
+def asked_here(asked: dict[str, Any]) -> Answer:
+    """Return the answer of TorchRec's planner, called here: starting a process for each call takes
+    longer than the calls."""
+    from oper.planner.baselines.torchrec_process import make_module, plan_once
+
+    found = plan_once(asked, make_module(asked["tables"]), 1.0)
+    if found is None:
+        raise NoPlacementError(Status.INFEASIBLE, "TorchRec's planner finds no plan")
+    return found
 
 
 def torchrec_placement(

@@ -8,7 +8,7 @@ windows before it alone, and the plan is priced under the window's own counts, a
     all        from scratch, of the sum of all windows before
     decayed    from scratch, of these, each weighing half as much as the next: a monitor's counts
     product    `oper.replan` of the rule's own plan for the decayed counts, whatever the judgement
-    verdict    the same, only if the judgement of a monitor is that its moves pay
+    verdict    as the product, only if a monitor's judgement says that the moves pay
     oracle     from scratch, of the window itself, which nobody has by then
 
 The rules were listed before anything was measured. Gains are the sums over windows, from the third

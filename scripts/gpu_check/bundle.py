@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--architecture", type=int, default=90, help="90 is H100 and H200")
-    parser.add_argument("--python", type=Path, help="a Python 3.12 with torch 2.11")
+    parser.add_argument("--python", type=Path, help=f"a Python {PYTHON} with torch {TORCH}")
     given = parser.parse_args(arguments)
     if given.python is not None:
         check_python(given.python)

@@ -1,16 +1,13 @@
 """OPER's default plan is at most 1.02 times as long as any other method's, predicted and simulated.
 
-The same cases as `benchmarks/planning/default_bar.py`, with small tables and batches.
+Three cases of `benchmarks/planning/default_bar.py`, with small tables and batches.
 """
-
-from typing import Any
 
 import pytest
 
 from benchmarks.planning.default_bar import TARGET, measure
-from benchmarks.planning.simulated_placements import Answer
+from benchmarks.planning.simulated_placements import asked_here
 from benchmarks.planning.simulated_step import Mode
-from oper.planner.baselines.baseline import NoPlacementError, Status
 
 pytest.importorskip("torchrec")
 pytestmark = pytest.mark.check
@@ -23,20 +20,10 @@ CASES: tuple[tuple[int, str, Mode, float], ...] = (
 )
 
 
-def answered_here(asked: dict[str, Any]) -> Answer:
-    """Answer as TorchRec's planner does, without a process for each question."""
-    from oper.planner.baselines.torchrec_process import make_module, plan_once
-
-    found = plan_once(asked, make_module(asked["tables"]), 1.0)
-    if found is None:
-        raise NoPlacementError(Status.INFEASIBLE, "TorchRec's planner finds no plan")
-    return found
-
-
 @pytest.mark.parametrize(("bag", "topology", "mode", "noise"), CASES)
 def test_the_default_plan_is_never_longer_than_others(
     bag: int, topology: str, mode: Mode, noise: float
 ) -> None:
-    (case,) = measure([topology], [bag], [mode], [noise], 0.005, 2048, METHODS, answered_here)
+    (case,) = measure([topology], [bag], [mode], [noise], 0.005, 2048, METHODS, asked_here)
     assert case["predicted"] <= TARGET, case["predicted_seconds"]
     assert case["simulated"] <= TARGET, case["simulated_seconds"]

@@ -346,7 +346,7 @@ def test_a_set_up_without_a_compiler_says_which_one_it_looked_for(
 
 
 @pytest.mark.parametrize("part", ["ensurepip", "Python.h"])
-def test_a_set_up_with_a_part_of_python_names_the_package_to_install(
+def test_a_set_up_without_a_part_of_python_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
 ) -> None:
     """Debian has both in packages of their own."""
