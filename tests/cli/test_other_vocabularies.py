@@ -123,6 +123,20 @@ def test_unknown_values_are_told() -> None:
         assert "8.33% of accesses" in run(*command).errors
 
 
+@pytest.mark.parametrize(("options", "verdict"), [((), "replan"), (("--min-count", 90), "keep")])
+def test_rare_values_that_are_left_out_are_no_drift(
+    options: tuple[object, ...], verdict: str
+) -> None:
+    fine("profile", "mon.parquet", "-o", "rare", *options)
+    fine("plan", "rare", "--topology", "1x2-a100", "--extra-memory", "0", "-o", "plan-rare")
+    values = ["v0"] * 8 + ["who"] * 2
+    pq.write_table(pa.table({"item": values * 2000}), "late.parquet")
+    fine("profile", "late.parquet", "--tables", "plan-rare", "-o", "late")
+    found = oper.drift("plan-rare", "late", 0.5)
+    assert found.verdict == verdict
+    assert [each.unknown_share for each in found.vocabularies] == ([0.2] if not options else [])
+
+
 def model() -> nn.Module:
     config = EmbeddingBagConfig(
         name="item", embedding_dim=64, num_embeddings=VALUES + 1, feature_names=["item"]
