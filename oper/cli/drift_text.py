@@ -60,7 +60,9 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
         sentences.insert(0, _vocabulary_sentence(drift))
     if drift.made_step_seconds is not None:
         made = format_duration(drift.made_step_seconds)
-        sentences.append(f"A step took {made} when {plan} was made (predicted)")
+        sentences.append(
+            f"For the data it was made from, {plan} was predicted to take {made} a step"
+        )
     losing = _losing(drift)
     lost = sum(table.worse_seconds for table in losing)
     if losing:

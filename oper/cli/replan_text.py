@@ -128,7 +128,7 @@ def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
     """Return the lines on the predicted step of the plan `new` and on the bytes that move."""
     step = made.plan.step_time
     takes = "" if step is None else f"a step takes {format_duration(step.seconds)} (predicted)"
-    within = f"pays off within {made.horizon:,} steps ({option('--horizon')})"
+    within = f"pays off within {plural(made.horizon, 'step')} ({option('--horizon')})"
     most = made.max_move_bytes
     limited = (
         "" if most is None else f", and at most {format_bytes(most)} move ({option('--max-move')})"

@@ -554,11 +554,14 @@ def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 
 def _split(spec: str) -> tuple[Path, int | None]:
-    """`PROFILE@3` -> PROFILE, 3; unless a folder `PROFILE@3` exists."""
+    """Split `PROFILE@3` into PROFILE and 3, unless it exists: as a profile, or next to no profile
+    of that name."""
     name, at, window = spec.rpartition("@")
-    if at and _WINDOW.fullmatch(window) and not Path(spec).exists():
-        return Path(name), int(window)
-    return Path(spec), None
+    if not at or not _WINDOW.fullmatch(window):
+        return Path(spec), None
+    whole, marker = Path(spec), MARKER
+    hidden = (Path(name) / marker).exists() and not (whole / marker).exists()
+    return (Path(name), int(window)) if hidden or not whole.exists() else (whole, None)
 
 
 def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:

@@ -211,6 +211,17 @@ def test_summing_windows_makes_none_of_them_dense(tmp_path: Path) -> None:
         assert "dense" not in vars(one.stored("accesses"))
 
 
+def test_a_plan_named_like_a_window_does_not_hide_it(tmp_path: Path) -> None:
+    save_windows(tmp_path / "w", [window(n, True) for n in range(2)])
+    ranks, workload = Topology.load("cpu:2"), Workload("inference", "raw", 512)
+    make_plan(window(9, True), ranks, workload, PlanSettings()).save(tmp_path / "w@1")
+    assert (
+        Profile.load(tmp_path / "w@1").digest == Profile.load(tmp_path / "w" / "window-001").digest
+    )
+    window(7, True).save(tmp_path / "w@0")
+    assert Profile.load(tmp_path / "w@0").digest == window(7, True).digest
+
+
 def test_drift_keeps_two_windows_dense_at_a_time(tmp_path: Path) -> None:
     """A window, and the one before it, which other plans are made from."""
     save_windows(tmp_path / "w", [window(n, True) for n in range(3)])

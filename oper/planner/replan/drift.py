@@ -176,8 +176,10 @@ class Window:
 
     @property
     def too_small(self) -> bool:
-        """Whether its counts are too few to tell drift from chance."""
-        return is_too_small(self.accesses, len(self.drift.rank_seconds.now))
+        """Whether its counts are too few to tell drift from chance; never if other plans were made
+        from other data than judge them."""
+        few = is_too_small(self.accesses, len(self.drift.rank_seconds.now))
+        return few and self.drift.judgement.source is None
 
     @property
     def cost_seconds(self) -> float:
@@ -314,8 +316,10 @@ def drift(
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
     tell_unknown_values(profile)
-    warn_if_too_small(profile, plan.ranks, "the profile's counts")
-    return _drift(plan, profile, None, threshold, report)
+    found = _drift(plan, profile, None, threshold, report)
+    if found.judgement.source is None:
+        warn_if_too_small(profile, plan.ranks, "the profile's counts")
+    return found
 
 
 def _drift(

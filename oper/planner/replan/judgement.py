@@ -94,9 +94,15 @@ class Judgement:
 
     @property
     def best(self) -> Candidate:
-        """The candidate other than the running plan that gains most within the horizon; the first
-        of equals."""
-        return max(self.candidates[1:], key=self.net_gain)
+        """The candidate other than the running plan that gains most within the horizon. The first
+        of those whose steps differ by at most the threshold: replans move the fewest bytes."""
+        most = max(self.candidates[1:], key=self.net_gain)
+        longest = (1 + self.threshold) * most.step_seconds
+        return next(
+            each
+            for each in self.candidates[1:]
+            if each == most or (self.net_gain(each) > 0 and each.step_seconds <= longest)
+        )
 
     @property
     def advice(self) -> str:

@@ -73,12 +73,12 @@ class Unit:
 
 
 def duration_unit(seconds: float) -> Unit:
-    """Return the largest unit that is no larger than the largest value of an axis."""
+    """Return the largest unit that is at most the largest value of an axis."""
     return _unit(_DURATIONS, seconds)
 
 
 def bytes_unit(largest: float) -> Unit:
-    """Return the largest unit of bytes that is no larger than the largest value of an axis."""
+    """Return the largest unit of bytes that is at most the largest value of an axis."""
     return _unit(_BYTES, largest)
 
 

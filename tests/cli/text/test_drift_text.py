@@ -30,7 +30,7 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
         "after 2 steps"
     )
     assert second == "Judged on 1,000 samples that no plan was made from"
-    assert third == "A step took 9 µs when plan was made (predicted)"
+    assert third == "For the data it was made from, plan was predicted to take 9 µs a step"
     assert fourth == "Most of the time is lost in c (90%), a (10%)"
     print_drift(found, "plan", "w@3")
     text = capsys.readouterr().out

@@ -16,7 +16,7 @@ from oper.plan.reference_figures import HeldOutSource
 from oper.plan.settings import PlanSettings
 from oper.planner.compare import compare
 from oper.planner.make_plan import make_plan
-from oper.planner.replan.drift import drift, drift_by_window
+from oper.planner.replan.drift import Window, drift, drift_by_window
 from oper.planner.replan.judge import NOT_SPLIT, SAME_DATA, SAME_WINDOW
 from oper.planner.replan.judgement import Candidate, Choice, Judgement
 from oper.planner.replan.replan import replan
@@ -26,7 +26,7 @@ from oper.topology.topology import Topology
 from tests.support.commands import write_log
 from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import cost_row_by_row, drifted, planned, seeds
-from tests.support.planner.judgements import a_judgement
+from tests.support.planner.judgements import a_drift, a_judgement
 
 pytestmark = pytest.mark.usefixtures("small_programmes")
 
@@ -264,3 +264,25 @@ def test_windows_of_a_log_out_of_order_have_no_parts(tmp_path: Path) -> None:
         log = tmp_path / f"{name}.parquet"
         windows = count_log(log, columns="C1", by_column="ts", every="1d")
         assert all((window.parts is not None) == (name == "sorted") for window in windows)
+
+
+@pytest.mark.parametrize(
+    ("replan", "fresh", "advice"),
+    [
+        (1.04e-5, 1e-5, Choice.REPLAN),  # the difference is below the threshold
+        (1.06e-5, 1e-5, Choice.FROM_SCRATCH),
+        (1.2e-5, 1.19e-5, Choice.KEEP),
+    ],
+)
+def test_a_replan_is_advised_if_other_plans_are_as_good(
+    replan: float, fresh: float, advice: Choice
+) -> None:
+    assert a_judgement(1.2e-5, replan, fresh).advice == advice
+
+
+@pytest.mark.parametrize(("source", "too_small"), [(HeldOutSource.LATER_PART, False), (None, True)])
+def test_windows_are_large_enough_if_unseen_data_judge_them(
+    source: HeldOutSource | None, too_small: bool
+) -> None:
+    found = replace(a_drift(1.2e-5), judgement=a_judgement(1.2e-5, 1e-5, 1.1e-5, source=source))
+    assert Window(found, samples=10, accesses=4 * 3750, iterations=1.0).too_small == too_small
