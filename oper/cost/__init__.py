@@ -1,6 +1,6 @@
-"""The one home of the objective: what a placement of rows costs each rank per iteration.
+"""The objective: each rank's cost per iteration of a placement of rows.
 
-In: `Workload`, `Topology`, `HolderSets` with the `Sums` of their rows. Out: `Cost`, and what it is
-made of: `Charges` (who pays for a read), `AllReduceCost`, `VectorsPerBag`. Imports: base, tables,
-topology. Nothing outside this package, topology, measure and what displays them reads link costs.
+In: `Workload`, `Topology`, `HolderSets` with the `Sums` of their rows. Out: `Cost` and its parts:
+`Charges` (the payers of a read), `AllReduceCost`, `VectorsPerBag`. Imports: base, tables, topology.
+Only this package, topology, measure and their displays read link costs.
 """

@@ -1,4 +1,4 @@
-"""The replicas' AllReduce: what each of its methods costs a rank (§5.3)."""
+"""The replicas' AllReduce: its methods, and the cost per rank of each (§5.3)."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ METHODS: tuple[Method, ...] = ("none", "dense", "bitmap", "allgather")
 
 @dataclass(frozen=True)
 class AllReduceCost:
-    """What the replicas' AllReduce by one method costs a rank: linear in sums, plus a constant.
+    """Cost per rank of the replicas' AllReduce by one method: linear in sums, plus a constant.
 
     Seconds = latency (once, if there is any replica) + row·ΣS + union·ΣSU + gather·Σ(S+4)D +
-    count·(replicas). The bytes are those of a ring (§5.3); the latency is of what the runtime does:
-    within a node through its memory, then between nodes (`node_sum`).
+    count·(replicas). The bytes are those of a ring (§5.3). The latency follows the runtime, which
+    sums within a node through its memory, then between nodes (`node_sum`).
     """
 
     method: Method
@@ -32,7 +32,7 @@ class AllReduceCost:
     count: float = 0.0
 
     def row_seconds(self, sums: Sums) -> Floats:
-        """Seconds for the rows of each entry of `sums`, [G], the latency left out."""
+        """Return the seconds for the rows of each entry of `sums`, [G], without the latency."""
         return np.asarray(
             self.row * sums.row_bytes
             + self.union * sums.union_bytes
@@ -41,13 +41,15 @@ class AllReduceCost:
         )
 
     def seconds(self, replicas: Sums) -> float:
-        """Seconds for all replicas, whose sums are one entry; 0 where there are none."""
+        """Return the seconds for all replicas, given their sums as one entry; 0 without
+        replicas."""
         return self.latency + self.row_seconds(replicas).item() if replicas.rows else 0.0
 
     def memory_bytes(self, replicas: Sums, ranks: int) -> float:
-        """What the gradients of a step take of a rank's memory on their way: its own buffer, and
-        its part of the sums that all ranks of one node share. Gradients are counted with the bytes
-        of their rows, as in all of the cost; the runtime's are float32, of narrower rows too."""
+        """Return the bytes of a rank's memory that a step's gradients occupy in flight: the rank's
+        own buffer, and its part of the sums that all ranks of one node share. A gradient is counted
+        with the bytes of its row, as everywhere in the cost; the runtime's gradients are float32
+        even if the rows are narrower."""
         both = 1 + 1 / ranks
         parts: dict[Method, Floats | float] = {
             "none": 0.0,
@@ -59,7 +61,7 @@ class AllReduceCost:
 
 
 def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
-    """The AllReduce coefficients of `method` on a topology."""
+    """Return the AllReduce coefficients of `method` on a topology."""
     ranks, bandwidth = topology.ranks, topology.allreduce_bandwidth
     ring = 2 * (ranks - 1) / ranks / bandwidth
     seconds = _latency(topology, method)
@@ -77,12 +79,12 @@ def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
 
 @dataclass(frozen=True)
 class NodeCopiesCost:
-    """What it costs to add up the gradients of rows with one copy on each node. The holders of a
-    row, at one position of their nodes, do that among themselves: one of them gets the sums of all
-    nodes, and sends their total back.
+    """Cost of adding up the gradients of rows with one copy on each node. The holders of a row,
+    which have the same position in their nodes, add them up among themselves: one holder gets the
+    sums of all nodes and sends the total back.
 
-    Seconds of rank r = latency (once, if it is of any such rows) + union[r]·ΣSU of those it holds:
-    of a ring's bytes on its own link, and the update of its copies.
+    Seconds of rank r = latency (once, if there are such rows) + union[r]·ΣSU of the rows it holds:
+    a ring's bytes on its own link, and the update of its copies.
     """
 
     latency: float
@@ -90,13 +92,14 @@ class NodeCopiesCost:
 
     @staticmethod
     def of(topology: Topology) -> "NodeCopiesCost":
-        """On a topology of nodes of one size, pooled tables or not."""
+        """Return the cost on a topology whose nodes have one size, with or without pooled
+        tables."""
         topology = without_pooling(topology)
         M, N = topology.ranks, topology.nodes
         if N == 1:
             return NodeCopiesCost(0.0, np.zeros(M))
         other, own = topology.masks()["other_node"], np.arange(M)[:, None]
-        links = topology.link_cost[own, topology.proxy]  # to the rank at one's own position
+        links = topology.link_cost[own, topology.proxy]  # to the rank at the same position
         link = np.where(other, links, 0.0).sum(axis=1) / other.sum(axis=1)
         seconds = NODE_COPIES.exchanges * exchange_seconds(topology, N - 1)
         seconds += NODE_COPIES.kernels * topology.latency.kernel
@@ -104,8 +107,8 @@ class NodeCopiesCost:
 
 
 class ReplicaBytes(NamedTuple):
-    """What an AllReduce is of: how many replicas there are, and bytes of the float32 gradients of
-    all, of those that any rank touched, and, with their numbers, of those that one did."""
+    """Replicas that an AllReduce sums: their number, and the bytes of the float32 gradients of all,
+    of those that any rank touched, and (with their row numbers) of those that one rank touched."""
 
     rows: float
     all: float
@@ -114,9 +117,9 @@ class ReplicaBytes(NamedTuple):
 
 
 def level_seconds(topology: Topology, method: Method, replicas: ReplicaBytes) -> float:
-    """What the bytes of an AllReduce take, level after level: by the links inside a node, where
-    every rank adds up a slice of its node's sum, then between nodes, and back. On one node it is
-    what the bus bandwidth says."""
+    """Return the seconds for the bytes of an AllReduce, level after level: over the links inside a
+    node, in which every rank adds up a slice of its node's sum, then between nodes, and back. On
+    one node the bus bandwidth decides."""
     M, N = topology.ranks, topology.nodes
     if N == 1:
         ring, bandwidth = 2 * (M - 1) / M, topology.allreduce_bandwidth
@@ -145,16 +148,17 @@ def level_seconds(topology: Topology, method: Method, replicas: ReplicaBytes) ->
 
 
 class _Phases(NamedTuple):
-    """What the runtime does for a method however few replicas there are (oper/runtime/allreduce/):
-    kernels that run one after the other, exchanges between nodes, and sums over nodes. The ranks of
-    a node wait for each other twice more than a step without replicas has them."""
+    """Fixed work of the runtime for a method, whatever the number of replicas
+    (oper/runtime/allreduce/): kernels that run one after the other, exchanges between nodes, and
+    sums over nodes. The ranks of a node wait for each other twice more than in a step without
+    replicas."""
 
     kernels: int
     exchanges: int
     sums: int
 
 
-# Of copies on each node: how many rows there are, and these, there and back.
+# For copies on each node: the number of rows and the rows themselves, there and back.
 NODE_COPIES = _Phases(kernels=2, exchanges=4, sums=0)
 
 _NODE_WAITS = 2
@@ -179,19 +183,19 @@ def _latency(topology: Topology, method: Method) -> float:
 
 
 def exchange_seconds(topology: Topology, peers: int) -> float:
-    """What an exchange between nodes takes however few its bytes, in which a rank sends something
-    to so many others. gloo, which CPU ranks use, sends an empty message to each of the rest."""
+    """Return the fixed latency, in seconds, of an exchange between nodes in which a rank sends to
+    `peers` others. gloo, which CPU ranks use, sends an empty message to each of the rest."""
     return topology.latency.exchange_seconds(peers if topology.of_devices else topology.ranks - 1)
 
 
-# How sums over nodes are made: all nodes exchange at once, twice; or with one other in each of
-# 2·⌈log2 N⌉ rounds. Both move 2(N-1)/N of what is summed.
+# Sums over nodes: all nodes exchange at once, twice; or each with one other in each of 2·⌈log2 N⌉
+# rounds. Both move 2(N-1)/N of the summed bytes.
 NodeSum = Literal["at_once", "in_rounds"]
 
 
 def node_sum(topology: Topology) -> NodeSum:
-    """How the replicas' gradients are summed over a topology's nodes: by what takes least. Rounds
-    need nodes of equal size."""
+    """Return the faster way to sum the replicas' gradients over a topology's nodes. Rounds need
+    nodes of equal size."""
     sizes = set(Counter(topology.node_of).values())
     seconds = _sum_seconds(topology)
     rounds_pay = seconds["in_rounds"] < seconds["at_once"]
@@ -199,7 +203,7 @@ def node_sum(topology: Topology) -> NodeSum:
 
 
 def _sum_seconds(topology: Topology) -> dict[NodeSum, float]:
-    """What each way takes however few the bytes: its exchanges, and a kernel for each addition."""
+    """Return the fixed latency of each way: its exchanges, and a kernel for each addition."""
     nodes, kernel = topology.nodes, topology.latency.kernel
     rounds = (nodes - 1).bit_length()
     return {
@@ -209,9 +213,10 @@ def _sum_seconds(topology: Topology) -> dict[NodeSum, float]:
 
 
 def published_replication_frequency(topology: Topology, batch_size: float) -> float:
-    """Return BW_p2p / (B · BW_allreduce): above so many reads per sample the paper's rule (§4.3)
-    gives a row a copy on every rank, of two or more. BW_p2p is that of the mean link between two
-    ranks, and B the paper's Batch_Size, of one rank or of all: the text does not say which."""
+    """Return BW_p2p / (B · BW_allreduce), the reads per sample above which the paper's rule (§4.3)
+    gives a row a copy on every rank, for two ranks or more. BW_p2p is the bandwidth of the mean
+    link between two ranks, and B the paper's Batch_Size, of one rank or of all: the paper does not
+    say."""
     away = ~np.eye(topology.ranks, dtype=bool)
     p2p_bandwidth = 1 / float(topology.link_cost[away].mean())
     return p2p_bandwidth / (batch_size * topology.allreduce_bandwidth)

@@ -1,8 +1,8 @@
 """The memory in which every rank replays the caches of all ranks (csrc/include/oper/scheduler/).
 
-Each rank has a record of each row that any of them caches, with a part for each rank, whether it
-caches the row or not: with M ranks, caches on demand and LRU 64 + 8 M bytes. Beside them lie the
-rows' numbers by address, and the order in which each cache's rows leave it.
+Each rank has a record of each row that any rank caches, with a part for every rank: with M ranks,
+caches on demand and LRU 64 + 8 M bytes. Next to the records lie the rows' numbers by address, and
+the order in which rows leave each cache.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from oper.base import native
 
 @dataclass(frozen=True)
 class CacheReplay:
-    """Bytes of the host's memory that the replay takes on each rank.
+    """Host memory of the replay on each rank, in bytes.
 
-    `row_bytes`: of a row that any rank caches. `total_bytes`: of all of them, with what finds them
-    and puts them in order, where each rank caches as many rows as it may.
+    `row_bytes`: per row that any rank caches. `total_bytes`: for all rows, with their index and
+    their order, if each rank caches as many rows as it may.
     """
 
     row_bytes: int
@@ -25,9 +25,9 @@ class CacheReplay:
     def of(
         cls, ranks: int, rows: int, cached: int, bounded: bool = False, eviction: int = 0
     ) -> "CacheReplay":
-        """Of `ranks` which cache `cached` of `rows` rows each.
+        """Return the memory for `ranks` that cache `cached` of `rows` rows each.
 
-        `bounded`: with a staleness (HET). `eviction`: the number of the way to evict in
+        `bounded`: with a staleness (HET). `eviction`: the number of the eviction policy in
         `oper.scheduler.cache_settings.EVICTIONS`; LRU unless given.
         """
         row, copy, number, order = native.ops().cache_record_bytes(bounded, eviction).tolist()

@@ -22,13 +22,13 @@ def expected_reads(
     union_ratio: Floats | float = 1.0,
     pooled: NDArray[np.bool_] | bool = False,
 ) -> tuple[Floats, Floats, Floats]:
-    """Reads R and touches D by one rank, and U by any, per iteration, from a log's counts.
+    """Return reads R and touches D by one rank, and U by any, per iteration, from a log's counts.
 
     A = f·b accesses; D = 1 - (1 - s)^b and U = 1 - (1 - s)^(bM), b = batch / ranks, without
-    replacement (hypergeometric) where the batch is below the log's samples, with it (binomial)
-    elsewhere; both times the measured ratios of the log, where it was profiled for them.
-    R is A where every access reads (`raw`, `pooled`, and rows that are `pooled`), D where a rank
-    fetches a row once (`distinct`).
+    replacement (hypergeometric) if the batch is smaller than the log, else with it (binomial). Both
+    are multiplied by the log's measured ratios, if it was profiled for them. R is A if every access
+    reads (`raw`, `pooled`, and rows that are `pooled`), and D if a rank fetches a row once
+    (`distinct`).
     """
     samples = max(samples, 1)
     per_rank = workload.batch_size / ranks
@@ -50,34 +50,35 @@ def node_touches(
     rank_ratio: Floats | float = 1.0,
     union_ratio: Floats | float = 1.0,
 ) -> Floats:
-    """The chance that any rank of a node touches the row in an iteration, for nodes of each of
-    `sizes` of the `ranks`, [C, sizes].
+    """Return the chance that any rank of a node touches the row in an iteration, for nodes of each
+    of `sizes` of the `ranks`, [C, sizes].
 
-    As D and U are: 1 - (1 - s)^(bG) for G ranks. Logs are measured for one rank and for all of
-    them; between these the ratio is taken to follow a power of the number of ranks, so that its
-    logarithm is interpolated by theirs.
+    Like D and U it is 1 - (1 - s)^(bG) for G ranks. Logs are measured for one rank and for all
+    ranks. In between, the ratio is taken to be a power of the number of ranks, so its logarithm is
+    interpolated linearly in theirs.
     """
     _, touched, union = expected_reads(
         samples_with_row, samples_with_row, samples, workload, ranks, rank_ratio, union_ratio
     )
-    found = np.zeros((*np.shape(samples_with_row), len(sizes)))
+    touches = np.zeros((*np.shape(samples_with_row), len(sizes)))
     samples = max(samples, 1)
     for k, size in enumerate(sizes):
         drawn = workload.batch_size * size / ranks
         part = float(log(size) / log(ranks))
         ratio = power(rank_ratio, 1 - part) * power(union_ratio, part)
         of_node = _touched(samples_with_row, samples, drawn, workload.batch_size) * ratio
-        found[..., k] = np.clip(of_node, touched, np.minimum(union, touched * size))
-    return found
+        touches[..., k] = np.clip(of_node, touched, np.minimum(union, touched * size))
+    return touches
 
 
 def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:
-    """The chance that one of `drawn` samples is among the `samples_with_row` of `samples`."""
+    """Return the chance that one of `drawn` samples is among the `samples_with_row` of
+    `samples`."""
     s = np.minimum(samples_with_row.astype(np.float64), samples)
     if batch >= samples:
         with np.errstate(divide="ignore"):
             return -expm1(drawn * log1p(-s / samples))
-    # C(n - s, b) / C(n, b) by log-gamma; where fewer than b samples lack the row it is certain.
+    # C(n - s, b) / C(n, b) by log-gamma; if fewer than b samples lack the row, it is certain.
     rest = samples - s
     missed = np.zeros_like(s)
     some = rest >= drawn

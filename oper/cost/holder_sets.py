@@ -1,9 +1,9 @@
 """Holder sets: which ranks hold a row, and from which of them each rank reads it.
 
-A holder may read another rank's copy, where its own memory is slower than the link to that rank.
-In training it never does: each rank updates its own copy, and reads it; and rows have one owner, a
-copy on every rank, or one on each node, at one position of all nodes. The sums over the rows of
-each holder set are all that the cost depends on.
+A holder may read another rank's copy, if its own memory is slower than the link to that rank. In
+training it never does: each rank updates its own copy and reads it; and a row has one owner, a copy
+on every rank, or one on each node, at the same position in all nodes. The cost depends only on the
+sums over the rows of each holder set.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class HolderSets:
-    """Where the rows of G groups are: `source[g, i]` is the rank that rank i reads them from,
-    `holds[g, i]` whether rank i stores a copy. Shapes [G, M]."""
+    """Sources and holders of the rows of G groups: rank i reads the rows of group g from rank
+    `source[g, i]`, and stores a copy if `holds[g, i]`. Shapes [G, M]."""
 
     source: NDArray[np.uint16]
     holds: NDArray[np.bool_]
@@ -34,22 +34,23 @@ class HolderSets:
 
     @property
     def everywhere(self) -> NDArray[np.bool_]:
-        """Whether all of several ranks hold a copy, [G]."""
+        """True for groups of which all ranks, two or more, hold a copy, [G]."""
         return (self.copies == self.holds.shape[1]) & (self.copies > 1)
 
     @property
     def on_some(self) -> NDArray[np.bool_]:
-        """Whether several ranks hold a copy, but not all, [G]: in training one of each node."""
+        """True for groups of which several ranks, but not all, hold a copy, [G]: in training one
+        per node."""
         return (self.copies > 1) & ~self.everywhere
 
     @property
     def owner(self) -> NDArray[np.int64]:
-        """The only holder of each group, -1 where there are several."""
+        """The only holder of each group, -1 if there are several."""
         return np.where(self.copies == 1, self.holds.argmax(axis=1), -1)
 
     @property
     def starts_with_single_owners(self) -> bool:
-        """Whether the first M sets are those of `single_owner_sets`."""
+        """True if the first M sets are those of `single_owner_sets`."""
         ranks = self.source.shape[1]
         owners = np.arange(ranks, dtype=self.source.dtype)[:, None]
         first = self.source[:ranks]
@@ -57,7 +58,7 @@ class HolderSets:
 
     @property
     def readers(self) -> NDArray[np.int64]:
-        """How many ranks read each group from each rank, [G, M]."""
+        """Number of ranks that read each group from each rank, [G, M]."""
         sets, ranks = self.source.shape
         read = np.arange(sets)[:, None] * ranks + self.source
         return np.bincount(read.ravel(), minlength=sets * ranks).reshape(sets, ranks)
@@ -72,31 +73,31 @@ class HolderSets:
 
 
 def single_owner_sets(ranks: int) -> HolderSets:
-    """One group a rank: rows it alone holds and all read from it."""
+    """Return one group per rank: rows that it alone holds and all ranks read from it."""
     source = np.repeat(np.arange(ranks, dtype=np.uint16)[:, None], ranks, axis=1)
     return HolderSets(source, np.eye(ranks, dtype=bool))
 
 
 def everywhere_set(ranks: int) -> HolderSets:
-    """One group: rows on all ranks, each reading its own."""
+    """Return one group: rows on all ranks, each of which reads its own copy."""
     return HolderSets(np.arange(ranks, dtype=np.uint16)[None], np.ones((1, ranks), dtype=bool))
 
 
 def cheapest_holder_sets(holds: NDArray[np.bool_], read_prices: Floats) -> HolderSets:
-    """Groups of given holders [G, M], every rank reading from the one with the least of its
-    `read_prices` [reader, source], or those of each group, [G, reader, source]: in ties from its
-    own copy, else from the lowest rank."""
-    own = np.arange(holds.shape[1])
+    """Return groups with the holders `holds` [G, M], each rank reading from the holder with the
+    least of its `read_prices`, [reader, source], or [G, reader, source] per group. In ties a rank
+    reads its own copy, else that of the lowest rank."""
+    ranks = np.arange(holds.shape[1])
     price = np.where(holds[:, None, :], read_prices, np.inf)
     source = price.argmin(axis=2)
-    of_own = read_prices.diagonal(axis1=-2, axis2=-1)
-    reads_own = holds & (of_own <= price.min(axis=2))
-    return HolderSets(np.where(reads_own, own, source).astype(np.uint16), holds)
+    own_price = read_prices.diagonal(axis1=-2, axis2=-1)
+    reads_own = holds & (own_price <= price.min(axis=2))
+    return HolderSets(np.where(reads_own, ranks, source).astype(np.uint16), holds)
 
 
 def copies_over_nodes(topology: Topology, copies: int) -> NDArray[np.bool_]:
-    """Whether each rank holds one of so many copies, [M]: one rank of each node after the other,
-    then the next of each, as the far copies spare most."""
+    """Return the ranks that hold one of `copies` copies, as a mask [M]: one rank of each node in
+    turn, then the next of each, because copies on other nodes save most."""
     node_of = np.asarray(topology.node_of)
     turn = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
     holds = np.zeros(topology.ranks, dtype=bool)
@@ -105,8 +106,8 @@ def copies_over_nodes(topology: Topology, copies: int) -> NDArray[np.bool_]:
 
 
 def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
-    """Groups with one copy a node, held by the t-th rank of every node, which serves its node where
-    `read_prices` [reader, source] make that the cheapest."""
+    """Return groups with one copy per node, held by the t-th rank of every node, which serves its
+    node if `read_prices` [reader, source] make that the cheapest."""
     node_of = np.asarray(topology.node_of)
     position = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
     holds = np.stack([position == t for t in range(int(position.max()) + 1)])
@@ -114,18 +115,19 @@ def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
 
 
 def trained_node_sets(topology: Topology) -> HolderSets:
-    """The same in training, where ranks read what they update together: always in their node."""
+    """Return the per-node sets of training, in which a rank always reads the copy of its own node,
+    because its gradient is added there."""
     other_node = topology.masks()["other_node"]
     return per_node_sets(topology, other_node.astype(np.float64))
 
 
 @dataclass
 class Sums:
-    """Sums over the rows of each group, shapes [G]: all that cost depends on.
+    """Sums over the rows of each group, shapes [G]: the cost depends on nothing else.
 
-    Those of nodes, [G, K], are for each of the K sizes of nodes whose ranks read rows of others
-    through a relay (oper/topology/relays.py): D here is the chance that any rank of the node
-    touches the row.
+    The sums of nodes, [G, K], have a column for each of the K sizes of nodes whose ranks read rows
+    of other nodes through a relay (oper/topology/relays.py); their D is the chance that any rank of
+    the node touches the row.
     """
 
     rows: Floats
@@ -136,37 +138,37 @@ class Sums:
     read_bytes: Floats  # Σ S·R
     gradient_bytes: Floats  # Σ S·D
     union_bytes: Floats  # Σ S·U
-    gather_bytes: Floats  # Σ (S + 4)·D, what an allgather of (id, row) carries
+    gather_bytes: Floats  # Σ (S + 4)·D, carried by an allgather of (id, row)
     node_rows: Floats  # Σ D of a node, [G, K]
     node_bytes: Floats  # Σ S·D of a node, [G, K]
-    # Of read_rows, read_bytes and gradient_bytes, those of rows of pooled tables, which no relay
-    # reads.
+    # The parts of read_rows, read_bytes and gradient_bytes that are of pooled tables, which no
+    # relay reads.
     pooled_read_rows: Floats
     pooled_read_bytes: Floats
     pooled_gradient_bytes: Floats
 
     @property
     def memory_read_bytes(self) -> Floats:
-        """Bytes that a rank takes of its own memory where the rows are there: of pooled ones each
-        row once, as a cache has the repeats."""
+        """Bytes that a rank reads from its own memory if the rows are there: rows of pooled tables
+        once each, because repeats come from a cache."""
         return np.asarray(self.read_bytes - self.pooled_read_bytes + self.pooled_gradient_bytes)
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
 
     def append(self, other: "Sums") -> "Sums":
-        """The groups of `other` after one's own."""
+        """Return these groups followed by those of `other`."""
         return Sums(
             *(np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(Sums))
         )
 
     def total(self, which: NDArray[np.bool_]) -> "Sums":
-        """The sums over some of the groups, [G], as one entry without a dimension."""
+        """Return the sums over the groups in `which` [G], as one entry without a dimension."""
         return Sums(*(np.asarray(getattr(self, f.name)[which].sum(axis=0)) for f in fields(Sums)))
 
     def by_row(self, weigh: Callable[[Floats], Floats]) -> "Sums":
-        """Sums of which each, of a node's one size after the other, is what `weigh` makes of one,
-        [G] -> [groups]."""
+        """Return these sums after `weigh`, [G] -> [groups], is applied to each, column by column
+        for the sums of nodes."""
         return Sums(
             *(
                 weigh(values)
@@ -189,9 +191,9 @@ class Sums:
         D_of_node: Floats,
         pooled: NDArray[np.bool_] | bool = False,
     ) -> "Sums":
-        """One entry a row: rows of S = `row_bytes` that are read R times by a rank per iteration
-        and touched with chance D by it, U by any, and `D_of_node` [rows, K] by any of a node;
-        `pooled` says which are of pooled tables."""
+        """Return one entry per row: rows of S = `row_bytes` bytes, which a rank reads R times per
+        iteration and touches with chance D; any rank touches them with chance U, and any rank of a
+        node with chance `D_of_node` [rows, K]. `pooled` marks the rows of pooled tables."""
         of_nodes = np.where(np.broadcast_to(pooled, row_bytes.shape)[:, None], 0.0, D_of_node)
         return Sums(
             rows=np.ones(len(row_bytes)),
@@ -212,7 +214,7 @@ class Sums:
 
     @staticmethod
     def zeros(groups: int, sizes: int = 0) -> "Sums":
-        """Of no rows, for so many sizes of nodes."""
+        """Return the sums of no rows, for `sizes` sizes of nodes."""
         of_nodes = ("node_rows", "node_bytes")
         shapes = ((groups, sizes) if f.name in of_nodes else groups for f in fields(Sums))
         return Sums(*map(np.zeros, shapes))

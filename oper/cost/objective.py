@@ -18,14 +18,13 @@ and another node n, p being j's relay there and D̂_k the chance that any rank o
 p pays L[p][j]·S_k·D̂_k and j L[j][j]·S_k·D̂_k; the ranks i ≠ p of n read it from p, at S_k·D_k each,
 as a row that p owns. Gradients go back the same way: p adds them up and sends one.
 
-r serves row k to the ranks that read it from r, itself among them, but not to others that share
-r's memory: these read it there without r, and pay for C alone. Gradients are added by the owner
-everywhere.
+r serves row k to the ranks that read it from r, itself among them, except the others that share r's
+memory: these read it there without r, and pay for C alone. The owner adds the gradients everywhere.
 
-A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with
-the same holders and the same sources form a holder set, and all terms are linear in a set's
-sums. Who pays how much for a byte that is read is in read_charges.py, the AllReduce in
-allreduce.py; whatever else prices rows (placement, bounds, comparison, drift) takes it from those
+A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with the same
+holders and the same sources form a holder set, and all terms are linear in a set's sums.
+read_charges.py decides which rank pays how much for a byte that is read, and allreduce.py prices
+the AllReduce; everything else that prices rows (placement, bounds, comparison, drift) uses these
 two.
 """
 
@@ -51,7 +50,7 @@ from oper.topology.topology import Topology
 class Communication:
     """Bytes between ranks in an iteration, summed over the ranks."""
 
-    DERIVED: ClassVar = ("total",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("total",)  # in JSON next to the fields
 
     fetch: float
     gradient: float
@@ -67,8 +66,8 @@ class Balance:
     """Degrees of balance, min/max: memory over capacity over ranks, lookup seconds over ranks,
     fetch seconds over ordered pairs of ranks whose links rows pass (None for one rank).
 
-    Where all ranks share one memory, `lookup_seconds` are those of reads of a rank's own, and the
-    rows that each serves are compared instead.
+    If all ranks share one memory, `lookup_seconds` cover only the reads of a rank's own rows, and
+    the rows that each rank serves are compared instead.
     """
 
     memory: float
@@ -78,8 +77,8 @@ class Balance:
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted figures of an iteration on M ranks, which a plan's file states as they are here.
-    Matrices are [reader, source]."""
+    """Predicted figures of an iteration on M ranks; a plan's file has the same fields. Matrices are
+    [reader, source]."""
 
     DERIVED: ClassVar = ("objective_seconds", "extra_memory_ratio", "feasible")  # in JSON
 
@@ -107,7 +106,7 @@ class Cost:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that a step takes of a rank beside its rows."""
+        """Bytes of a rank's memory that a step takes in addition to the rows."""
         return self.mailbox_bytes + self.allreduce_memory_bytes
 
     @property
@@ -122,12 +121,12 @@ class Cost:
 
     @property
     def feasible(self) -> bool:
-        """Whether every rank holds at most its capacity."""
+        """True if every rank holds at most its capacity."""
         return bool((self.memory_bytes <= self.capacity_bytes).all())
 
     @staticmethod
     def of_no_rows(capacity_bytes: Floats) -> "Cost":
-        """The cost of a memory in which no table is, and in which so much could be, [M]."""
+        """Return the cost of a memory without tables, of capacity `capacity_bytes` [M]."""
         ranks = len(capacity_bytes)
         vector, matrix = np.zeros(ranks), np.zeros((ranks, ranks))
         return Cost(
@@ -150,9 +149,9 @@ class Cost:
         )
 
     def beside(self, other: "Cost", one_memory: bool) -> "Cost":
-        """The cost of an iteration that also reads rows in another memory: times and traffic add
-        up; bytes of memory, and the AllReduce, stay those of this one. `one_memory` says whether
-        all ranks share the other memory."""
+        """Return the cost of an iteration that also reads rows in another memory. Times and traffic
+        add up; bytes of memory and the AllReduce stay those of this cost. `one_memory`: all ranks
+        share the other memory."""
         added: dict[str, Any] = {
             name: getattr(self, name) + getattr(other, name) for name in _ADDED_UP
         }
@@ -175,7 +174,7 @@ class Cost:
         )
 
 
-# What rows in two memories take of an iteration together.
+# Figures that add up over rows in two memories.
 _ADDED_UP = (
     "lookups",
     "lookup_seconds",
@@ -190,7 +189,7 @@ _ADDED_UP = (
 
 
 def whole_bytes(values: Floats) -> Ints:
-    """Bytes of memory, rounded down."""
+    """Return bytes of memory, rounded down."""
     return np.asarray(np.trunc(values), dtype=np.int64)
 
 
@@ -204,7 +203,7 @@ def _balance(
 
 
 def degree_of_balance(values: Floats) -> float:
-    """min/max of non-negative values; 1 where the largest is 0."""
+    """Return min/max of non-negative values; 1 if the largest is 0."""
     largest = float(np.max(values))
     return float(np.min(values)) / largest if largest > 0 else 1.0
 
@@ -218,15 +217,15 @@ def evaluate(
     method: Method | None = None,
     step: StepMemory | None = None,
 ) -> Cost:
-    """Price a plan by its holder sets and their sums; `method` None takes the least AllReduce.
-    `step` says what a step takes beside rows, on the processor and without mailboxes if it is
-    None."""
+    """Price a plan by its holder sets and their sums. `method` None selects the cheapest AllReduce.
+    `step` is the memory of a step in addition to the rows; None: on the processor, without
+    mailboxes."""
     ranks = topology.ranks
     step = step or ProcessorStep(0.0, ranks)
     everywhere, on_some = sets.everywhere, sets.on_some
 
     def through(charges: Charges, of_rank: Floats, of_nodes: Floats) -> Floats:
-        """The bytes that pass memories and links, [M, M]."""
+        """Return the bytes that pass memories and links, [M, M]."""
         passed = charges.through(charges.traffic(sets, of_rank))
         for of, values in zip(charges.of_nodes, of_nodes.T, strict=True):
             passed = passed + of.through(of.traffic(sets, values))
@@ -330,8 +329,8 @@ def evaluate(
 
 
 class _Pooled(NamedTuple):
-    """What rows of pooled tables add to the terms of a `Cost` of those names; gradient_bytes: those
-    that pass each link, [M, M]."""
+    """Terms that rows of pooled tables add to the fields of a `Cost` with these names;
+    gradient_bytes: bytes that pass each link, [M, M]."""
 
     lookup_seconds: Floats
     link_seconds: Floats
@@ -342,8 +341,8 @@ class _Pooled(NamedTuple):
 
     @staticmethod
     def of(topology: PooledTopology, read: Floats, touched: Floats, owned: Floats) -> "_Pooled":
-        """Of the bytes that ranks read of each other, of the rows that they touch there, and of
-        those with one owner, [reader, source] each."""
+        """Return the terms of the bytes that ranks `read` from each other, of the rows that they
+        have `touched` there, and of those rows with one owner, each [reader, source]."""
         away, other = ~np.eye(topology.ranks, dtype=bool), topology.masks()["other_node"]
 
         def seconds(charges: Charges, traffic: Floats) -> tuple[Floats, Floats]:
@@ -352,7 +351,7 @@ class _Pooled(NamedTuple):
         lookup_seconds, _ = seconds(Charges.of_memory(topology), touched)
         _, link_seconds = seconds(Charges.of(topology), read)
         gradients = seconds(Charges.of_gradients(topology), owned)
-        # Between nodes as many vectors go back as came.
+        # Between nodes each vector that came has a gradient that goes back.
         ratios = topology.vector_ratio[np.array(topology.node_of)]
         sent = np.where(away, read, 0.0) * np.where(other, ratios, 1.0)
         back = np.where(other, sent, np.where(away, owned, 0.0))
@@ -362,7 +361,8 @@ class _Pooled(NamedTuple):
 def cheapest_allreduce(
     topology: Topology, replicas: Sums, method: Method | None = None
 ) -> AllReduceCost:
-    """The AllReduce that takes least for all replicas, summed up; or that of a given method."""
+    """Return the AllReduce that is fastest for all replicas, given their sums as one entry; or that
+    of `method`."""
     methods = (method,) if method else METHODS[1:]
     return min(
         (allreduce_cost(topology, each) for each in methods), key=lambda c: c.seconds(replicas)

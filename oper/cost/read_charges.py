@@ -1,35 +1,36 @@
-"""What a read costs: the ranks whose time a byte takes that rank i reads from rank j (§3.2).
+"""Charges of reads: the ranks that pay for a byte which rank i reads from rank j (§3.2).
 
-A read uses resources: the memory of the rank it reads from and, from another rank, the link to it.
-A resource has one payer, the rank in whose time T it counts, and seconds per byte:
+A read uses resources: the memory of the rank that it reads from and, if that is another rank, the
+link to it. A resource has one payer, the rank whose time T includes it, and a price in seconds per
+byte:
 
     memory of rank j    used by every read from j, j's own too    paid by j    L[j][j]    (E, eq. 2)
     link from j to i    used by the reads of i from j ≠ i         paid by i    L[i][j]    (C, eq. 3)
 
-Ranks of a node with shared memory read each other's rows through a pointer, which is the link, and
-the owner has no part in it: such a read does not use its memory. Gradients of rows with one owner
-pass through both everywhere, as their sender collects them and the owner adds them to the row.
+Ranks of a node with shared memory read each other's rows through a pointer, which counts as the
+link; such a read does not use the owner's memory. Gradients of rows with one owner pass through
+both everywhere, because their sender collects them and the owner adds them to the row.
 
 With relays (oper/topology/relays.py) a row of another node crosses to the reader's node once. So
-reads and gradients are of two kinds, with weights of their own: a rank's, where D is the chance
-that it touches the row, and a node's, where any of its ranks does. With j the owner in another
-node, p its relay in the node of rank i ≠ p,
+reads and gradients have two weights: a rank's, with D the chance that the rank touches the row, and
+a node's, with D the chance that any of its ranks does. With j the owner in another node and p its
+relay in the node of rank i ≠ p,
 
-    memory of rank p, link from p to i    used by what i reads through p     rank's    paid by p, i
-    memory of rank j, link from j to p    used by what p reads for its node  node's    paid by j, p
+    memory of rank p, link from p to i    used by the reads of i through p    rank's    paid by p, i
+    memory of rank j, link from j to p    used by the reads of p for its node node's    paid by j, p
 
-and the relay's own reads are among its node's. Where i and p share memory, i reads there itself;
+and the relay's own reads are among its node's. If i and p share memory, i reads there itself;
 gradients pass through both.
 
-Rows of pooled tables in another node are read by the reader's proxy there, whose link to j they
-pass, and which pays for it as for its own reads; the reader pays for vectors on its link to j.
-Their memory is read once for each row that a reader touches, so that it has charges of its own.
+Rows of pooled tables in another node are read by the reader's proxy there. They pass the proxy's
+link to j, for which the proxy pays as for its own reads; the reader pays for vectors on its link to
+j. Memory is read once for each row that a reader touches, so it has separate charges.
 
-Reads are therefore sparse entries (reader, source, payer, seconds per byte), some 2M² of them for M
-ranks, and no array of [M, M, M]. Bytes through one resource are added up before they are
-priced. What replicas cost beside their reads is in allreduce.py. Everything that prices reads or
-gradients takes it from here (traffic.py puts the two together), so that a rule with other payers (a
-rank's outgoing link, a node's adapter) is other entries and other resources, made in `Charges.of`.
+Reads are therefore sparse entries (reader, source, payer, seconds per byte), about 2M² of them for
+M ranks, instead of an array [M, M, M]. Bytes through one resource are added up before they are
+priced. The other costs of replicas are in allreduce.py. Everything that prices reads or gradients
+uses these charges (traffic.py combines the two), so a rule with other payers (a rank's outgoing
+link, a node's adapter) only needs other entries and resources in `Charges.of`.
 """
 
 from dataclasses import dataclass
@@ -50,14 +51,14 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True, eq=False)
 class Charges:
-    """Which resources reads use, and who pays for them.
+    """Resources that reads use, and the ranks that pay for them.
 
-    Entry n: a byte that `reader[n]` reads from `source[n]` is a byte of `resource[n]`. Entries come
-    by reader, then source. A byte of resource k takes `seconds[k]` of the time of rank `payer[k]`.
-    Resource i·M + j is the link by which rank i reads from j, and j·M + j the memory of rank j.
-    With relays these are the bytes that ranks read for themselves, and `of_nodes` the charges of
-    those that relays read for their nodes, of each size of node: their readers are relays, and
-    `asker[i, j]` is the one that reads from j for rank i.
+    Entry n: a byte that `reader[n]` reads from `source[n]` is a byte of `resource[n]`. Entries are
+    sorted by reader, then source. A byte of resource k takes `seconds[k]` of the time of rank
+    `payer[k]`. Resource i·M + j is the link by which rank i reads from j, and j·M + j the memory of
+    rank j. With relays these are the bytes that ranks read for themselves, and `of_nodes` has the
+    charges of the bytes that relays read for their nodes, per size of node: their readers are
+    relays, and `asker[i, j]` is the relay that reads from j for rank i.
     """
 
     ranks: int
@@ -73,8 +74,8 @@ class Charges:
     @staticmethod
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
-        """The charges of reads on a topology; the same object while few topologies are in use. Of
-        pooled tables those of links alone: `of_memory` has the rest."""
+        """Return the charges of reads on a topology; the same object while few topologies are in
+        use. For pooled tables they are those of links alone: `of_memory` has the rest."""
         if isinstance(topology, RelayedTopology):
             return Charges._relayed(topology, ~topology.shared_pairs)
         if not isinstance(topology, PooledTopology):
@@ -85,8 +86,8 @@ class Charges:
     @staticmethod
     @lru_cache(maxsize=4)
     def of_memory(topology: PooledTopology) -> "Charges":
-        """What reads of pooled tables' rows take of memories, for a byte of the rows that each rank
-        touches."""
+        """Return the charges of memories for reads of pooled tables' rows, per byte of the rows
+        that each rank touches."""
         # Proxies read rows of shared memory themselves.
         shared = np.array([topology.memory[node] == SHARED for node in topology.node_of])
         unserved = shared & (topology.proxy != np.arange(topology.ranks))
@@ -96,8 +97,9 @@ class Charges:
     @staticmethod
     @lru_cache(maxsize=4)
     def of_gradients(topology: Topology) -> "Charges":
-        """The charges of gradients of rows with one owner, from rank i to rank j as those of a read
-        of i from j; those of reads themselves where no ranks share memory."""
+        """Return the charges of gradients of rows with one owner. A gradient from rank i to rank j
+        is charged as a read of i from j; if no ranks share memory, these are the charges of
+        reads."""
         everywhere = np.ones((topology.ranks, topology.ranks), dtype=bool)
         if isinstance(topology, PooledTopology):
             in_node = np.where(topology.masks()["other_node"], 0.0, topology.own_link_cost)
@@ -110,8 +112,9 @@ class Charges:
 
     @staticmethod
     def _made(link_cost: Floats, served: NDArray[np.bool_], proxy: Ints | None = None) -> "Charges":
-        """The charges by link costs, where the source has its part in what is `served`, and the
-        link of the reader's `proxy` its part in what that reads for it; all [reader, source]."""
+        """Return the charges by link costs. The source's memory is used by the reads that are
+        `served`, and the link of the reader's `proxy` by those that the proxy reads for it; all
+        [reader, source]."""
         M = len(link_cost)
         reader, source = (axis.ravel() for axis in np.indices((M, M)))
         memory, link = source * M + source, reader * M + source
@@ -133,8 +136,8 @@ class Charges:
 
     @staticmethod
     def _relayed(topology: RelayedTopology, served: NDArray[np.bool_]) -> "Charges":
-        """The charges with relays, where the source has its part in what is `served`, [reader,
-        source]."""
+        """Return the charges with relays. The source's memory is used by the reads that are
+        `served`, [reader, source]."""
         M, relay = topology.ranks, topology.relay
         reader, source = np.indices((M, M))
         through = topology.masks()["other_node"] & (topology.sizes > 1)[:, None]
@@ -163,7 +166,8 @@ class Charges:
         of_nodes: tuple["Charges", ...] = (),
         asker: Ints | None = None,
     ) -> "Charges":
-        """The charges of `some` reads [reader, source], which are from the rank `read_from`."""
+        """Return the charges of `some` reads [reader, source], which are from the rank
+        `read_from`."""
         M, source = topology.ranks, np.indices(reader.shape)[1]
         used = np.stack([served[reader, read_from], reader != read_from], axis=2) & some[..., None]
         resources = np.stack([read_from * M + read_from, reader * M + read_from], axis=2)
@@ -184,17 +188,17 @@ class Charges:
 
     @cached_property
     def memory_seconds(self) -> Floats:
-        """What each rank pays for every byte read from it, by itself too, [M]."""
+        """Seconds that each rank pays per byte read from its memory, also by itself, [M]."""
         return self._by_pair(self.seconds).diagonal()
 
     @cached_property
     def link_seconds(self) -> Floats:
-        """What the link of each pair takes, [reader, source]; 0 for rows of one's own."""
+        """Seconds per byte on the link of each pair, [reader, source]; 0 within a rank."""
         return np.where(np.eye(self.ranks, dtype=bool), 0.0, self._by_pair(self.seconds))
 
     @cached_property
     def links(self) -> NDArray[np.bool_]:
-        """The pairs of ranks by whose links rows pass, [reader, source]."""
+        """Mask of the pairs of ranks over whose links rows pass, [reader, source]."""
         passed = np.zeros(self.ranks**2, dtype=bool)
         for charges in (self, *self.of_nodes):
             passed[charges.resource] = True
@@ -203,37 +207,36 @@ class Charges:
 
     @property
     def copy_seconds(self) -> Floats:
-        """What a copy of a row's bytes takes, [reader, source]: within a rank, those of its own
-        memory."""
+        """Seconds per byte of copying a row, [reader, source]; within a rank, in its own memory."""
         return self._by_pair(self.seconds)
 
     @cached_property
     def reader_seconds(self) -> Floats:
-        """What a rank itself pays for a byte that it reads, [reader, source]."""
+        """Seconds that the reader itself pays per byte that it reads, [reader, source]."""
         own = self.payer[self.resource] == self.reader
         paid = np.where(own, self.seconds[self.resource], 0.0)
         return self._by_pair(_added_at(self._pair, paid, self.ranks**2))
 
     @cached_property
     def cheaper_than_own(self) -> NDArray[np.bool_]:
-        """Where a read costs its reader less than one of its own rows, [reader, source]: from other
-        ranks a holder has no reason to read, as that takes their time and saves none of its own.
-        With relays a holder reads in its node."""
+        """Mask of the reads that cost their reader less than a read of its own rows, [reader,
+        source]. A holder has no reason to read from other ranks, which takes their time and saves
+        none of its own. With relays a holder reads in its node."""
         cheaper = self.reader_seconds < self.reader_seconds.diagonal()[:, None]
         return cheaper & self._may_choose
 
     @cached_property
     def read_seconds(self) -> Floats:
-        """What a byte that a rank reads from any takes all ranks together, [reader, source]: ranks
-        read from the holder of which it is the least. With relays as `ReadPrices.order` has it, of
-        a row that all ranks touch."""
+        """Seconds that all ranks together pay per byte that one rank reads from another, [reader,
+        source]; ranks read from the holder with the least. With relays these are the numbers of
+        `ReadPrices.order` for a row that all ranks touch."""
         prices = ReadPrices.of(self, np.ones(self.ranks))
         return prices.order(np.ones(len(self.of_nodes)))
 
     def read_prices(self, rank_prices: Floats, link_prices: Floats | None = None) -> Floats:
-        """The price of a byte that rank i reads from rank j, [M, M], where a second of each rank's
-        time has a price, [M], and one of each pair's link another on top, [M, M]. With relays only
-        of these charges' weight (`ReadPrices`)."""
+        """Return the price of a byte that rank i reads from rank j, [M, M], given the price of a
+        second of each rank's time, [M], and an additional price of a second on each pair's link,
+        [M, M]. With relays this covers only the weight of these charges (`ReadPrices`)."""
         price = rank_prices[self.payer]
         if link_prices is not None:
             price = price + np.where(np.eye(self.ranks, dtype=bool), 0.0, link_prices).ravel()
@@ -243,10 +246,10 @@ class Charges:
     # Seconds of traffic.
 
     def traffic(self, sets: HolderSets, values: Floats) -> Floats:
-        """The sums of `values` [G] over the holder sets that each rank reads from each other,
-        [reader, source]; of a node's weight by the relays that read them."""
+        """Return the sums of `values` [G] over the holder sets that each rank reads from each
+        other, [reader, source]; for a node's weight, the readers are its relays."""
         matrix = np.zeros((self.ranks, self.ranks))
-        # A placement's first sets are mostly those of single owners, of which each is a column.
+        # A placement's first sets are mostly those of single owners, each of which is a column.
         if self.asker is None and sets.starts_with_single_owners:
             matrix[:] = values[: self.ranks]
             sets, values = sets.take(slice(self.ranks, None)), values[self.ranks :]
@@ -255,43 +258,43 @@ class Charges:
         return matrix
 
     def through(self, traffic: Floats) -> Floats:
-        """What passes each memory, on the diagonal, and each link, [reader, source], of `traffic`
-        between ranks."""
+        """Return the parts of `traffic` that pass each memory, on the diagonal, and each link,
+        [reader, source]."""
         return self._by_pair(
             _added_at(self.resource, traffic.ravel()[self._pair], len(self.seconds))
         )
 
     def lookup_and_link_seconds(self, through: Floats) -> tuple[Floats, Floats]:
-        """E [M] and C [M, M] of the bytes that pass memories and links."""
+        """Return E [M] and C [M, M] of the bytes that pass memories and links."""
         seconds = through * self._by_pair(self.seconds)
         lookups = seconds.diagonal().copy()
         np.fill_diagonal(seconds, 0.0)
         return lookups, seconds
 
     def rows_served(self, traffic: Floats) -> Floats:
-        """How many rows each rank looks up of `traffic` in rows, [M], for itself and for others,
-        those that share its memory among them."""
+        """Return the number of rows that each rank looks up, [M], given the `traffic` in rows: for
+        itself and for others, including those that share its memory."""
         some = np.flatnonzero(np.diff(self._first))  # all reads of a pair are from one rank
         read_from = self.resource[self._first[some]] % self.ranks
         return _added_at(read_from, traffic.ravel()[some], self.ranks)
 
     def paid_for_memory(self, lookup_seconds: Floats) -> Floats:
-        """E [M] by the ranks that pay it."""
+        """Return E [M] by the ranks that pay it."""
         memories = np.arange(self.ranks) * (self.ranks + 1)
         return _added_at(self.payer[memories], lookup_seconds, self.ranks)
 
     def paid_for_links(self, link_seconds: Floats) -> Floats:
-        """C [M, M] by the ranks that pay it, [M]."""
+        """Return C [M, M] by the ranks that pay it, [M]."""
         if self._readers_pay:
             return link_seconds.sum(axis=1)
         order, ends = self._by_payer
-        # Sums of slices, not np.add.reduceat or bincount: those round otherwise than a row's sum.
+        # Sums of slices, not np.add.reduceat or bincount: those round differently from a row's sum.
         return np.array([part.sum() for part in np.split(link_seconds.ravel()[order], ends)])
 
-    # Seconds per byte, of rows with given holders: every rank reads a byte of the row.
+    # Seconds per byte for rows with given holders: every rank reads a byte of the row.
 
     def set_seconds(self, sets: HolderSets, read_by_read: bool = False) -> Floats:
-        """What each rank pays for a byte of weight in each holder set, [G, M].
+        """Return the seconds that each rank pays for a byte of weight in each holder set, [G, M].
 
         With `read_by_read` the reads of a resource are priced before they are added up: equal but
         for the last digit, by which a solver chooses among solutions that are equally good.
@@ -315,8 +318,8 @@ class Charges:
         return _added_at(payer, seconds, len(sets) * self.ranks).reshape(len(sets), self.ranks)
 
     def set_link_seconds(self, sets: HolderSets) -> Floats:
-        """What the link of each ordered pair takes for a byte of weight in each holder set,
-        [G, M·M], the reader first."""
+        """Return the seconds on the link of each ordered pair for a byte of weight in each holder
+        set, [G, M·M], the reader first."""
         holder_set, entry = self._entries(sets)
         resource = self.resource[entry]
         taken = np.zeros((len(sets), self.ranks**2))
@@ -325,14 +328,15 @@ class Charges:
 
     @cached_property
     def owner_seconds(self) -> Floats:
-        """What each rank pays for a byte of a row with one owner, [owner, payer]."""
+        """Seconds that each rank pays for a byte of a row with one owner, [owner, payer]."""
         return self._set_seconds(single_owner_sets(self.ranks))
 
     def least_largest_seconds(self, readers: Ints) -> Floats:
-        """What some rank pays at least for a byte of a row of which some holder serves that many
-        readers: that holder for all that use its memory, the dearest of the readers for its own
-        read, and every rank for its cheapest. Of the shape of `readers`. With relays those of other
-        nodes are readers, and the ranks that read by them are not."""
+        """Return a lower bound on the largest seconds of a rank for a byte of a row of which some
+        holder serves `readers` readers: the holder pays for all readers that use its memory, the
+        most expensive of the readers for its own read, and every rank for its cheapest. The result
+        has the shape of `readers`. With relays, the relays of other nodes are readers, and the
+        ranks that read through them are not."""
         near, paid = self._may_choose, self.reader_seconds
         reads = np.ones_like(near)
         if self.of_nodes:
@@ -340,7 +344,7 @@ class Charges:
                 paid = paid + of.reader_seconds
             asks = np.any([of.reader_seconds > 0 for of in self.of_nodes], axis=0)
             reads = near | asks | (near.sum(axis=1) == 1)[:, None]
-        # [k - 1]: of k readers of one
+        # [k - 1]: for k readers of one holder
         dearest = np.sort(np.where(reads, paid, np.inf), axis=0).min(axis=1)
         of_memory = self.resource == self.source * (self.ranks + 1)
         of_memory &= near[self.reader, self.source]
@@ -354,8 +358,8 @@ class Charges:
         return np.maximum(least, paid.min(axis=1).max())
 
     def _reads(self, sets: HolderSets) -> "_Reads":
-        """The reads of one row in each holder set: of a node's weight, one of each relay that any
-        rank of the node reads by."""
+        """Return the reads of one row in each holder set: for a node's weight, one by each relay
+        that any rank of the node reads through."""
         pair = np.arange(self.ranks) * self.ranks + sets.source
         holder_set = np.repeat(np.arange(len(sets)), self.ranks)
         if self.asker is None:
@@ -376,7 +380,7 @@ class Charges:
         return _Reads(holder_set[first.ravel()], by[first])
 
     def _entries(self, sets: HolderSets) -> tuple[Ints, Ints]:
-        """The holder set and the number of each entry of its reads."""
+        """Return the holder set and the number of each entry of its reads."""
         holder_set, pair = self._reads(sets)
         first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
         before = np.cumsum(entries) - entries
@@ -385,8 +389,8 @@ class Charges:
 
     @cached_property
     def _may_choose(self) -> NDArray[np.bool_]:
-        """Where a rank may read from, [reader, source], if it is in a node with a copy: with relays
-        from that node alone."""
+        """Mask of the ranks from which a rank in a node with a copy may read, [reader, source]:
+        with relays only those of its node."""
         if self.node_of is None:
             return np.ones((self.ranks, self.ranks), dtype=bool)
         return np.equal.outer(self.node_of, self.node_of)
@@ -395,18 +399,19 @@ class Charges:
 
     @cached_property
     def mean_owner_seconds(self) -> float:
-        """What a byte of a row with one owner costs a rank, the mean over owners and ranks."""
+        """Seconds per byte of a row with one owner, the mean over owners and ranks."""
         uses = np.bincount(self.resource, minlength=len(self.seconds))
         return float((uses * self.seconds).sum()) / self.ranks**2
 
     @cached_property
     def mean_memory_seconds(self) -> float:
-        """What a byte of a row with a copy on every rank costs a rank, the mean over ranks."""
+        """Seconds per byte of a row with a copy on every rank, the mean over ranks."""
         return float(self.memory_seconds.sum()) / self.ranks
 
     @cached_property
     def mean_seconds(self) -> float:
-        """The mean of all memories and links, which brings a solver's numbers to about 1."""
+        """Mean seconds per byte of all memories and links, which scales a solver's numbers to about
+        1."""
         return float(self.seconds.mean())
 
     @cached_property
@@ -421,13 +426,13 @@ class Charges:
 
     @cached_property
     def _readers_pay(self) -> bool:
-        """Whether the reader of each pair pays for its link."""
+        """True if the reader of each pair pays for its link."""
         return np.array_equal(self.payer, np.repeat(np.arange(self.ranks), self.ranks))
 
     @cached_property
     def _by_payer(self) -> tuple[Ints, Ints]:
-        """Resources by the rank that pays for them, and where those of each rank but the last
-        end."""
+        """Resources sorted by the rank that pays for them, and the ends of each rank's resources
+        except the last."""
         ends = np.cumsum(np.bincount(self.payer, minlength=self.ranks))[:-1]
         return np.argsort(self.payer, kind="stable"), ends
 
@@ -444,13 +449,13 @@ class _Reads(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReadPrices:
-    """The prices of bytes that ranks read from each other, [reader, source]: for rows of which a
-    rank touches a byte, and its node `ratios` [K] times as much by the K sizes of nodes, the sum
+    """Prices of bytes that ranks read from each other, [reader, source]. For a row of which a rank
+    touches one byte, and its node `ratios` [K] times as much, by the K sizes of nodes, the price is
     `of_rank` [M, M] + `ratios` · `of_nodes` [K, M, M].
 
-    With relays all ranks of a node read from the same rank of another, whose price is divided
-    evenly among them; and `near` [M, M] are the sources that come first: a rank reads from a holder
-    in its node where there is one.
+    With relays all ranks of a node read from the same rank of another node, whose price is divided
+    evenly among them. `near` [M, M] marks the sources that come first: a rank reads from a holder
+    in its node, if there is one.
     """
 
     of_rank: Floats
@@ -461,8 +466,8 @@ class ReadPrices:
     def of(
         charges: Charges, rank_prices: Floats, link_prices: Floats | None = None
     ) -> "ReadPrices":
-        """The prices where a second of each rank's time has a price, [M], and one of each pair's
-        link another on top, [M, M]."""
+        """Return the prices, given the price of a second of each rank's time, [M], and an
+        additional price of a second on each pair's link, [M, M]."""
         of_rank = charges.read_prices(rank_prices, link_prices)
         if charges.node_of is None:
             return ReadPrices(of_rank, np.zeros((0, *of_rank.shape)))
@@ -476,13 +481,14 @@ class ReadPrices:
         return ReadPrices(divided(of_rank), np.array(of_nodes), near)
 
     def at(self, ratios: Floats) -> Floats:
-        """The prices for rows with such ratios, [..., K] -> [..., M, M]."""
-        found: Floats = self.of_rank + dot(ratios, self.of_nodes)
-        return found
+        """Return the prices for rows with these ratios, [..., K] -> [..., M, M]."""
+        prices: Floats = self.of_rank + dot(ratios, self.of_nodes)
+        return prices
 
     def order(self, ratios: Floats) -> Floats:
-        """Numbers of which the least is that of the holder that a rank reads from, of the shape of
-        `at`: the prices, but that no rank of another node comes before one of the reader's."""
+        """Return numbers, in the shape of `at`, of which a rank reads from the holder with the
+        least: the prices, raised for ranks of other nodes so that all ranks of the reader's node
+        come first."""
         prices = self.at(ratios)
         if self.near is None:
             return prices
@@ -490,8 +496,8 @@ class ReadPrices:
 
 
 class PairSeconds(NamedTuple):
-    """What a byte takes over the link of two ranks, the mean over the pairs of each kind, on nodes
-    that are alike; and what a copy of one's own saves of it in the node."""
+    """Seconds per byte over the link of two ranks, the mean over the pairs of each kind, on
+    identical nodes; and the saving by a further copy in the node."""
 
     same_node: float
     other_node: float
@@ -500,17 +506,18 @@ class PairSeconds(NamedTuple):
     @staticmethod
     def of(topology: Topology) -> "PairSeconds":
         local, same_node, other_node = topology.seconds_by_kind()
-        # A read of one's own memory costs what its owner pays elsewhere, and where memory is shared
-        # it takes the place of the link.
+        # A read of the rank's own memory costs the same as its owner pays otherwise, and if memory
+        # is shared it replaces the link.
         saved = max(same_node - local, 0.0) if topology.shares_memory else same_node
         return PairSeconds(same_node, other_node, saved)
 
     def saved_by_further_node(self, ranks_per_node: int) -> float:
-        """What the first copy of a row in a node saves all ranks together for a byte of weight:
-        its holder reads its own, and the others there read from it, in inference."""
+        """Return the seconds that the first copy of a row in a node saves all ranks together, per
+        byte of weight: its holder reads its own copy, and the other ranks of the node read from it,
+        in inference."""
         return ranks_per_node * self.other_node - (ranks_per_node - 1) * self.saved_inside_node
 
 
 def _added_at(index: NDArray[np.int64], values: Floats, length: int) -> Floats:
-    """The sums of the values with equal index, in their order, [length]."""
+    """Return the sums of the values with equal index, in their order, [length]."""
     return np.bincount(index, values, minlength=length).astype(np.float64, copy=False)

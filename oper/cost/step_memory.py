@@ -1,35 +1,37 @@
 """Memory of a step on a rank, in addition to its rows, on the processor and on devices.
 
-On the processor it takes what it uses: a mailbox with the slot and the float32 gradient of each
-distinct row, and the buffers of the replicas' AllReduce (allreduce.py).
+On the processor it is a mailbox with the slot and the float32 gradient of each distinct row, and
+the buffers of the replicas' AllReduce (allreduce.py).
 
-On devices the host does not know, without waiting, how many rows a batch reads. So there is room
-for as many as it has accesses, each of the widest dim D, and for each of a rank's accesses a step
-of training takes
+On devices the host would have to wait to learn how many rows a batch reads. So there is room for as
+many rows as the batch has accesses, each of the widest dim D. Per access of a rank, a training step
+takes
 
-    8 + 8 + 8 + 4 + 4   of each prepared batch: its ids, which are kept until they were found to be
-                        in range, addresses, the slots of its runs, positions, starts of runs
-    8 + 4 + 1           more while one is sorted: words, numbers beside them, CUB's scratch
+    8 + 8 + 8 + 4 + 4   of each prepared batch: its ids, which are kept until they have been
+                        checked to be in range, addresses, the slots of its runs, positions, starts
+                        of runs
+    8 + 4 + 1           more while one is sorted: sort keys, their numbers, CUB's scratch
     4 + 4 + 4           more while gradients are summed: places of gradients, bags, factors
     2 · 4 · D / 256     and two partial sums for each 256 accesses (csrc/include/oper/step/pieces.h)
     (8 + 4 · D) · 5/4   of its mailbox, which is a quarter longer than the largest batch needed;
-                        none where a rank is alone, whose gradients nobody else reads
+                        none for a single rank, whose gradients nobody else reads
 
-Pipelines prepare two batches ahead of the one that is trained. In inference there are ids and
-addresses alone. Where distinct rows are fetched by NVSHMEM there are, in either, runs and the sort,
-addresses of what was fetched, and a buffer of the widest rows, which grows by a quarter more than
-is needed.
+Pipelines prepare two batches ahead of the one that is trained. In inference there are only ids and
+addresses. If distinct rows are fetched by NVSHMEM, both modes also have runs and the sort,
+addresses of the fetched rows, and a buffer of the widest rows, which grows by a quarter more than
+needed.
 
-On several nodes lists, rows and gradients of other nodes are on their way: of a row that a rank
+On several nodes lists, rows and gradients of other nodes are in flight. Of a row that a rank
 fetches there, for itself or for others of its node, there are up to
 
     2.5 copies of 8 + 4 · D in inference: as it is sent, as it is received, a quarter more
     5 copies                in training: as it was received; its gradient in parts of mailboxes, in
                             their sum, in messages sent and received. By NVSHMEM: its gradient in a
                             message, and, a quarter more each, as it is left there and as it comes
-    60                      of lists, for each access: rows, words, where they are found
+    60                      of lists, for each access: rows, sort keys, their places
 
-A rank fetches as many as it reads distinct rows of other nodes, where ranks are alike. Measured.
+If ranks are identical, a rank fetches as many rows as it reads distinct rows of other nodes.
+Measured.
 
 Memory for replicas depends on the method of their AllReduce. There is room for as many touched
 replicas as all ranks have accesses, or for all replicas if those are fewer.
@@ -43,9 +45,9 @@ replicas as all ranks have accesses, or for all replicas if those are fewer.
                 as with bitmap
     all methods 8 bytes of slot and three bits and a half per replica
 
-Batches and outputs themselves are the rest of the model's.
+Batches and outputs belong to the rest of the model.
 
-The runtime has its sizes from here as well. tests/cuda/test_step_memory.py measures them.
+The runtime uses these sizes too. tests/cuda/test_step_memory.py measures them.
 """
 
 from collections.abc import Sequence
@@ -56,56 +58,58 @@ from oper.base import native
 from oper.cost.allreduce import AllReduceCost
 from oper.cost.holder_sets import Sums
 
-# Of a line of the caches: each bucket's gradients begin at a multiple of it.
+# Values per cache line: each bucket's gradients begin at a multiple of it.
 LINE_VALUES = native.shared("values of a line", 16)
 SLOT_BYTES = 8
 NUMBER_BYTES = 4  # of a replica, in messages
 _SLACK = 4  # memory that devices share grows by a quarter of what is needed beyond that
 
-PREPARED_BATCHES = 3  # of which one is trained, and pipelines have prepared the others
+PREPARED_BATCHES = 3  # one is trained, and pipelines have prepared the others
 _ADDRESS_BYTES = 8
 _READ_BYTES = 8 + _ADDRESS_BYTES  # of an access of a prepared batch: its id and its address
 _RUN_BYTES = SLOT_BYTES + 4 + 4
 _SORT_BYTES = 8 + 4 + 1  # of CUB's scratch a fifth of a byte: 256 counters for some 5,000 accesses
 _SUM_BYTES = 4 + 4 + 4
 _ACCESSES_OF_PARTIAL_SUMS = 256 // 2
-# Of a row of another node, copies of its slot and gradient at once; and bytes of lists, an access.
+# Copies, at one time, of the slot and gradient of a row of another node; and bytes of lists per
+# access.
 _COPIES_ON_THE_WAY = {False: 2.5, True: 5}  # in inference, in training
 _LIST_BYTES = 60
-# Of a replica: its slot; the bitmap of this rank, that of all ranks, and rows before its words.
+# Per replica: its slot; the bitmap of this rank, that of all ranks, and the rows before each word
+# of it.
 _REPLICA_BYTES = SLOT_BYTES + (1 + 1 + 1 / 2 + 1) / 8
 
 
 def most_values(rows: int, dims: Sequence[int]) -> int:
-    """How many values so many rows of buckets of those dims have at most, with the gaps before
-    buckets, whichever buckets the rows are of."""
+    """Return the most values that `rows` rows in buckets of these dims can have, whichever buckets
+    they are in, with the gaps before buckets."""
     return rows * max(dims, default=0) + LINE_VALUES * len(dims)
 
 
 def with_slack(needed: int) -> int:
-    """How much to make of something that devices share, where so much is needed."""
+    """Return the size to allocate of memory that devices share, if `needed` is needed."""
     return needed + needed // _SLACK
 
 
 def mailbox_row_bytes(dim: int) -> int:
-    """Bytes of a row and its gradient in a mailbox."""
+    """Return the bytes of a row's slot and gradient in a mailbox."""
     return SLOT_BYTES + 4 * dim
 
 
 class StepMemory(Protocol):
-    """What a step takes of a rank's memory beside its rows."""
+    """Memory of a step on a rank, in addition to its rows."""
 
     @property
     def batch_bytes(self) -> float:
         """Bytes for all but replicas: `mailbox_bytes` of a plan."""
 
     def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
-        """Bytes for the gradients of replicas, whose sums are one entry."""
+        """Return the bytes for the gradients of replicas, given their sums as one entry."""
 
 
 @dataclass(frozen=True)
 class ProcessorStep:
-    """A step of a rank on the processor, whose mailbox takes `mailbox_bytes`."""
+    """Step of a rank on the processor, with a mailbox of `mailbox_bytes`."""
 
     mailbox_bytes: float
     ranks: int
@@ -115,17 +119,17 @@ class ProcessorStep:
         return self.mailbox_bytes
 
     def allreduce_bytes(self, method: AllReduceCost, replicas: Sums) -> float:
-        """Bytes of the buffers of a method."""
+        """Return the bytes of the buffers of a method."""
         return method.memory_bytes(replicas, self.ranks)
 
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A step of a rank on a device, whose batch has so many accesses, of rows of at most `dim`
-    values. `gradient_ratio`: the most bytes of a float32 gradient over those of its row.
-    `fetched_row_bytes`: of the widest row where kernels fetch distinct rows; else 0.
-    `sent_bytes`: of slots and gradients of the rows of other nodes that a rank's batch reads, where
-    ranks send them; else 0. `nodes`: number of nodes; a rank holds a message of each."""
+    """Step of a rank on a device, whose batch has `accesses` accesses to rows of at most `dim`
+    values. `gradient_ratio`: largest ratio of the bytes of a float32 gradient to those of its row.
+    `fetched_row_bytes`: bytes of the widest row if kernels fetch distinct rows, else 0.
+    `sent_bytes`: bytes of the slots and gradients of the other nodes' rows that a rank's batch
+    reads, if ranks send them, else 0. `nodes`: number of nodes; a rank holds a message of each."""
 
     accesses: float
     dim: int
@@ -145,7 +149,7 @@ class DeviceStep:
 
     @property
     def _own_bytes(self) -> float:
-        """Bytes for what a rank does by itself, and with others of its node."""
+        """Bytes for the work of a rank by itself and with others of its node."""
         prepared, fetched = PREPARED_BATCHES * _READ_BYTES, 0.0
         if self.training or self.fetched_row_bytes:
             prepared += PREPARED_BATCHES * _RUN_BYTES + _SORT_BYTES

@@ -1,11 +1,11 @@
-"""Traffic of rows with one owner, and in inference of rows with any holders: what each byte costs.
+"""Traffic of rows with one owner, and in inference of rows with any holders, with its prices.
 
 In: the bytes that one rank moves for a row of each class, S·R for its reads and in training S·D
-more for its gradient. Out: seconds of ranks. Reads and gradients are charged by rules of their own
-(read_charges.py). Where no ranks share memory the two rules are one, and a row has one weight,
-S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts. With relays
-there is another part for each size of node, what a relay moves for its node: S·D of the node, and
-in training as much for the gradient. Rows of pooled tables have parts of their own: links by reads,
+more for its gradient. Out: seconds of ranks. Reads and gradients have separate charges
+(read_charges.py). If no ranks share memory the charges are equal, and a row has one weight, S·(R +
+D), to which all its terms in T are proportional; otherwise it has two parts. With relays there is
+another part for each size of node, the bytes that a relay moves for its node: S·D of the node, and
+in training as much for the gradient. Rows of pooled tables have separate parts: links by reads,
 memories and gradients by the rows touched.
 """
 
@@ -24,15 +24,15 @@ from oper.topology.topology import Topology
 
 
 class Part(NamedTuple):
-    """Bytes of one row of each class, [C], that every rank moves, or a relay for its node, and who
-    pays for them."""
+    """Bytes of one row of each class, [C], that every rank moves, or a relay for its node, and
+    their charges."""
 
     bytes: Floats
     charges: Charges
 
 
 class Direction(NamedTuple):
-    """Bytes of each class, [C], of which each moves T by the differences of `columns` [G, M]."""
+    """Bytes of each class, [C]; each byte moves T by the differences of `columns` [G, M]."""
 
     bytes: Floats
     columns: Floats
@@ -40,7 +40,7 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """`bytes` [C] are all that a rank moves for a row of each class; `parts` those by charges."""
+    """All `bytes` [C] that a rank moves for a row of each class, and their `parts` by charges."""
 
     bytes: Floats
     parts: tuple[Part, ...]
@@ -56,10 +56,10 @@ class Traffic:
         pooled_read_bytes: Floats,
         pooled_gradient_bytes: Floats,
     ) -> "Traffic":
-        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes`, those of the
-        rows that a rank touches, are together `all_bytes`, with the `node_bytes` [C, K] of each
-        size of node whose ranks have relays. Of these the pooled ones are of pooled tables, which
-        have no node_bytes."""
+        """Return the traffic of rows with `all_bytes` [C]: `read_bytes` and, in training,
+        `gradient_bytes` of the rows that a rank touches. `node_bytes` [C, K] are those of each size
+        of node whose ranks have relays. The two pooled arguments are the parts of pooled tables,
+        which have no `node_bytes`."""
         if isinstance(topology, PooledTopology):
             pooled: tuple[Part, ...] = (
                 Part(pooled_read_bytes, Charges.of(topology)),
@@ -90,87 +90,89 @@ class Traffic:
         return Traffic(all_bytes, parts)
 
     def set_seconds(self, c: Any, sets: HolderSets, g: Any, read_by_read: bool = False) -> Floats:
-        """What each rank pays for one row of class `c` in holder set `g`, in the last axis; `c` and
-        `g` are indices of one shape. `read_by_read` as in `Charges.set_seconds`."""
+        """Return the seconds that each rank, in the last axis, pays for one row of class `c` in
+        holder set `g`; `c` and `g` are indices of one shape. `read_by_read` as in
+        `Charges.set_seconds`."""
         return _sum(
             part.bytes[c][..., None] * part.charges.set_seconds(sets, read_by_read)[g]
             for part in self.parts
         )
 
     def mean_set_seconds(self, sets: HolderSets) -> Floats:
-        """The mean of that over ranks, [C, G]."""
+        """Return the mean over ranks of the seconds per row, [C, G]."""
         return _sum(
             np.outer(part.bytes, part.charges.set_seconds(sets).sum(axis=1) / part.charges.ranks)
             for part in self.parts
         )
 
     def owner_seconds(self, c: int) -> Floats:
-        """What each rank pays for one row of class `c` with one owner, [owner, payer]."""
+        """Return the seconds that each rank pays for one row of class `c` with one owner, [owner,
+        payer]."""
         return _sum(part.bytes[c] * part.charges.owner_seconds for part in self.parts)
 
     @property
     def own_seconds(self) -> Floats:
-        """What a row with one owner takes that owner at least, [C]."""
+        """Lower bound on the seconds that a row with one owner takes its owner, [C]."""
         return _sum(
             part.bytes * float(part.charges.owner_seconds.diagonal().min()) for part in self.parts
         )
 
     @property
     def mean_owner_seconds(self) -> Floats:
-        """What a row with one owner costs a rank, the mean over owners and ranks, [C]."""
+        """Seconds of a rank per row with one owner, the mean over owners and ranks, [C]."""
         return _sum(part.bytes * part.charges.mean_owner_seconds for part in self.parts)
 
     def least_largest_seconds(self) -> Floats:
-        """What a row with one owner takes some rank at least, whoever owns it, [C]."""
+        """Return a lower bound on the largest seconds of a rank for a row with one owner, over all
+        owners, [C]."""
         if len(self.parts) == 1:
             part = self.parts[0]
             return float(part.charges.owner_seconds.max(axis=1).min()) * part.bytes
         least = np.full(len(self.bytes), np.inf)
-        each = np.stack([part.bytes for part in self.parts], axis=1)
+        part_bytes = np.stack([part.bytes for part in self.parts], axis=1)
         for payers in _different_payers(tuple(part.charges for part in self.parts)):
-            least = np.minimum(least, dot(each, payers.T).max(axis=1))
+            least = np.minimum(least, dot(part_bytes, payers.T).max(axis=1))
         return least
 
     def directions(self, sets: HolderSets) -> tuple[Direction, ...]:
-        """How T moves with the rows of holder sets, a direction for each part."""
+        """Return the directions in which rows of holder sets move T, one for each part."""
         return tuple(Direction(p.bytes, p.charges.set_seconds(sets)) for p in self.parts)
 
 
 @lru_cache(maxsize=4)
 def _different_payers(charges: tuple[Charges, ...]) -> tuple[Floats, ...]:
-    """Return the seconds that ranks pay for a byte of each part of a row with one owner,
-    [payers, parts] per owner: one of the ranks that pay the same, and one of the owners whose
-    payers are the same."""
-    by_owner = np.stack([each.owner_seconds for each in charges], axis=2)
+    """Return the seconds that ranks pay for a byte of each part of a row with one owner, [payers,
+    parts] per owner. Ranks that pay the same appear once, as do owners with the same payers."""
+    by_owner = np.stack([of_part.owner_seconds for of_part in charges], axis=2)
     codes = np.zeros(by_owner.shape[:2], dtype=np.int64)  # of distinct payments
     for seconds in np.moveaxis(by_owner, 2, 0):
         different = np.unique(seconds)
         codes = codes * len(different) + np.searchsorted(different, seconds)
         codes = np.searchsorted(np.unique(codes), codes)
-    found: dict[bytes, Floats] = {}
+    paid_by_kinds: dict[bytes, Floats] = {}
     for paid, code in zip(by_owner, codes, strict=True):
         kinds, first = np.unique(code, return_index=True)
-        found.setdefault(kinds.tobytes(), paid[first])
-    return tuple(found.values())
+        paid_by_kinds.setdefault(kinds.tobytes(), paid[first])
+    return tuple(paid_by_kinds.values())
 
 
 def link_parts(
     topology: Topology, read_bytes: Floats, node_bytes: Floats, pooled_read_bytes: Floats
 ) -> tuple[Part, ...]:
-    """What links carry of reads alone, to be priced by `Charges.set_link_seconds`: of all
-    `read_bytes` and those of `node_bytes`, as in `Traffic.of`."""
+    """Return the parts of reads alone that links carry, to be priced by `Charges.set_link_seconds`.
+    The arguments are as in `Traffic.of`."""
     charges = Charges.of(without_pooling(topology))
     of_nodes = zip(node_bytes.T, charges.of_nodes, strict=True)
-    found = ((read_bytes - pooled_read_bytes, charges), *of_nodes)
+    parts = ((read_bytes - pooled_read_bytes, charges), *of_nodes)
     if isinstance(topology, PooledTopology):
-        found += ((pooled_read_bytes, Charges.of(topology)),)
-    return tuple(Part(*part) for part in found)
+        parts += ((pooled_read_bytes, Charges.of(topology)),)
+    return tuple(Part(*part) for part in parts)
 
 
 def main_direction(directions: tuple[Direction, ...]) -> Direction:
-    """The one direction that comes nearest to several: along the last of them that moves T at all,
-    with the bytes of the others in proportion to how far they move T that way. Exact where all move
-    it that way."""
+    """Return one direction that approximates several: along the last of them that moves T, with the
+    bytes of the others in proportion to how far they move T that way. The result is exact if all
+    move T that way."""
     away = [columns - columns.mean(axis=0) for _, columns in directions]
     least = 1e-12 * max(float(np.abs(columns).max()) for _, columns in directions)
     moving = [n for n, moved in enumerate(away) if float(np.abs(moved).max()) > least]
@@ -184,7 +186,7 @@ def main_direction(directions: tuple[Direction, ...]) -> Direction:
 
 
 def _sum(terms: Any) -> Floats:
-    """The sum of arrays, of one as it is."""
+    """Return the sum of arrays, a single one as it is."""
     first, *others = terms
     for other in others:
         first = first + other

@@ -1,10 +1,10 @@
-"""Expected vectors that a bag of a pooled table costs: one for each node that has any of its rows.
+"""Expected vectors per bag of a pooled table: one for each node that has any of its rows.
 
 A node that has a share x of the rows of a table's bags (each row once a bag: its samples with the
 row over those of all rows) adds up its rows of a bag and sends one vector. Ids are taken to be
-independent within a bag but for rows that repeat: of the ids after a bag's first a share s names a
-row that the bag does not have yet, as the profile counted. With a share p(ℓ) of the bags of ℓ ids,
-empty ones too, the chance that a bag has any row at the node is
+independent within a bag, except that rows repeat: of the ids after a bag's first, a share s,
+counted by the profile, names a row that the bag does not have yet. With a share p(ℓ) of the bags of
+ℓ ids, including empty bags, the chance that a bag has any row at the node is
 
     chance(x) = Σ_ℓ p(ℓ) · (1 − (1 − x) · (1 − s·x)^(ℓ−1))        ℓ ≥ 1
 
@@ -15,12 +15,12 @@ functions enclose it:
     x · chance(1)  ≤  chance(x)  ≤  x · slope(0)
 
 chance(1) is the share of bags that are not empty, slope(0) the mean number of distinct rows of a
-bag. Rows that get the price chance(x) / x each (the chord) cost together what their node's bags do;
-slope(x) is what one row more adds.
+bag. With the price chance(x) / x per row (the chord), a node's rows together cost as much as its
+bags; slope(x) is the cost of one more row.
 
 Sums are taken without differences, so that they are accurate to the last digits however small x is,
-and by Horner's rule, with one multiplication a length. How far they are from what logs need:
-docs/design/vectors-per-bag.md.
+and by Horner's rule, with one multiplication a length. Their distance from the vectors counted in
+logs: docs/design/vectors-per-bag.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,15 +41,15 @@ _SHORT_STEP = 16
 
 
 class VectorsPerBag:
-    """The chances of T tables by the lengths of their bags; 0 of a table without bags.
+    """Chances of T tables by the lengths of their bags; 0 for a table without bags.
 
     All functions take shares [T, N] from 0 to 1, of T tables and N nodes, and give [T, N].
     """
 
     def __init__(self, lengths: BagLengths) -> None:
         several = lengths.length > 1
-        # The ids of bags after their first, ascending, and of each table the share of bags that
-        # have so many, [L, T, 1].
+        # Numbers of ids of bags after their first, ascending, and each table's share of bags with
+        # that number, [L, T, 1].
         self._more: Ints = np.unique(lengths.length[several]) - 1
         bags = np.zeros((len(self._more), lengths.tables))
         place = np.searchsorted(self._more, lengths.length[several] - 1)
@@ -63,14 +63,14 @@ class VectorsPerBag:
         self._mean = (lengths.distinct / total)[:, None]
 
     def chances(self, shares: Floats) -> Floats:
-        """The chance that a bag has any row at a node that has these shares of the rows."""
+        """Return the chance that a bag has any row at a node that has these shares of the rows."""
         # A bag's first id is there, or one of those after it.
         chances: Floats = self._filled * shares + (1 - shares) * self._chances_of_more(shares)
         return chances
 
     def _chances_of_more(self, shares: Floats) -> Floats:
-        """Σ p · (1 − (1 − s·x)^(ℓ−1)): a bag has a new row there after its first id. As a sum over
-        lengths in order, of the share of bags that reach each length."""
+        """Return Σ p · (1 − (1 − s·x)^(ℓ−1)), the chance that a bag has a new row there after its
+        first id, as a sum over ascending lengths of the share of bags that reach each length."""
         new = self._new * shares
         with np.errstate(divide="ignore"):
             log_missed = log1p(-new)  # of one id; -inf where the node has all
@@ -87,7 +87,8 @@ class VectorsPerBag:
         return chance
 
     def slopes(self, shares: Floats) -> Floats:
-        """The derivative of the chance in the share: the mean distinct rows at 0, and falling."""
+        """Return the derivative of the chance in the share: the mean distinct rows at 0, and
+        falling."""
         missed = 1 - self._new * shares
         powers = _of_steps(lambda step: whole_power(missed, step))
         first = np.zeros_like(shares)  # Σ p · (1 − s·x)^(ℓ−1), of bags with several ids
@@ -106,14 +107,15 @@ class VectorsPerBag:
         return slopes
 
     def chords(self, shares: Floats) -> Floats:
-        """The chance over the share, slope of the line from 0; at 0 its limit, slope(0)."""
+        """Return the chance over the share, the slope of the line from 0; at 0 its limit,
+        slope(0)."""
         chords: Floats = np.broadcast_to(self._mean, shares.shape).copy()
         np.divide(self.chances(shares), shares, out=chords, where=shares > 0)
         return chords
 
 
 def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
-    """Which of the tables are pooled on a topology, [T]."""
+    """Return a mask of the tables that are pooled on a topology, [T]."""
     if not isinstance(topology, PooledTopology):
         return np.zeros(len(tables), dtype=bool)
     names = topology.tables
@@ -121,21 +123,21 @@ def pooled_of(topology: Topology, tables: Sequence[Table]) -> NDArray[np.bool_]:
 
 
 def pooled_names(topology: Topology, tables: Sequence[Table]) -> tuple[str, ...]:
-    """The names of the tables that are pooled on a topology, in their order."""
+    """Return the names of the tables that are pooled on a topology, in their order."""
     which = pooled_of(topology, tables).tolist()
     return tuple(table.name for table, pooled in zip(tables, which, strict=True) if pooled)
 
 
 class PartAccesses(NamedTuple):
-    """The accesses of each table to rows in each holder set, [T, G], of whole rows or of some of
-    their columns: `tables` are as wide as these."""
+    """Accesses of each table to rows in each holder set, [T, G], to whole rows or to some of their
+    columns, which give the `tables` their width."""
 
     tables: Sequence[Table]
     accesses: Floats
 
 
 class VectorRatios(NamedTuple):
-    """Bytes of vectors that a rank gets from other nodes, for a byte of the rows they are sums of.
+    """Bytes of vectors that a rank gets from other nodes, per byte of the rows that they sum.
 
     even: with each table's rows spread evenly over the nodes. least: wherever its rows are.
     """
@@ -151,8 +153,8 @@ def vector_ratios(
     local_shares: Floats,
     pooled: NDArray[np.bool_] | bool = True,
 ) -> VectorRatios:
-    """The ratios of tables of which the nodes' ranks have `local_shares` [T] of the accesses on
-    replicas, all other rows lying on one of `nodes` nodes each; of those that are `pooled` [T]."""
+    """Return the ratios of the `pooled` [T] tables. `local_shares` [T] of the accesses go to
+    replicas; every other row lies on one of `nodes` nodes."""
     shares = np.broadcast_to((1 - local_shares)[:, None] / nodes, (lengths.tables, nodes))
     vectors = vector_bytes(lengths, tables, shares)
     read = np.array([table.row_bytes for table in tables]) * lengths.ids_of_tables.astype(float)
@@ -161,21 +163,21 @@ def vector_ratios(
     some = read > 0
     whole = vector_bytes(lengths, tables, np.ones((lengths.tables, 1)))[:, 0]
     least = whole[some] / read[some]
-    found = float((vectors[:, 0] * pooled).sum()) / rows if rows > 0 else 1.0
-    lowest = min(float(least.min(initial=np.inf)), found)
-    return VectorRatios(found, lowest)
+    even = float((vectors[:, 0] * pooled).sum()) / rows if rows > 0 else 1.0
+    lowest = min(float(least.min(initial=np.inf)), even)
+    return VectorRatios(even, lowest)
 
 
 def vector_bytes(lengths: BagLengths, tables: Sequence[Table], shares: Floats) -> Floats:
-    """The expected bytes of vectors, float32, for all bags of the log, of tables of which each node
-    has `shares` of the accesses, [T, N]."""
+    """Return the expected bytes of vectors, float32, for all bags of the log, if each node has
+    `shares` of the tables' accesses, [T, N]."""
     a_bag = np.array([4.0 * table.dim for table in tables])[:, None]
-    found: Floats = a_bag * lengths.bags_of_tables[:, None] * VectorsPerBag(lengths).chances(shares)
-    return found
+    bytes: Floats = a_bag * lengths.bags_of_tables[:, None] * VectorsPerBag(lengths).chances(shares)
+    return bytes
 
 
 def _of_steps(function: Callable[[int], Floats]) -> Callable[[int], Floats]:
-    """The function of a step between lengths, taken once of short steps, which recur."""
+    """Return `function` of a step between lengths, cached for short steps, which recur."""
     known: dict[int, Floats] = {}
 
     def found(step: int) -> Floats:

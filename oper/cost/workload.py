@@ -1,4 +1,4 @@
-"""What one iteration is: training or inference, how rows are fetched, and the global batch."""
+"""The workload of one iteration: training or inference, the fetch of rows, the global batch."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -16,20 +16,20 @@ FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 
 
 def usual_fetch(nodes: int) -> Fetch:
-    """How rows are fetched unless it is said: ranks of one node read every access through a
-    pointer, and between nodes each row travels once a batch."""
+    """Return the default fetch: ranks of one node read every access through a pointer, and between
+    nodes each row travels once a batch."""
     return "raw" if nodes == 1 else "distinct"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one iteration is: mode, how rows are fetched, and the global batch in samples.
+    """One iteration: mode, fetch of rows, and the global batch in samples.
 
-    Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
-    node; on several distinct, or auto if tables can be pooled there. A plan has the one that it was
-    made for. Pooled: the ranks of another node add up the rows of each bag, and send one vector
-    (oper/topology/pooled_links.py). Auto: tables are pooled if that makes the step at least 5 %
-    shorter, and fetched as is usual otherwise; a plan then says which are pooled.
+    Without `fetch` the topology of the plan decides: raw on one node; on several nodes distinct, or
+    auto if tables can be pooled there. A plan has the fetch that it was made for. Pooled: the ranks
+    of another node add up the rows of each bag and send one vector (oper/topology/pooled_links.py).
+    Auto: tables are pooled if that makes the step at least 5 % shorter, and otherwise have the
+    default fetch; a plan then names the pooled tables.
     """
 
     mode: Literal["training", "inference"]
@@ -49,22 +49,22 @@ class Workload:
             raise OperError(f"batch size: expected 1 to {MOST_SAMPLES:,} samples, got {size:,}")
 
     def on(self, nodes: int) -> "Workload":
-        """This workload on so many nodes: with the fetch that is usual there, if it has none. On
-        one node pooled rows are read by pointer, as raw ones."""
+        """Return this workload on `nodes` nodes: with the default fetch there, if it has none. On
+        one node pooled rows are read by pointer, like raw ones."""
         pooled_for_nothing = self.fetch in ("pooled", "auto") and nodes == 1
         if self.fetch is None or pooled_for_nothing:
             return replace(self, fetch=usual_fetch(nodes))
         return self
 
     def unpooled(self, nodes: int) -> "Workload":
-        """Return this workload on so many nodes if no table is pooled: rows are fetched as it says,
-        or as is usual there."""
+        """Return this workload on `nodes` nodes if no table is pooled: with its own fetch, or the
+        default one there."""
         fetch = None if self.fetch in ("pooled", "auto") else self.fetch
         return replace(self, fetch=fetch).on(nodes)
 
     @property
     def known_fetch(self) -> Fetch:
-        """How rows are fetched, of a workload that is on some nodes."""
+        """Fetch of rows, for a workload that is on some number of nodes."""
         if self.fetch in (None, "auto"):
             raise OperError(
                 "workload: without fetch, or with 'auto', it depends on the topology and the data; "
