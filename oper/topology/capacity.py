@@ -1,13 +1,13 @@
-"""Capacity: how many bytes of rows each rank may hold.
+"""Capacity: the bytes of rows that each rank may hold.
 
 The paper's heap size, unless one is given (§6.1): with total the bytes m of all rows, x the extra
 memory and w the bytes of each width of row,
 
     capacity = ⌈total / M · (1 + x)⌉ + Σ w
 
-Σ w is one row of each width, as total / M need not be whole rows. A capacity that is given is in
-bytes, or a factor of total / M. Where neither it nor x is given, devices have their memory less a
-share reserved for the rest of the model, and less what a step takes beside the rows.
+Σ w is one row of each width, because total / M need not be whole rows. A capacity that is given is
+in bytes, or a factor of total / M. If neither a capacity nor x is given, devices have their memory
+less a share reserved for the rest of the model, and less the memory of a step.
 """
 
 import math
@@ -23,14 +23,14 @@ from oper.topology.transports import NVSHMEM, STAGE_BYTES, Transport
 
 
 class CapacityError(OperError):
-    """The ranks cannot hold the tables; `reason` says why, without whose capacity it is."""
+    """Capacity too small for the tables; `reason` says why, without naming whose capacity it is."""
 
     def __init__(self, reason: str, of: str = "capacity") -> None:
         super().__init__(f"{of}: {reason}")
         self.reason = reason
 
 
-# None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
+# None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value per rank, an
 # int in bytes or a float as a factor.
 Capacity = tuple[int | float, ...] | float | None
 
@@ -40,7 +40,8 @@ _LARGEST_FACTOR = 10_000.0
 
 
 def parse_capacity(text: str, ranks: int) -> Capacity:
-    """`64GB`, or a bare factor of total/ranks such as `3`; one value, or one a rank with commas."""
+    """Parse `64GB`, or a bare factor of total/ranks such as `3`; one value, or one per rank with
+    commas."""
     values = [_parse_one(piece.strip()) for piece in text.split(",")]
     if len(values) == 1:
         return values[0] if isinstance(values[0], float) else tuple(values * ranks)
@@ -59,18 +60,19 @@ def rank_capacities(
     extra_memory: float,
     width_memory_bytes: Sequence[int],
 ) -> list[int]:
-    """The bytes each rank may hold, for tables of `total_bytes` whose rows have these widths.
+    """Return the bytes that each rank may hold, for tables of `total_bytes` whose rows have these
+    widths.
 
-    OperError, with the missing bytes and the number of ranks that would be enough, where not even
-    one copy of every row fits.
+    Raise OperError, with the missing bytes and a sufficient number of ranks, if not even one copy
+    of every row fits.
     """
     if capacity is None:
         heap = math.ceil(total_bytes / ranks * (1 + extra_memory)) + sum(width_memory_bytes)
         return [heap] * ranks
-    given = capacity if isinstance(capacity, tuple) else (capacity,) * ranks
-    limits = [c if isinstance(c, int) else int(c * total_bytes / ranks) for c in given]
+    per_rank = capacity if isinstance(capacity, tuple) else (capacity,) * ranks
+    limits = [c if isinstance(c, int) else int(c * total_bytes / ranks) for c in per_rank]
     if total_bytes:
-        by_factor = any(isinstance(c, float) for c in given)
+        by_factor = any(isinstance(c, float) for c in per_rank)
         _check_room(limits, by_factor, total_bytes, width_memory_bytes)
     return limits
 
@@ -81,9 +83,9 @@ def device_capacities(
     step_bytes: float,
     transport: Transport | None = None,
 ) -> list[int]:
-    """The bytes for rows of devices with these memories, [M]: all but the share `reserve`, and but
-    `step_bytes` of each, which a step takes beside rows. Negative where there is too little. With
-    NVSHMEM all ranks have as much as the one that has the most: as the smallest has room for."""
+    """Return the bytes for rows on devices with these memories, [M]: all but the share `reserve`
+    and the `step_bytes` of a step. They are negative if the memory is too small. With NVSHMEM every
+    rank allocates the same bytes, so the smallest device decides."""
     step = math.ceil(step_bytes)
     room = [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
     return [min(room) - STAGE_BYTES] * len(room) if transport == NVSHMEM else room
@@ -92,19 +94,19 @@ def device_capacities(
 def check_host(
     name: str, ranks: int, memory_bytes: Sequence[int] | None, bandwidth: Sequence[float] | None
 ) -> None:
-    """OperError where the hosts of topology `name` do not have one size and one rate for each rank,
+    """Raise OperError unless the hosts of topology `name` have one size and one rate per rank,
     within limits, as far as they are given."""
-    for what, given, limits in (
+    for what, values, limits in (
         ("host memory", memory_bytes, MEMORY),
         ("host bandwidth", bandwidth, BANDWIDTH),
     ):
-        if given is None:
+        if values is None:
             continue
-        if len(given) != ranks:
+        if len(values) != ranks:
             raise OperError(
-                f"topology {name}: the {what} of {len(given)} ranks, and it has {ranks}"
+                f"topology {name}: the {what} of {len(values)} ranks, and it has {ranks}"
             )
-        for rank, value in enumerate(given):
+        for rank, value in enumerate(values):
             if not limits.holds(value):
                 raise OperError(
                     f"topology {name}: {what} of rank {rank}: expected {limits}, got {value}"
@@ -117,8 +119,8 @@ def memory_warning(
     rows_bytes: Sequence[float] | Floats,
     step_bytes: float,
 ) -> str | None:
-    """A warning where the rows of a rank of topology `name` (bytes, [M]) and `step_bytes` exceed
-    the memory it has, [M]; else None."""
+    """Return a warning if the rows of a rank of topology `name` (bytes, [M]) and `step_bytes`
+    exceed its memory, [M]; else None."""
     if have_bytes is None:
         return None
     have = np.array(have_bytes, dtype=np.float64)
@@ -126,9 +128,9 @@ def memory_warning(
     if not (over > 0).any():
         return None
     rank = int(over.argmax())
-    beside = f" and {step_bytes / GB:,.3g} GB for a step" if step_bytes else ""
+    with_step = f" and {step_bytes / GB:,.3g} GB for a step" if step_bytes else ""
     return (
-        f"rank {rank} needs {rows_bytes[rank] / GB:,.1f} GB for rows{beside} and has "
+        f"rank {rank} needs {rows_bytes[rank] / GB:,.1f} GB for rows{with_step} and has "
         f"{have[rank] / GB:,.1f} GB of memory ({name}): it will not fit without more "
         "ranks, narrower rows or a host tier"
     )

@@ -1,15 +1,15 @@
-"""The ranks as rows in the hosts' memory see them: the tier's link costs and capacities.
+"""Link costs and capacities of the host tier, for rows in the hosts' memory.
 
 With h[j] the seconds per byte between rank j's device and its share of its host's memory, and L the
 link costs between devices, a read of rank i from the tier of rank j takes
 
-    h[j]                    where i = j
-    max(h[j], L[i][j])      elsewhere: its bytes pass the owner's host link and then the link from j
-                            to i, one after the other as in a pipe, and the slower of the two sets
-                            the pace
+    h[j]                    if i = j
+    max(h[j], L[i][j])      otherwise: its bytes pass the owner's host link and then the link from j
+                            to i, as in a pipe, in which the slower of the two sets the pace
 
-Who pays is as for rows on devices (oper/cost/read_charges.py): the owner for every byte that
-leaves its host's memory, at h[j], and the reader for the link; in shared memory the reader alone.
+The payers are those of rows on devices (oper/cost/read_charges.py): the owner pays h[j] for every
+byte that leaves its host's memory, and the reader pays for the link; in shared memory the reader
+alone pays.
 """
 
 from dataclasses import dataclass, replace
@@ -23,16 +23,17 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True, eq=False)
 class TierTopology(Topology):
-    """A topology with the link costs of rows in the hosts' memory. Each rank caches such rows, and
-    fetches them for itself: no relay reads them (relays.py)."""
+    """Topology with the link costs of rows in the hosts' memory. Each rank caches such rows, and
+    fetches them itself, without relays (relays.py)."""
 
 
 def tier_topology(topology: Topology) -> TierTopology:
-    """The ranks with the tier's link costs, each with its share of the host's memory as capacity.
+    """Return the topology with the tier's link costs, and each rank's share of the host's memory as
+    its capacity.
 
-    Where that is a part of this machine's the capacity is the paper's heap, as for the ranks' own
-    rows: a plan must not depend on where it was made. OperError where the topology does not say
-    what its hosts have.
+    If the hosts share this machine's memory, the capacity is the paper's heap, as for rows on
+    devices, so that a plan does not depend on the machine that made it. Raise OperError if the
+    topology lacks the memory or bandwidth of its hosts.
     """
     missing = [
         f"{key} ({what})"
@@ -67,7 +68,7 @@ def tier_topology(topology: Topology) -> TierTopology:
 
 
 def host_to_dict(topology: Topology) -> dict[str, Any]:
-    """What a topology file says of the hosts, beside `Topology.to_dict`."""
+    """Return the hosts' part of a topology file, in addition to `Topology.to_dict`."""
     content: dict[str, list[Any]] = {}
     if topology.host_memory_bytes is not None:
         content["host_memory"] = [f"{size}B" for size in topology.host_memory_bytes]

@@ -6,21 +6,22 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Of a node: each rank's rows are served by that rank; or every rank reads them itself.
+# Memory of a node: linked, a rank serves its own rows; or shared, every rank reads all rows itself.
 NodeMemory = Literal["linked", "shared"]
 LINKED: NodeMemory = "linked"
 SHARED: NodeMemory = "shared"
 
-# Of links: a rank's own rows, those of another rank in its node, those of another node.
+# Kinds of links: to a rank's own rows, to those of another rank in its node, to those of another
+# node.
 KINDS = ("local", "same_node", "other_node")
 
 
 class Network(NamedTuple):
-    """What the ranks of a cluster share on their way to other nodes; None: nothing.
+    """Resources that the ranks of a cluster share on the way to other nodes; None: not shared.
 
     adapters_per_node: network adapters of a node, if they are fewer than its ranks.
-    bisection_bandwidth: bytes/s, in one direction, of all that joins the first half of the nodes to
-    the others.
+    bisection_bandwidth: bytes/s, in one direction, of all links between the first half of the nodes
+    and the others.
     """
 
     adapters_per_node: int | None = None
@@ -33,10 +34,10 @@ UNSHARED = Network()
 def link_matrix(
     node_of: Sequence[int], cost_by_kind: dict[str, float], network: Network = UNSHARED
 ) -> NDArray[np.float64]:
-    """Link costs [M, M], s/byte, from one cost for each kind of link (KINDS).
+    """Return link costs [M, M], s/byte, from one cost for each kind of link (KINDS).
 
-    Kinds that no pair of ranks has may be missing. What `network` says is shared is shared evenly:
-    all ranks read at once, as much from each rank of the other nodes.
+    Kinds that no pair of ranks has may be missing. The resources of `network` are shared evenly:
+    all ranks read at once, equally from each rank of the other nodes.
     """
     node = np.array(node_of)
     same_node = node[:, None] == node[None]
@@ -53,8 +54,8 @@ def link_matrix(
 
 
 def _crossing_bisection(same_node: NDArray[np.bool_], node: NDArray[np.int64]) -> float:
-    """Bytes that cross from one half of the nodes to the other, whichever way are more, for each
-    byte that every rank reads of other nodes."""
+    """Return the bytes that cross from one half of the nodes to the other, in the direction with
+    more, per byte that every rank reads from other nodes."""
     nodes, place = np.unique(node, return_inverse=True)
     half = place < len(nodes) / 2
     others = ~same_node

@@ -1,8 +1,8 @@
-"""Equal ranks in place of ranks that differ by no more than measurements do.
+"""Equal ranks in place of ranks that differ only within the error of measurements.
 
-Two measurements of equal links never give equal numbers. If each link costs within `NEARLY` of the
-mean of its kind, and capacities and memories are as near to their means, plans are sought for the
-mean costs and the least capacity, on which ranks are interchangeable
+Two measurements of equal links never give equal numbers. If each link cost is within `NEARLY` of
+the mean of its kind, and capacities and memories are that near to their means, plans are sought for
+the mean costs and the least capacity, with which ranks are interchangeable
 (oper/planner/place_nearly_alike.py). Plans are priced on the true links.
 """
 
@@ -31,9 +31,9 @@ def as_alike(topology: Topology) -> Topology:
     """Return the topology with the mean cost of each kind of link, and the least capacity and
     memory; the given object if ranks are equal, or differ by more than `NEARLY`."""
     if isinstance(topology, PooledTopology):
-        given = without_relays(topology.unpooled)
-        alike = as_alike(given)
-        return topology if alike is given else topology.on(alike)
+        unpooled = without_relays(topology.unpooled)
+        alike = as_alike(unpooled)
+        return topology if alike is unpooled else topology.on(alike)
     costs = dict(zip(KINDS, topology.seconds_by_kind(), strict=True))
     link_cost = link_matrix(topology.node_of, costs)
     memory = topology.memory_for_plans
@@ -47,19 +47,19 @@ def as_alike(topology: Topology) -> Topology:
         value == getattr(topology, name) for name, value in of_ranks.items()
     )
     near = bool((np.abs(topology.link_cost - link_cost) <= NEARLY * link_cost).all())
-    found = replace(topology, link_cost=link_cost, **of_ranks)
-    return found if near and found.homogeneous and not equal else topology
+    alike_topology = replace(topology, link_cost=link_cost, **of_ranks)
+    return alike_topology if near and alike_topology.homogeneous and not equal else topology
 
 
 def with_mean_capacity(topology: Topology) -> Topology:
     """Return `as_alike(topology)` with the mean of the given capacities, which some ranks do not
     have; the object of `as_alike` itself if no capacities differ."""
-    alike, given = as_alike(topology), topology.capacity
-    if alike.capacity == given or not isinstance(given, tuple):
+    alike, capacities = as_alike(topology), topology.capacity
+    if alike.capacity == capacities or not isinstance(capacities, tuple):
         return alike
-    mean = sum(given) / len(given)
-    each = int(mean) if isinstance(given[0], int) else mean
-    return replace(alike, capacity=(each,) * len(given))
+    mean = sum(capacities) / len(capacities)
+    of_rank = int(mean) if isinstance(capacities[0], int) else mean
+    return replace(alike, capacity=(of_rank,) * len(capacities))
 
 
 def bounding(topology: Topology) -> Topology:

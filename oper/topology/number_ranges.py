@@ -1,7 +1,7 @@
-"""The numbers that a topology may have: far beyond any machine's on both sides.
+"""Ranges of a topology's numbers, far wider than those of any machine.
 
-Within them the sums and programmes of planning are finite: with costs of 1e150 seconds a byte they
-are not, and with a hop of 1e12 seconds a solver's tolerance is longer than all reads.
+Within them the sums and linear programmes of the planner stay finite: with costs of 1e150 seconds
+per byte they overflow, and with a hop of 1e12 seconds a solver's tolerance exceeds all reads.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from oper.base.units import MOST_BYTES
 
 
 class Range(NamedTuple):
-    """From `least` to `most`, both included, of a unit as errors name it."""
+    """Numbers from `least` to `most`, both included, with their unit as errors name it."""
 
     least: float
     most: float

@@ -1,22 +1,22 @@
-"""The ranks of a plan with pooled tables, whose rows of other nodes are added up there.
+"""Topology of pooled tables, whose rows in other nodes are added up there.
 
 A rank's proxy in another node, the rank at the same position there, reads the rows of a bag that
-lie in its node, adds them up, and sends one vector of float32; in training one comes back, from
-which the gradients of those rows are made. With r the bytes of vectors for each byte of the rows
-that they are sums of (oper/cost/vectors_per_bag.py) and L the link costs, a byte that rank i reads
+lie in its node, adds them up, and sends one vector of float32; in training one vector comes back,
+from which the proxy makes the gradients of those rows. With r the bytes of vectors per byte of the
+rows that they sum (oper/cost/vectors_per_bag.py) and L the link costs, a byte that rank i reads
 from rank j of another node takes
 
     reads       L[i][j] · r      the vector; in training twice, as its gradient comes back
                 + L[p][j]        the read of i's proxy p, which the proxy pays (read_charges.py)
     gradients   L[p][j]          from the proxy, which has the gradients of j's rows, to j
 
-and in a node what it takes there without pooling. r is of j's node: how many rows of a bag are
-there depends on where the tables' rows are. Of a memory each row that a rank touches is read once a
-batch, however many accesses it has there: a cache has the repeats. Links pass every access. Rows of
-tables that are not pooled have the links without pooling (`unpooled`).
+and inside a node the same as without pooling. r belongs to j's node: the number of rows of a bag
+there depends on the places of the tables' rows. A memory reads each row that a rank touches once
+per batch, whatever its number of accesses: repeats come from a cache. Links carry every access.
+Rows of tables that are not pooled have the links without pooling (`unpooled`).
 
-In `link_cost`, by which placements are sought, the proxy's read is its mean over the ranks of j's
-node, of which j itself has no link to pass; in shared memory j's own read is one of the proxies'
+In `link_cost`, by which placements are sought, the proxy's read is the mean over the ranks of j's
+node, of which j itself needs no link; in shared memory j's own read is one of the proxies' reads
 too.
 """
 
@@ -34,12 +34,12 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True, eq=False)
 class PooledTopology(Topology):
-    """A topology with the link costs of pooled tables' rows.
+    """Topology with the link costs of pooled tables' rows.
 
-    own_link_cost: those without pooling, s/byte [M, M]. vector_ratio: bytes of vectors for a byte
-    of rows of each node, as others read them, [N]. least_ratio: the same, at the least, wherever
-    rows are. training: whether vectors go both ways. tables: the names of those that are pooled;
-    None: all. relays: whether relays read the rows of the others between nodes (relays.py).
+    own_link_cost: link costs without pooling, s/byte [M, M]. vector_ratio: bytes of vectors per
+    byte of rows of each node, as read from other nodes, [N]. least_ratio: its lower bound over all
+    placements of the rows. training: vectors go both ways. tables: the names of the pooled tables;
+    None: all. relays: relays read the rows of the other tables between nodes (relays.py).
     """
 
     own_link_cost: Floats = field(kw_only=True)
@@ -57,13 +57,13 @@ class PooledTopology(Topology):
         training: bool,
         tables: frozenset[str] | None = None,
     ) -> "PooledTopology":
-        """The topology with pooled `tables` (all), with so many bytes of vectors for a byte of
-        their rows, of each node [N] or of all."""
+        """Return the topology with pooled `tables` (None: all), with `ratio` bytes of vectors per
+        byte of their rows, per node [N] or for all."""
         ratios = np.broadcast_to(np.asarray(ratio, dtype=np.float64), topology.nodes)
         near = _near(topology)
         own, other = topology.link_cost, topology.masks()["other_node"]
         far = own * ratios[np.array(topology.node_of)] * (2 if training else 1)
-        # Where ranks are nodes, vectors are all that a link takes; and none costs nothing.
+        # If each rank is a node, links carry vectors alone; and no link is free.
         between = np.maximum(far + near, LINK_COST.least)
         costs = {"link_cost": np.where(other, between, own)}
         return PooledTopology(
@@ -77,23 +77,24 @@ class PooledTopology(Topology):
         )
 
     def with_ratio(self, ratio: Floats | float, least_ratio: float) -> "PooledTopology":
-        """The same with other bytes of vectors for a byte of rows."""
+        """Return this topology with other bytes of vectors per byte of rows."""
         return PooledTopology.of(self.unpooled, ratio, least_ratio, self.training, self.tables)
 
     @property
     def vector_link_cost(self) -> Floats:
-        """What the vectors for a byte of rows take on each link between nodes, s/byte [M, M]; in a
-        node what the byte itself takes."""
+        """Seconds of the vectors for a byte of rows on each link between nodes, [M, M]; inside a
+        node, of the byte itself."""
         ratios = self.vector_ratio[np.array(self.node_of)] * (2 if self.training else 1)
         return np.where(self.masks()["other_node"], self.own_link_cost * ratios, self.own_link_cost)
 
     @cached_property
     def unpooled(self) -> Topology:
-        """The topology without pooling."""
+        """Topology without pooling."""
         return relayed(Topology(**self.content | {"link_cost": self.own_link_cost}), self.relays)
 
     def on(self, topology: Topology) -> "PooledTopology":
-        """A topology without pooling, such as `unpooled` with other memory, with these vectors."""
+        """Return `topology`, which is without pooling, such as `unpooled` with other memory, with
+        these vectors."""
         return PooledTopology.of(
             relayed(topology, self.relays),
             self.vector_ratio,
@@ -104,20 +105,20 @@ class PooledTopology(Topology):
 
     @property
     def bounding(self) -> "PooledTopology":
-        """The topology with the least costs that any placement of rows can have."""
+        """Topology with the least costs that any placement of rows can have."""
         return self.with_ratio(self.least_ratio, self.least_ratio)
 
 
 def without_pooling(topology: Topology) -> Topology:
-    """The topology as rows of tables that are not pooled see it."""
+    """Return the topology of tables that are not pooled."""
     return topology.unpooled if isinstance(topology, PooledTopology) else topology
 
 
 def _near(topology: Topology) -> Floats:
-    """What the read of a proxy takes of each rank, the mean over proxies, [M]."""
+    """Return the seconds per byte of a proxy's read from each rank, the mean over proxies, [M]."""
     same_node, node_of = topology.masks()["same_node"], np.array(topology.node_of)
     size = np.bincount(node_of)[node_of]
-    mates = np.where(same_node, topology.link_cost, 0.0).sum(axis=0) / size
+    by_link = np.where(same_node, topology.link_cost, 0.0).sum(axis=0) / size
     shared = np.array([topology.memory[node] == SHARED for node in node_of])
-    near: Floats = mates + np.where(shared, topology.link_cost.diagonal() / size, 0.0)
+    near: Floats = by_link + np.where(shared, topology.link_cost.diagonal() / size, 0.0)
     return near

@@ -1,8 +1,8 @@
 """Topologies by name: one server (`dgx-h100`), a cluster (`NxG-h100`), or CPU ranks (`cpu:N`).
 
 Bandwidths are bytes/s in one direction, from published figures (sources: docs/topology.md): 0.8 of
-the peak of memories and of PCIe, the line of a link less its protocol. None was measured but the
-CPU's.
+the peak of memories and of PCIe, the line rate of a link less its protocol. Only the CPU's were
+measured.
 """
 
 import difflib
@@ -38,12 +38,12 @@ class Description(TypedDict):
     cache_bandwidth: NotRequired[float | None]
 
 
-# As help and errors list them.
+# In the order of help and errors.
 PRESETS = ("dgx-a100", "dgx-h100", "dgx-h200", "hgx-b200", "NxG-a100", "NxG-h100", "cpu:N")
 
 
 class Accelerator(NamedTuple):
-    """A device of a server, with the switch that joins eight of them, and its share of the host."""
+    """Device of a server, with the switch that joins eight devices, and its share of the host."""
 
     memory_bytes: int
     local: float
@@ -69,7 +69,7 @@ H100 = Accelerator(
     switch_allreduce=480 * GB,  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
     host_bandwidth=50.4 * GB,  # 0.8 × 63, PCIe 5.0 x16: 16 lanes of 32 GT/s, 128 of 130 bits
     host_memory_bytes=256 * 10**9,  # an eighth of the 2 TB of a DGX H100
-    # The second level's, measured on an H100 PCIe ("Nvidia's H100: Funny L2, and Tons of
+    # Of the second-level cache, measured on an H100 PCIe ("Nvidia's H100: Funny L2, and Tons of
     # Bandwidth", Chips and Cheese, 2023).
     cache=5_500 * GB,
 )
@@ -86,22 +86,23 @@ B200 = H100._replace(  # PCIe 5.0 x16 and hosts of 2 TB as with the H100
 )
 SERVERS = {"dgx-a100": A100, "dgx-h100": H100, "dgx-h200": H200, "hgx-b200": B200}
 
-DEVICES_A_SERVER = 8  # of each of the servers
+DEVICES_A_SERVER = 8  # of every server here
 
-A100_PAIR = 80 * GB  # without a switch: four links of 25 between each pair, less protocol
+A100_PAIR = 80 * GB  # without a switch: four links of 25 per pair, less protocol
 A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
 A100_ADAPTERS = 4  # a node's, as of the paper's cluster, or one a device if those are fewer
 A100_ADAPTER_ALLREDUCE = 18 * GB  # a model: a ring over a node's adapters, 72 with all four
 H100_OTHER_NODE = 38 * GB  # 50 the line, an adapter of 400 Gb/s a device; 19 / 25 of it, as above
 H100_MOST_A_NODE = 8  # devices that one switch joins
-# Measured with what `oper topology measure` runs, 2 ranks on a 2-core AMD EPYC (Zen 4) in a cloud,
-# which other programs used too: so the CPU time of reads, and the fastest of many AllReduces.
-CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, own and the other rank's alike
+# Measured with the kernels of `oper topology measure`, 2 ranks on a 2-core AMD EPYC (Zen 4) in a
+# cloud, which other programs used too: hence the CPU time of reads, and the fastest of many
+# AllReduces.
+CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, both own and the other rank's
 CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks wait for each other
 
 
 def preset(spec: str) -> Description | None:
-    """The preset of that name; None where there is none."""
+    """Return the preset named `spec`; None if there is none."""
     if device := SERVERS.get(spec):
         bandwidth = {"local": device.local, "same_node": device.switch}
         return _devices(spec, device, [0] * DEVICES_A_SERVER, bandwidth, device.switch_allreduce)
@@ -133,8 +134,8 @@ def preset(spec: str) -> Description | None:
 def nearest_preset(spec: str) -> str | None:
     """Return the preset that was probably meant by an unknown name; None if none is near.
 
-    A device with one number is that many devices (`h100x8`, `8xh100`), and with two that many nodes
-    of so many devices (`2x8h100`); beside the name of a server the number is of servers.
+    A device with one number means that many devices (`h100x8`, `8xh100`); with two numbers, nodes
+    and devices per node (`2x8h100`). With the name of a server, the number counts servers.
     """
     name = spec.lower()
     device = re.search(r"[ahb][0-9]00(?![0-9])", name)
@@ -156,7 +157,8 @@ def nearest_preset(spec: str) -> str | None:
 
 
 def _cluster_of(numbers: Sequence[int], device: str) -> str | None:
-    """Return the cluster of so many devices, or of nodes of so many; None if there is none."""
+    """Return the cluster with these numbers of devices, or of nodes and devices per node; None if
+    there is none."""
     nodes = 1
     if len(numbers) == 1:
         (per_node,) = numbers
@@ -172,7 +174,7 @@ def _cluster_of(numbers: Sequence[int], device: str) -> str | None:
 
 
 def _a100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Description:
-    """Nodes without a switch, as the paper's."""
+    """Describe nodes without a switch, like the paper's."""
     bandwidth = {"local": A100.local, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
     # In one node the ring uses the links between pairs, and no network adapter.
     allreduce = adapters * A100_ADAPTER_ALLREDUCE if nodes > 1 else A100_PAIR
@@ -181,7 +183,8 @@ def _a100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Descri
 
 
 def _h100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Description:
-    """Nodes of up to eight devices on one switch, which share the node's network adapters."""
+    """Describe nodes of up to eight devices on one switch, which share the node's network
+    adapters."""
     if per_node > H100_MOST_A_NODE:
         raise OperError(
             f"topology {spec}: {per_node} H100 in a node, and a node's switch joins at most "
@@ -190,7 +193,9 @@ def _h100_cluster(spec: str, nodes: int, per_node: int, adapters: int) -> Descri
     if nodes == 1 and per_node == 8:
         allreduce = H100.switch_allreduce
     elif nodes == 1:
-        allreduce = H100.switch  # a ring: what the switch's sums gain was reported for eight only
+        allreduce = (
+            H100.switch
+        )  # a ring: the gain of sums in the switch was reported for eight only
     else:
         allreduce = min(H100.switch, adapters * H100_OTHER_NODE)  # a ring over a node's adapters
     bandwidth = {"local": H100.local, "same_node": H100.switch, "other_node": H100_OTHER_NODE}
@@ -220,7 +225,7 @@ def uniform(
     allreduce_bandwidth: float,
     device_memory_bytes: int,
 ) -> Description:
-    """A topology whose links of one kind (KINDS) have one bandwidth, in bytes/s."""
+    """Describe a topology whose links of one kind (KINDS) have one bandwidth, in bytes/s."""
     return Description(
         name=name,
         node_of=tuple(node_of),

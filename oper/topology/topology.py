@@ -1,9 +1,9 @@
-"""Topology: the ranks, the nodes they are on, what they can hold and what their links cost.
+"""Topology: the ranks, their nodes, capacities and link costs.
 
-`link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows
-of rank j; the diagonal is a rank's own rows. Plans are limited by the capacity of each rank
-(capacity.py). Device memory is what plans may use unless their memory is asked for, less what the
-rest of the model needs (oper/planner/device_limits.py); a plan that exceeds it causes a warning.
+`link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows of
+rank j; the diagonal is a rank's own rows. Plans are limited by the capacity of each rank
+(capacity.py). Unless another limit is requested, plans may use the device memory less the needs of
+the rest of the model (oper/planner/device_limits.py); a plan that exceeds it causes a warning.
 """
 
 from collections import Counter
@@ -47,16 +47,16 @@ class Topology:
     """M ranks on nodes, with their link costs; immutable.
 
     link_cost: s/byte [M, M], reader by source. allreduce_bandwidth: bytes/s, NCCL's bus bandwidth
-    (2(M-1)/M times the bytes over the time). latency: what messages and kernels take however few
-    their bytes. capacity: None is the paper's heap size. device_memory_bytes: of each rank.
-    shares_host_memory: that is a part of this machine's, which is only warned of, as a plan must
-    not depend on where it was made. memory: of each node, "linked" where none is given; in shared
-    memory ranks read each other's rows themselves, and elsewhere the rows' owners serve them.
-    transport: how ranks read each other's rows (transports.py), by their nodes and memory where
-    none is given. host_memory_bytes, host_bandwidth: of each rank's share of its host's memory, and
-    of the link from its device to it, bytes/s; needed for plans with a tier there (host_tier.py).
-    cache_bandwidth: of a rank's cache, bytes/s, from which its kernels read rows again; None: as
-    from memory.
+    (2(M-1)/M times the bytes over the time). latency: fixed seconds of messages and kernels.
+    capacity: None is the paper's heap size. device_memory_bytes: per rank. shares_host_memory: the
+    device memory is a part of this machine's; exceeding it only causes a warning, because a plan
+    must not depend on the machine that made it. memory: per node, "linked" by default; in shared
+    memory ranks read each other's rows themselves, otherwise the rows' owners serve them.
+    transport: the way in which ranks read each other's rows (transports.py); by default it follows
+    from their nodes and memory. host_memory_bytes, host_bandwidth: each rank's share of its host's
+    memory, and the link from its device to it, bytes/s; needed for plans with a host tier
+    (host_tier.py). cache_bandwidth: of a rank's cache, bytes/s, from which its kernels read
+    repeated rows; None: the bandwidth of its memory.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Topology:
                 f"{self.cache_bandwidth}"
             )
         check_type("Topology", "latency", self.latency, Latency)
-        # Nodes are numbered without gaps, whatever a file calls them.
+        # Nodes are numbered without gaps, whatever their numbers in a file.
         order = sorted(set(self.node_of))
         object.__setattr__(self, "node_of", tuple(order.index(node) for node in self.node_of))
         memory = self.memory or (LINKED,) * self.nodes
@@ -123,12 +123,13 @@ class Topology:
 
     @property
     def known_transport(self) -> Transport:
-        """How ranks read each other's rows: as is said, or as follows from nodes and memory."""
+        """Transport of rows between ranks: the given one, or the default for the nodes and their
+        memory."""
         return self.transport or default_transport(self.memory)
 
     @property
     def shared_pairs(self) -> NDArray[np.bool_]:
-        """Pairs of different ranks that share memory, bool [M, M]."""
+        """Mask of pairs of different ranks that share memory, bool [M, M]."""
         shared = np.array([self.memory[node] == SHARED for node in self.node_of])
         return self.masks()["same_node"] & shared
 
@@ -138,34 +139,34 @@ class Topology:
 
     @property
     def is_one_memory(self) -> bool:
-        """Whether all ranks share one memory, so that no rank's reads are served by another."""
+        """True if all ranks share one memory, so that each rank reads all rows itself."""
         return self.shares_memory and self.nodes == 1
 
     @property
     def cache_seconds(self) -> NDArray[np.float64]:
-        """What a byte takes each rank that its kernels read again, s [M]."""
+        """Seconds per byte that a rank's kernels read repeatedly, [M]."""
         own = self.link_cost.diagonal()
         return own if self.cache_bandwidth is None else np.full(len(own), 1 / self.cache_bandwidth)
 
     @property
     def content(self) -> dict[str, Any]:
-        """The fields by name, to make topologies of other kinds."""
+        """Fields by name, to make topologies of other kinds."""
         return {each.name: getattr(self, each.name) for each in fields(Topology)}
 
     @property
     def of_devices(self) -> bool:
-        """Whether all ranks are devices, which links join: none shares another's memory."""
+        """True if all ranks are devices joined by links: none shares another's memory."""
         return SHARED not in self.memory
 
     @property
     def memory_for_plans(self) -> tuple[int, ...] | None:
-        """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
+        """Bytes of device memory that limit plans, [M]; None if the tables' bytes do."""
         return None if self.shares_host_memory else self.device_memory_bytes
 
     @cached_property
     def homogeneous(self) -> bool:
-        """Whether all ranks are interchangeable: permuting ranks within nodes, and nodes, changes
-        neither capacities nor link costs nor who serves reads."""
+        """True if all ranks are interchangeable: permuting ranks within nodes, and nodes, keeps
+        capacities, link costs and the servers of reads."""
         capacities = self.capacity if isinstance(self.capacity, tuple) else ()
         return (
             len(set(capacities)) <= 1
@@ -175,30 +176,30 @@ class Topology:
         )
 
     def is_homogeneous(self, capacity_bytes: Sequence[float] | NDArray[np.float64]) -> bool:
-        """Whether ranks with these capacities [M] cannot be told apart."""
+        """Return whether ranks with these capacities [M] are interchangeable."""
         return self.homogeneous and bool(np.ptp(capacity_bytes) == 0)
 
     @property
     def near_first(self) -> bool:
-        """Whether nearer rows are no dearer than farther ones, on ranks that are homogeneous: a
-        rank's own, those of its node, those of other nodes."""
+        """True if costs never fall with distance, on homogeneous ranks: from a rank's own rows to
+        those of its node, to those of other nodes."""
         cost = [self.link_cost[mask].max() for mask in self.masks().values() if mask.any()]
         return sorted(cost) == cost
 
     def seconds_by_kind(self) -> tuple[float, float, float]:
-        """Mean seconds per byte of a rank's own rows, of a node-mate's and of another node's;
-        where there are no such pairs of ranks, those of the next nearer kind."""
-        found: list[float] = []
+        """Return the mean seconds per byte of a rank's own rows, of a peer's in its node, and of
+        another node's; for a kind without pairs of ranks, those of the next nearer kind."""
+        means: list[float] = []
         for mask in self.masks().values():
             cost = self.link_cost[mask]
             # The mean of equal numbers may differ from them in the last digit.
             mean = cost.mean() if len(cost) and np.ptp(cost) else cost[:1].sum()
-            found.append(float(mean) if len(cost) else found[-1])
-        return found[0], found[1], found[2]
+            means.append(float(mean) if len(cost) else means[-1])
+        return means[0], means[1], means[2]
 
     @classmethod
     def load(cls, spec: Path | str) -> "Topology":
-        """A preset's name (`dgx-h100`, `2x8-h100`, `cpu:4`) or the path of a YAML file."""
+        """Load a preset by name (`dgx-h100`, `2x8-h100`, `cpu:4`) or a YAML file by path."""
         check_type("Topology.load", "spec", spec, Path, str)
         spec = str(spec)
         if made := preset(spec):
@@ -206,7 +207,7 @@ class Topology:
         refuse_url(spec)
         path = Path(spec)
         is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
-        if is_other or path.is_dir():  # of which "" is one
+        if is_other or path.is_dir():  # "" is one of them
             near = None if path.is_dir() else nearest_preset(spec)
             hint = f"did you mean {near}?" if near else "`oper topology measure -o FILE` writes one"
             got = f" ({what_is(path)})" if spec and path.is_dir() else ""
@@ -218,15 +219,15 @@ class Topology:
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "topology") -> "Topology":
-        """The inverse of `to_dict`; `source` is how errors name the content."""
+        """Return the topology with the content of `to_dict`, which errors call `source`."""
         return cls(**parse_topology(Document(content, source), source))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of a topology file, with exact link costs.
+        """Return the content of a topology file, with exact link costs.
 
-        Without device memory: `cpu:N` takes it from the machine, and a plan must not depend on the
-        machine it was made on. What is said of hosts is in `host_to_dict` (host_tier.py), as most
-        plans do not depend on them.
+        Device memory is left out: `cpu:N` takes it from the machine, and a plan must not depend on
+        the machine that made it. Hosts are in `host_to_dict` (host_tier.py), because few plans
+        depend on them.
         """
         content: dict[str, Any] = {
             "name": self.name,
@@ -237,7 +238,7 @@ class Topology:
         }
         if self.cache_bandwidth is not None:
             content["cache_bandwidth"] = self.cache_bandwidth
-        if SHARED in self.memory:  # left out where all are linked, as files may
+        if SHARED in self.memory:  # left out if all are linked, as in files
             same = len(set(self.memory)) == 1
             content["memory"] = self.memory[0] if same else list(self.memory)
         if self.known_transport != default_transport(self.memory):
@@ -251,21 +252,21 @@ class Topology:
         return content
 
     def with_capacity(self, text: str) -> "Topology":
-        """This topology with another capacity, as `--capacity` gives it (`parse_capacity`)."""
+        """Return this topology with another capacity, in the syntax of `--capacity`
+        (`parse_capacity`)."""
         return replace(self, capacity=parse_capacity(text, self.ranks))
 
     def with_capacity_bytes(self, capacity_bytes: Sequence[int]) -> "Topology":
-        """This topology with the capacity of each rank in bytes, [M]."""
+        """Return this topology with the capacity of each rank in bytes, [M]."""
         return replace(self, capacity=tuple(capacity_bytes))
 
     def capacities(
         self, total_bytes: int, extra_memory: float, width_memory_bytes: Sequence[int]
     ) -> NDArray[np.int64]:
-        """The bytes that each rank may hold, int64 [M], for tables of `total_bytes` in all.
+        """Return the bytes that each rank may hold, int64 [M], for tables of `total_bytes` in all.
 
-        `width_memory_bytes`: the bytes m of one row of each width. OperError, with the missing
-        bytes and the number of ranks that would be enough, where not even one copy of every row
-        fits.
+        `width_memory_bytes`: the bytes m of one row of each width. Raise OperError, with the
+        missing bytes and a sufficient number of ranks, if not even one copy of every row fits.
         """
         return np.array(
             rank_capacities(
@@ -277,15 +278,16 @@ class Topology:
     def memory_warning(
         self, memory_bytes: Sequence[float] | NDArray[Any], step_bytes: float = 0.0
     ) -> str | None:
-        """A warning where the rows of a rank (bytes, [M]), or on devices these and what a step
-        takes beside them, exceed its device's memory; else None."""
+        """Return a warning if the rows of a rank (bytes, [M]), on devices with the memory of a
+        step, exceed its device's memory; else None."""
         if self.transport == NVSHMEM:
             memory_bytes = [float(max(memory_bytes)) + STAGE_BYTES] * self.ranks
         step_bytes = step_bytes if self.of_devices else 0.0
         return memory_warning(self.name, self.device_memory_bytes, memory_bytes, step_bytes)
 
     def masks(self) -> dict[str, NDArray[np.bool_]]:
-        """Pairs (reader, source) of each kind of link (links.KINDS), bool [M, M]."""
+        """Return masks of the pairs (reader, source) of each kind of link (links.KINDS), bool [M,
+        M]."""
         node_of = np.array(self.node_of)
         own = np.eye(self.ranks, dtype=bool)
         same = node_of[:, None] == node_of[None]
@@ -293,8 +295,8 @@ class Topology:
 
     @property
     def proxy(self) -> Ints:
-        """The rank of the source's node at the reader's position there, [reader, source]: its
-        position modulo the node's size; in its own node the reader itself."""
+        """Rank of the source's node at the reader's position modulo that node's size, [reader,
+        source]; in its own node the reader itself."""
         node_of = np.array(self.node_of)
         ranks = np.argsort(node_of, kind="stable")
         size = np.bincount(node_of)
@@ -305,7 +307,7 @@ class Topology:
         return proxy
 
     def _cost_by_kind(self) -> dict[str, float] | None:
-        """The cost of each kind of link that exists; None where links of a kind differ."""
+        """Return the cost of each kind of link that exists; None if links of a kind differ."""
         costs = {kind: self.link_cost[mask] for kind, mask in self.masks().items() if mask.any()}
         if any(values.min() < values.max() for values in costs.values()):
             return None

@@ -48,7 +48,8 @@ _KEYS = (
 
 
 def parse_topology(document: Document, default_name: str) -> Description:
-    """The topology that `document` describes; `default_name` where it has no name."""
+    """Return the topology that `document` describes, named `default_name` if the document has no
+    name."""
     content = document.content
     if not isinstance(content, dict):
         document.refuse((), f"a mapping of {', '.join(_KEYS)}", _called(content))
@@ -90,7 +91,8 @@ def _node_of(document: Document) -> tuple[int, ...]:
 
 
 def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float64]:
-    """The matrix from `bandwidth` (bytes/s) or `link_cost` (s/byte), by kind or for each pair."""
+    """Return the matrix from `bandwidth` (bytes/s) or `link_cost` (s/byte), by kind or for each
+    pair."""
     content = document.content
     present = [key for key in ("bandwidth", "link_cost") if content.get(key) is not None]
     if len(present) != 1:
@@ -145,8 +147,8 @@ def _bisection_bandwidth(document: Document) -> float | None:
 
 
 def _latency(document: Document, memory: tuple[NodeMemory, ...]) -> Latency:
-    """One number, of hops everywhere, or one for each of LATENCIES; those not given are the usual
-    ones of ranks on such nodes."""
+    """Return the latency from one number, for all hops, or one for each of LATENCIES; missing ones
+    have the default for ranks on such nodes."""
     usual = CPU_RANKS if SHARED in memory else DEVICES
     key = "latency_seconds"
     given = document.content.get(key)
@@ -191,7 +193,7 @@ def _transport(document: Document, memory: tuple[NodeMemory, ...]) -> Transport 
 
 
 def _sizes(document: Document, key: str, ranks: int) -> tuple[int, ...] | None:
-    """The memory of each rank's device or host, one size for all or a list."""
+    """Return the memory of each rank's device or host, from one size for all or a list."""
     given = document.content.get(key)
     if given is None:
         return None
@@ -204,7 +206,8 @@ def _sizes(document: Document, key: str, ranks: int) -> tuple[int, ...] | None:
 
 
 def _host_bandwidth(document: Document, ranks: int) -> tuple[float, ...] | None:
-    """Bytes/s between each rank's device and its host's memory, one rate for all or a list."""
+    """Return the bytes/s between each rank's device and its host's memory, from one rate for all or
+    a list."""
     key = "host_bandwidth"
     given = document.content.get(key)
     if given is None:
@@ -222,11 +225,11 @@ def _capacity(document: Document, ranks: int) -> Capacity:
     if isinstance(given, list):
         _check_length(document, ("capacity",), given, ranks, "values, one for each rank")
     try:
-        found = parse_capacity(
+        capacity = parse_capacity(
             ",".join(map(str, given if isinstance(given, list) else [given])), ranks
         )
-        # A list of one factor is that of the only rank, not one for all.
-        return (found,) if isinstance(given, list) and isinstance(found, float) else found
+        # A list with one factor is for the only rank, not for all.
+        return (capacity,) if isinstance(given, list) and isinstance(capacity, float) else capacity
     except OperError as error:
         raise OperError(f"{document.where(('capacity',))}: {error}") from error
 
@@ -239,12 +242,12 @@ def _check_keys(document: Document, keys: KeyPath, known: Sequence[str]) -> None
 
 def _check_length(document: Document, keys: KeyPath, given: Any, length: int, what: str) -> None:
     if not isinstance(given, list) or len(given) != length:
-        found = f"{len(given)}" if isinstance(given, list) else _called(given)
-        document.refuse(keys, f"{length} {what}", found)
+        got = f"{len(given)}" if isinstance(given, list) else _called(given)
+        document.refuse(keys, f"{length} {what}", got)
 
 
 def _rate(document: Document, keys: KeyPath) -> float:
-    """A bandwidth in bytes/s: a bare number, or a size such as `240GB/s`."""
+    """Return a bandwidth in bytes/s from a bare number, or from a size such as `240GB/s`."""
     given = _at(document, keys)
     if isinstance(given, str) and given.strip().endswith("/s"):
         given = parse_bytes(given.strip().removesuffix("/s"), document.where(keys))

@@ -1,13 +1,13 @@
-"""Transports: how ranks read each other's rows.
+"""Transports: the ways in which ranks read each other's rows.
 
     shared_memory   ranks of one host map its memory
     peer            devices of one node map each other's memory
     collective      ranks of several nodes send rows to each other; those of a node map its memory
-    nvshmem         devices of one node or several: kernels themselves ask the devices whose memory
-                    is not mapped for rows, and for gradients, by NVSHMEM
+    nvshmem         devices of one or several nodes: kernels themselves fetch rows, and send
+                    gradients, by NVSHMEM if the other device's memory is not mapped
 
-NVSHMEM's memory is symmetric: all ranks have as much of it as the one that has the most, so that
-none may hold more rows than the smallest device has room for.
+NVSHMEM's memory is symmetric: every rank allocates as much as the largest, so no rank may hold more
+rows than fit on the smallest device.
 """
 
 from collections import Counter
@@ -24,20 +24,21 @@ COLLECTIVE: Transport = "collective"
 NVSHMEM: Transport = "nvshmem"
 TRANSPORTS = (SHARED_MEMORY, PEER, COLLECTIVE, NVSHMEM)
 
-# What a rank keeps of NVSHMEM's memory for rows on their way from other nodes, beside those it
-# holds: two rows of 16 KB, or more narrower ones, for each group of threads that a device runs.
+# Bytes of NVSHMEM's memory that a rank keeps for rows in flight from other nodes, in addition to
+# the rows that it holds: two rows of 16 KB, or more narrower ones, per group of threads that a
+# device runs.
 STAGE_BYTES = 64 << 20
 
 
 def default_transport(memory: Sequence[NodeMemory]) -> Transport:
-    """The transport of ranks on nodes with these memories, where none is named."""
+    """Return the default transport of ranks on nodes with these memories."""
     if len(memory) > 1:
         return COLLECTIVE
     return SHARED_MEMORY if memory[0] == SHARED else PEER
 
 
 def why_not(transport: Transport, memory: Sequence[NodeMemory]) -> str:
-    """Return the reason that ranks on nodes with these memories cannot have a transport, with those
+    """Return why ranks on nodes with these memories cannot have a transport, with the transports
     that they can have; "" if they can have it."""
     usual = default_transport(memory)
     if transport == usual or (transport == NVSHMEM and SHARED not in memory):
@@ -58,8 +59,8 @@ def why_not(transport: Transport, memory: Sequence[NodeMemory]) -> str:
 def check_transport(
     name: str, transport: Transport, memory: Sequence[NodeMemory], node_of: Sequence[int]
 ) -> None:
-    """OperError where the ranks of topology `name`, on nodes with these memories, cannot have this
-    transport."""
+    """Raise OperError if the ranks of topology `name`, on nodes with these memories, cannot have
+    this transport."""
     if reason := why_not(transport, memory):
         raise OperError(f"topology {name}: transport: {reason}")
     sizes = sorted(set(Counter(node_of).values()))
