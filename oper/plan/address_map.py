@@ -1,10 +1,10 @@
-"""The address map of one rank: row id -> address, the interface of planner and runtime (§4.4).
+"""Address map of one rank, row id -> address: the interface of planner and runtime (§4.4).
 
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
-LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
-`AddressMap` computes it from a bitmap, a code or a second bit for each listed row, and arithmetic,
-at about one bit a cold row; the tables that `flattened` selects look it up in an array of 8 bytes
-a row, which is faster.
+LOCAL for the reader's own copy; slot indexes that rank's arena of the row's width. `AddressMap`
+computes it from a bitmap, a code or a second bit for each listed row, and arithmetic, at about one
+bit per cold row. The tables that `flattened` selects use an array of 8 bytes per row, which is
+faster.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from oper.tables.table import Table, index_of
 
 __all__ = ["LOCAL", "AddressMap", "unpack"]
 
-# What the kernel reads of each table and of each step of a pattern of ranks, explained in
+# Records that the kernel reads for each table and for each step of a pattern of ranks, explained in
 # csrc/include/oper/plan/translate.h.
 TABLE_MAP = native.shared(
     "struct TableMap",
@@ -58,11 +58,11 @@ PATTERN_STEP = native.shared(
     "struct PatternStep",
     np.dtype([("owner", np.uint16), ("before", np.uint16), ("copies", np.uint32)]),
 )
-_NO_FLAT = -1  # of a table without plain addresses
+_NO_FLAT = -1  # for a table without plain addresses
 
 
 def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fields (ranks, or LOCAL) and slots of addresses."""
+    """Return fields (ranks, or LOCAL) and slots of addresses."""
     return addresses >> SLOT_BITS, addresses & SLOT_MASK
 
 
@@ -107,21 +107,22 @@ class AddressMap:
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> "AddressMap":
-        """The map of one rank of a plan; `load` takes its folder."""
+        """Return the map of one rank of a plan; `load` takes its folder."""
         check_type("AddressMap.of", "plan", plan, Plan)
         _check_rank(rank, plan.ranks)
         return cls(plan.tables, plan.layout, rank_map(plan.layout, rank))
 
     @classmethod
     def of_copies(cls, plan: Plan, rank: int) -> "AddressMap":
-        """The map of one rank with LOCAL for every row that it holds, also where it reads another
-        rank's copy: where its copies are."""
+        """Return the map of one rank's copies: LOCAL for every row that it holds, even if it reads
+        another rank's copy."""
         _check_rank(rank, plan.ranks)
         return cls(plan.tables, plan.layout, copies_map(plan.layout, rank_map(plan.layout, rank)))
 
     @classmethod
     def load(cls, folder: Path | str, rank: int) -> "AddressMap":
-        """The map of one rank, from its file in a plan's folder; shared arrays memory-mapped."""
+        """Return the map of one rank, from its file in a plan's folder; shared arrays
+        memory-mapped."""
         plan = Plan.load(folder)
         _check_rank(rank, plan.ranks)
         found, stated = load_rank_map(folder, rank, plan.layout), rank_map(plan.layout, rank)
@@ -140,7 +141,7 @@ class AddressMap:
         return sum(a.nbytes for a in arrays if isinstance(a, torch.Tensor))
 
     def flattened(self, most_bytes: int | None = None) -> "AddressMap":
-        """This map with arrays of addresses for its smallest tables: as many as fit in
+        """Return this map with arrays of addresses for its smallest tables: as many as fit in
         `most_bytes`, or all."""
         rows = np.array([table.rows for table in self.tables], dtype=np.int64)
         smallest = np.argsort(rows, kind="stable")
@@ -161,21 +162,21 @@ class AddressMap:
         return np.flatnonzero(self._flat_first != _NO_FLAT)
 
     def follow(self, table: int, ids: torch.Tensor, addresses: torch.Tensor) -> None:
-        """Rows of one of the `flat_tables` have these addresses from now on, int64 [n] each. Those
-        of others follow from their codes (`follow_codes`)."""
+        """Set the addresses of rows of one of the `flat_tables`, int64 [n] each. Those of other
+        tables follow from their codes (`follow_codes`)."""
         at = (int(self._flat_first[table]) + ids).to(self._flat.device)
         self._flat[at] = addresses.to(self._flat.device)
 
     def follow_codes(self, index: Ints, codes: NDArray[Any]) -> None:
-        """The layout's codes at `index` are these from now on, [n] each. Where the map is in the
-        host's memory it reads the layout's own."""
+        """Set the layout's codes at `index`, [n] each. A map in the host's memory reads the
+        layout's own codes."""
         held = self._arguments[3]
         assert isinstance(held, torch.Tensor)
         given = as_tensor(codes.view(np.int32 if codes.itemsize == 4 else np.int64))
         held[as_int64(index).to(held.device)] = given.to(held.device)
 
     def to(self, device: torch.device) -> "AddressMap":
-        """This map for ids on a device; the object itself, where it is there already."""
+        """Return this map for ids on a device; the object itself if it is there already."""
         if self._maps.device == device:
             return self
         moved = copy(self)
@@ -187,10 +188,11 @@ class AddressMap:
         return moved
 
     def translate(self, table: int | str, ids: torch.Tensor | ArrayLike) -> torch.Tensor:
-        """Addresses of rows of one table, given by number or name: int64, of the shape of `ids`.
+        """Return the addresses of rows of one table, given by number or name: int64, in the shape
+        of `ids`.
 
-        Ids are integers of any shape: a tensor, int64 or int32, or a list or array. OperError
-        names the table and the id where one is not a row of the table.
+        Ids are integers of any shape: a tensor, int64 or int32, or a list or array. Raise
+        OperError, naming the table and the id, if an id is not a row of the table.
         """
         if not isinstance(ids, torch.Tensor):
             ids = _as_ids(ids)
@@ -210,13 +212,12 @@ class AddressMap:
         stream: int = 0,
         report: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Addresses of a batch of features, given as the values of a KeyedJaggedTensor [N].
+        """Return addresses of a batch of features, given as the values of a KeyedJaggedTensor [N].
 
         Values feature_offsets[f] … feature_offsets[f + 1] - 1 are rows of table feature_tables[f];
-        both are int64, [F + 1] and [F], in the host's memory. Of ids on a device, `ops` are the
-        operators there, and `stream` the one to start on. With a `report` there (late_checks.py)
-        offsets and tables are the device's too, nothing is waited for, and ids out of range get
-        row 0.
+        both are int64, [F + 1] and [F], in the host's memory. For ids on a device, `ops` are its
+        operators, and `stream` the stream to start on. With a `report` (late_checks.py) offsets and
+        tables are on the device too, the call does not wait, and ids out of range get row 0.
         """
         values = values.contiguous()
         try:
@@ -230,7 +231,7 @@ class AddressMap:
     def _explained(
         self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
     ) -> OperError:
-        """The error that names the id and the table."""
+        """Return the error that names the id and the table."""
         for segment, index in enumerate(segment_table.tolist()):
             if not 0 <= index < len(self.tables):
                 break
@@ -251,7 +252,7 @@ class AddressMap:
 
 
 def _as_ids(ids: ArrayLike) -> torch.Tensor:
-    """A list or array of integers as a tensor."""
+    """Return a list or array of integers as a tensor."""
     array = np.asarray(ids)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -261,12 +262,13 @@ def _as_ids(ids: ArrayLike) -> torch.Tensor:
 
 
 def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """A period of one step, written twice: 2^64 / 1 would not fit the kernel's reciprocal."""
+    """Return `order`, written twice if its period is one step: 2^64 / 1 would overflow the kernel's
+    reciprocal."""
     return np.repeat(order, 2) if len(order) == 1 else order
 
 
 def _pattern_steps(order: NDArray[np.uint16], ranks: int) -> NDArray[Any]:
-    """The PATTERN_STEP of each position of a pattern."""
+    """Return the PATTERN_STEP of each position of a pattern."""
     before, copies = occurrences(order.astype(np.int64), ranks)
     steps = np.zeros(len(order), dtype=PATTERN_STEP)
     steps["owner"], steps["before"], steps["copies"] = order, before, copies[order]

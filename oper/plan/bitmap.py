@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints, as_int64, as_tensor
 
-WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
+WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # after its header
 ROWS_PER_LINE = 64 * WORDS_PER_LINE
-# Lines to look at together: a byte for each of their rows is 15 MB.
+# Lines that are processed together: a byte for each of their rows is 15 MB.
 CHUNK_LINES = 1 << 15
-# Of a header: marked rows before the line. The rest of it speeds the kernel up.
+# Bits of a header for the marked rows before the line. Its other bits speed up the kernel.
 _BEFORE_BITS = native.shared("bitmap bits of rows before", 37)
 _BEFORE_MASK = np.uint64((1 << _BEFORE_BITS) - 1)
 _PART_BITS = 9  # a field for the marked rows of the line before words 2, 4 and 6
@@ -22,7 +22,8 @@ _PART_BITS = 9  # a field for the marked rows of the line before words 2, 4 and 
 def rank_in_bitmap(
     bitmap: NDArray[np.uint64], first_line: int, rows: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """The number of marked rows, of all tables, before each row, int64 [N], and its mark, bool [N].
+    """Return the number of marked rows, of all tables, before each row, int64 [N], and its mark,
+    bool [N].
 
     `rows` are rows of the table whose lines begin at `first_line`.
     """
@@ -41,7 +42,7 @@ def rank_in_bitmap(
 
 
 def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
-    """Marked rows of all tables before these lines: int64."""
+    """Return marked rows of all tables before these lines: int64."""
     return (bitmap[lines, 0] & _BEFORE_MASK).astype(np.int64)
 
 
@@ -62,18 +63,19 @@ def all_marked(rows: Ints) -> tuple[NDArray[np.uint64], Ints]:
 def join_lines(
     pieces: Sequence[NDArray[np.uint64]], line_offset: Ints
 ) -> tuple[NDArray[np.uint64], Ints]:
-    """Lines of one table after the other as one bitmap, with new running counts, and the number of
-    marked rows of each table, [T]; those of table t begin at `line_offset[t]`."""
+    """Return the lines of several tables as one bitmap, with new running counts, and the number of
+    marked rows of each table, [T]. The lines of table t begin at `line_offset[t]`."""
     import torch
 
-    # By torch, whose memory begins with a line of the cache, as lines of a bitmap should.
+    # torch aligns memory to cache lines, as a bitmap needs.
     lines = torch.cat([as_tensor(piece.view(np.int64)) for piece in pieces])
     ends = native.ops().number_bitmap(lines, as_int64(line_offset))
     return lines.numpy().view(np.uint64), np.diff(ends.numpy())
 
 
 def listed_before_tables(bitmap: NDArray[np.uint64], line_offset: Ints) -> Ints:
-    """Marked rows before each table, whose lines begin at `line_offset[t]`, and of all, [T + 1]."""
+    """Return the marked rows before each table, whose lines begin at `line_offset[t]`, and in
+    total, [T + 1]."""
     last = bitmap[-1:]
     listed = listed_before(last, slice(None)) + np.bitwise_count(last[:, 1:]).sum(
         axis=1, dtype=np.int64
@@ -82,8 +84,8 @@ def listed_before_tables(bitmap: NDArray[np.uint64], line_offset: Ints) -> Ints:
 
 
 def header_of(before: Ints, counts: Ints) -> NDArray[np.uint64]:
-    """The headers of lines, uint64 [N], with `before` [N] marked rows before each line, of all
-    tables, and `counts` [N, WORDS_PER_LINE] in each of its words."""
+    """Return the headers of lines, uint64 [N], with `before` [N] marked rows before each line, of
+    all tables, and `counts` [N, WORDS_PER_LINE] in each of its words."""
     header = before.astype(np.uint64)
     parts = np.cumsum(counts, axis=1)
     for field, words in enumerate((1, 3, 5)):

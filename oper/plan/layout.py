@@ -1,8 +1,8 @@
-"""The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
+"""Layout: the rank and slot of each row, in a few bits per row (a compact form of §4.4).
 
 Rows of table t are LISTED, with a mark in a bitmap, or STRIPED. Slots index a rank's arena of the
-row's width. With e the position of the row among the listed rows of all tables, and v that among
-the marked ones, which are listed rows on all ranks with a mark in `everywhere_bitmap`:
+row's width. With e the position of the row among the listed rows of all tables, and v its position
+among the marked rows, the listed rows on all ranks that have a mark in `everywhere_bitmap`:
 
     listed     slot = base[group, source] + position (row_codes.py)
       marked   group = everywhere_group[t]
@@ -16,8 +16,8 @@ where `order`, of the table's pattern, is repeated endlessly, and a rank reads a
 `source[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
 (`stripe_bitmap`), so that rows that became listed later do not shift the others.
 
-An address is (field << 40) | slot: field is the owner's rank, or LOCAL where the reader holds the
-copy it reads. `locate` is the reference in NumPy; the kernel is csrc/include/oper/plan/translate.h.
+An address is (field << 40) | slot: field is the owner's rank, or LOCAL if the reader holds the copy
+that it reads. `locate` is the reference in NumPy; the kernel is csrc/include/oper/plan/translate.h.
 """
 
 from dataclasses import dataclass, replace
@@ -36,12 +36,12 @@ SLOT_BITS = native.shared("slot bits", 40)
 LOCAL = native.shared("field local", 0x7FFFFF)
 SLOT_MASK = (1 << SLOT_BITS) - 1
 
-LONGEST_PERIOD = 65_536  # of a stripe's pattern, after which the owners of its rows repeat
+LONGEST_PERIOD = 65_536  # of a stripe's pattern; the owners of its rows repeat after it
 
 
 @dataclass(frozen=True)
 class Located:
-    """Rows of one table, [N] each.
+    """Places of rows of one table, [N] each.
 
     Listed rows have a `group` and a `position` in it, striped ones an `owner` and a `slot`; the
     fields of the other kind are -1.
@@ -64,17 +64,17 @@ class Layout:
     group_width: Ints  # [G]
     source: NDArray[np.uint16]  # [G, M] the rank that each rank reads from
     holds: NDArray[np.bool_]  # [G, M]
-    base: Ints  # [G, M] first slot at each holder; -1 where there is no copy
+    base: Ints  # [G, M] first slot at each holder; -1 if it has no copy
     orders: tuple[NDArray[np.uint16], ...]  # patterns of ranks
     pattern_of: Ints  # [T]
     rotation: Ints  # [T] below the length of the table's order
     stripe_base: Ints  # [T, M]
     line_offset: Ints  # [T + 1] first line of each table in the bitmap
     bitmap: NDArray[np.uint64]  # [lines, 8]
-    codes: NDArray[Any]  # uint32 or uint64, of listed rows without a mark: E where none has
+    codes: NDArray[Any]  # uint32 or uint64, of listed rows without a mark; E if none has a mark
     stripe_bitmap: NDArray[np.uint64] | None = None
     everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines, 8]
-    everywhere_group: Ints | None = None  # [T], and None where the bitmap is
+    everywhere_group: Ints | None = None  # [T]; None without the bitmap
     everywhere_first: Ints | None = None  # [T]
 
     @property
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def group_bits(self) -> int:
-        """The bits of a row's code that are its group's number."""
+        """Number of a code's bits that hold the group's number."""
         return group_bits(len(self.group_width))
 
     @cached_property
@@ -96,13 +96,13 @@ class Layout:
 
     @cached_property
     def _occurrences(self) -> list[tuple[Ints, Ints]]:
-        """Where each rank occurs in each pattern. It is kept, as sorting a pattern takes longer
+        """Occurrences of each rank in each pattern, cached because sorting a pattern takes longer
         than locating the rows of a table."""
         return [occurrences(order.astype(np.int64), self.ranks) for order in self.orders]
 
     @cached_property
     def listed_offset(self) -> Ints:
-        """Listed rows before each table, and of all, [T + 1]."""
+        """Listed rows before each table, and in total, [T + 1]."""
         return listed_before_tables(self.bitmap, self.line_offset)
 
     @property
@@ -112,7 +112,7 @@ class Layout:
 
     @cached_property
     def everywhere_offset(self) -> Ints:
-        """Marks in `everywhere_bitmap` before each table's rows, and of all, [T + 1]."""
+        """Marks in `everywhere_bitmap` before each table's rows, and in total, [T + 1]."""
         if self.everywhere_bitmap is None:
             return np.zeros(len(self.rows) + 1, dtype=np.int64)
         before = listed_before(self.everywhere_bitmap, self.line_offset[:-1])
@@ -120,24 +120,25 @@ class Layout:
 
     @property
     def unread_copies(self) -> NDArray[np.bool_]:
-        """Copies that their own rank does not read, as another's is cheaper for it, [G, M]."""
+        """Mask of the copies that their own rank does not read, because another's is cheaper for
+        it, [G, M]."""
         return self.holds & (self.source != np.arange(self.ranks))
 
     def listed_places(self) -> tuple[Ints, Ints]:
-        """The group of each listed row and its position there, [E] each."""
+        """Return the group of each listed row and its position there, [E] each."""
         index = ListedIndex(
             self.codes, self.everywhere_bitmap, self.everywhere_group, self.everywhere_first
         )
         return index.decode(len(self.group_width), self.bitmap, self.listed_offset)
 
     def bitmap_bytes_per_row(self) -> float:
-        """Bytes of the shared arrays of the address map per row of all tables."""
+        """Return bytes of the shared arrays of the address map per row of all tables."""
         every = (self.bitmap, self.stripe_bitmap, self.everywhere_bitmap)
         bitmaps = [b for b in every if b is not None]
         return (sum(b.nbytes for b in bitmaps) + self.codes.nbytes) / max(int(self.rows.sum()), 1)
 
     def stripe_rows(self, tables: Ints, rows: Ints) -> Ints:
-        """How many of the first `rows[n]` striped rows of table `tables[n]` each rank has,
+        """Return how many of the first `rows[n]` striped rows of table `tables[n]` each rank has,
         [len(tables), M]."""
         found = -self.stripe_lead[tables]
         for n, t in enumerate(tables):
@@ -148,7 +149,7 @@ class Layout:
         return found
 
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
-        """The group or owner of rows of a table, [N]; rows must be in range."""
+        """Return the groups or owners of rows of a table, [N]; rows must be in range."""
         row = np.asarray(rows, dtype=np.int64)
         first = int(self.line_offset[table])
         index, listed = rank_in_bitmap(self.bitmap, first, row)
@@ -175,14 +176,14 @@ class Layout:
         )
 
     def addresses(self, table: int, rows: NDArray[np.integer[Any]], rank: int) -> Ints:
-        """The addresses from which `rank` reads rows of a table, int64 [N]."""
-        found = self.locate(table, rows)
-        group = np.maximum(found.group, 0)
-        source = self.source[group, rank].astype(np.int64) if len(self.source) else found.owner
-        owner = np.where(found.group >= 0, source, found.owner)
-        slot = found.slot
+        """Return the addresses from which `rank` reads rows of a table, int64 [N]."""
+        located = self.locate(table, rows)
+        group = np.maximum(located.group, 0)
+        source = self.source[group, rank].astype(np.int64) if len(self.source) else located.owner
+        owner = np.where(located.group >= 0, source, located.owner)
+        slot = located.slot
         if len(self.base):
-            slot = np.where(found.group >= 0, self.base[group, owner] + found.position, slot)
+            slot = np.where(located.group >= 0, self.base[group, owner] + located.position, slot)
         return np.where(owner == rank, LOCAL, owner) << SLOT_BITS | slot
 
     def _stripe(self, table: int, c: Ints) -> tuple[Ints, Ints]:
@@ -195,8 +196,8 @@ class Layout:
 
 
 def occurrences(order: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """How often the rank at each position of `order` [P] occurs before it, int64 [P], and how often
-    each rank occurs in all, int64 [M]."""
+    """Count how often the rank at each position of `order` [P] occurs before it, int64 [P], and how
+    often each rank occurs in total, int64 [M]."""
     copies = np.bincount(order, minlength=ranks)
     by_rank = np.argsort(order, kind="stable")
     first = np.repeat(np.cumsum(copies) - copies, copies)
@@ -207,8 +208,8 @@ def occurrences(order: Ints, ranks: int) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class RankMap:
-    """The part of the address map that differs between ranks: addresses of the first row of each
-    group, int64 [G], and of each table's stripes at each owner, int64 [T, M]."""
+    """Part of the address map that differs between ranks: addresses of the first row of each group,
+    int64 [G], and of each table's stripes at each owner, int64 [T, M]."""
 
     rank: int
     group_base: Ints
@@ -216,7 +217,7 @@ class RankMap:
 
 
 def rank_map(layout: Layout, rank: int) -> RankMap:
-    """The part of one rank in the address map."""
+    """Return the part of the address map that belongs to one rank."""
     source = layout.source[:, rank].astype(np.int64)
     slot = layout.base[np.arange(len(source)), source]
     owners = np.arange(layout.ranks)
@@ -228,18 +229,18 @@ def rank_map(layout: Layout, rank: int) -> RankMap:
 
 
 def copies_map(layout: Layout, of_rank: RankMap) -> RankMap:
-    """The map of a rank with LOCAL for every row of which it has a copy, also where it reads the
-    copy of another rank, which a plan for inference may have it do."""
+    """Return the map of a rank with LOCAL for every row of which it has a copy, even if it reads
+    the copy of another rank, as plans for inference may require."""
     held = layout.holds[:, of_rank.rank]
     copy = LOCAL << SLOT_BITS | layout.base[:, of_rank.rank]
     return replace(of_rank, group_base=np.where(held, copy, of_rank.group_base))
 
 
 class ArenaSlots(NamedTuple):
-    """The arenas of W widths on M ranks, with G groups and the stripes of T tables in them."""
+    """Arenas of W widths on M ranks, with G groups and the stripes of T tables in them."""
 
     sizes: Ints  # [W, M] slots of each arena
-    group_base: Ints  # [G, M] first slot of each group; -1 where the rank has no copy
+    group_base: Ints  # [G, M] first slot of each group; -1 if the rank has no copy
     stripe_base: Ints  # [T, M] first slot of each table's stripes
 
 

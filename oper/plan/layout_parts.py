@@ -1,9 +1,9 @@
-"""The layout of some of a layout's tables, and one layout of several.
+"""Selection of a layout's tables, and the union of several layouts.
 
-Selected tables keep the slots of their rows; `pack` then gives new ones, so that nothing else takes
-any. Joined layouts share no arena: arenas, groups and patterns of the first come before those of
-the second; tables, listed rows and lines of the bitmaps come in the order of the tables. What a
-group or a pattern is called changes thereby, and nothing else: no row moves.
+Selected tables keep the slots of their rows; `pack` then gives new slots without gaps. Joined
+layouts share no arena: arenas, groups and patterns of the first come before those of the second;
+tables, listed rows and lines of the bitmaps come in the order of the tables. Only the numbers of
+groups and patterns change: no row moves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from oper.plan.row_codes import pack_codes, pack_positions, unpack_codes, with_m
 
 
 def select_layout(layout: Layout, tables: Ints) -> Layout:
-    """The layout of some tables, by number and ascending, each row in the slot that it has."""
+    """Return the layout of the tables with these numbers, ascending, with each row in its slot."""
     widths = np.unique(layout.width_of_table[tables])
     kept = np.isin(layout.group_width, widths)
     number = np.cumsum(kept) - 1
@@ -69,21 +69,23 @@ def select_layout(layout: Layout, tables: Ints) -> Layout:
 
 
 def pack(layout: Layout) -> Layout:
-    """The layout with new slots, in which the rows of each arena follow each other without gaps,
-    and without groups that have no row.
+    """Return the layout with new slots, in which the rows of each arena follow each other without
+    gaps, and without empty groups.
 
     Every row keeps its holders and its sources. In a layout made from an older one, slots that rows
     have left in their stripes may have been given to other rows; here they stay empty.
     """
     group, _ = layout.listed_places()
     used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
-    # Rows that all ranks hold have to come first, and groups of a replanned layout do not.
+    # Groups that all ranks hold must come first, which a replanned layout does not guarantee.
     everywhere = layout.holds[used].all(axis=1)
     used = used[np.lexsort((used, ~everywhere, layout.group_width[used]))]
-    number = np.full(len(layout.group_width) + 1, -1, dtype=np.int32)  # the last of group -1
+    number = np.full(
+        len(layout.group_width) + 1, -1, dtype=np.int32
+    )  # the last element is of group -1
     number[used] = np.arange(len(used))
     codes, group_rows = pack_codes(number[group], len(used))
-    # Rows with marks keep them, so that what is counted for the others stays theirs.
+    # Rows with marks keep them, so the counts of the other rows stay theirs.
     marked = None
     if layout.everywhere_group is not None:
         marked = number[layout.everywhere_group].astype(np.int64)
@@ -112,32 +114,33 @@ def pack(layout: Layout) -> Layout:
 
 @dataclass(frozen=True)
 class LayoutPart:
-    """A layout of some of T tables: its table n is table `tables[n]` of all."""
+    """Layout of some of T tables: its table n is table `tables[n]` of all."""
 
     layout: Layout
     tables: Ints
 
     @property
     def coded_offset(self) -> Ints:
-        """Listed rows with a code before each table, and of all."""
+        """Listed rows with a code before each table, and in total."""
         return self.layout.listed_offset - self.layout.everywhere_offset
 
 
 def in_table_order(parts: Sequence[tuple[Ints, Any]]) -> list[Any]:
-    """What each of all tables has, of parts that say so for their tables, by number."""
-    found = {
+    """Return the values of all tables, in order, from parts that have them for some tables by
+    number."""
+    value_of = {
         int(t): value for tables, values in parts for t, value in zip(tables, values, strict=True)
     }
-    return [found[t] for t in sorted(found)]
+    return [value_of[t] for t in sorted(value_of)]
 
 
 def pieces_of(values: NDArray[Any], first: Ints) -> Iterator[NDArray[Any]]:
-    """The values of each table; those of table t begin at `first[t]`."""
+    """Yield the values of each table; those of table t begin at `first[t]`."""
     return (values[first[t] : first[t + 1]] for t in range(len(first) - 1))
 
 
 def join_layouts(parts: Sequence[LayoutPart]) -> Layout:
-    """The layout of all tables of the parts, which are numbered from 0 without gaps."""
+    """Return the layout of all tables of the parts, which are numbered from 0 without gaps."""
     layouts = [part.layout for part in parts]
     groups = sum(len(one.group_width) for one in layouts)
     width_offset = _before(len(one.slots) for one in layouts)
@@ -199,13 +202,13 @@ def join_layouts(parts: Sequence[LayoutPart]) -> Layout:
 
 
 def _before(sizes: Any) -> Ints:
-    """The sum of the sizes before each."""
+    """Return the sum of the sizes before each."""
     given = np.array(list(sizes), dtype=np.int64)
     return np.asarray(np.cumsum(given) - given)
 
 
 def _marks(layout: Layout, group_offset: int) -> tuple[NDArray[np.uint64], Ints, Ints]:
-    """The three arrays of marked rows, also of a layout without any."""
+    """Return the three arrays of marked rows, also of a layout without any."""
     group, first = layout.everywhere_group, layout.everywhere_first
     if layout.everywhere_bitmap is None or group is None or first is None:
         none = np.zeros(len(layout.rows), dtype=np.int64)
@@ -214,7 +217,7 @@ def _marks(layout: Layout, group_offset: int) -> tuple[NDArray[np.uint64], Ints,
 
 
 def _joined_codes(parts: Sequence[LayoutPart], group_offset: Ints, groups: int) -> NDArray[Any]:
-    """The codes of all parts, table by table, with the new numbers of their groups."""
+    """Return the codes of all parts, table by table, with the new numbers of their groups."""
     found: list[list[Any]] = [[], []]
     for part, offset in zip(parts, group_offset, strict=True):
         group, position = unpack_codes(part.layout.codes, len(part.layout.group_width))

@@ -1,7 +1,7 @@
-"""The listed rows of a layout by their ids, and the layout with more rows listed.
+"""Listed rows of a layout by id, and the layout with more rows listed.
 
-Rows that become listed are still counted by the stripes, whose other rows stay where they are: the
-old bitmap goes on to number them (layout.py). Global ids number the rows of all tables in turn.
+Stripes still count rows that become listed, so their other rows stay in place: the old bitmap
+continues to number them (layout.py). Global ids number the rows of all tables consecutively.
 """
 
 from dataclasses import replace
@@ -19,19 +19,19 @@ from oper.plan.row_codes import pack_positions, with_marks
 
 
 class Groups(NamedTuple):
-    """Groups of listed rows: of which width, at which holders, and their first slots."""
+    """Groups of listed rows: their widths, holder sets and first slots."""
 
     width: Ints  # [G]
     sets: HolderSets  # [G]
-    base: Ints  # [G, M]; -1 where there is no copy
+    base: Ints  # [G, M]; -1 without a copy
 
     @staticmethod
     def of(layout: Layout) -> "Groups":
-        """Those of a layout."""
+        """Return the groups of a layout."""
         return Groups(layout.group_width, HolderSets(layout.source, layout.holds), layout.base)
 
     def take(self, which: Ints) -> "Groups":
-        """Some of them."""
+        """Return the groups with these numbers."""
         return Groups(self.width[which], self.sets.take(which), self.base[which])
 
 
@@ -44,12 +44,14 @@ class ListedRows(NamedTuple):
 
     @staticmethod
     def of(layout: Layout) -> "ListedRows":
-        """Those of a layout."""
+        """Return the listed rows of a layout."""
         return ListedRows(listed_rows(layout), *layout.listed_places())
 
     def updated(self, others: "ListedRows") -> "ListedRows":
-        """These, and others in the place of those with the same ids."""
-        # Both are in order: a merge, where np.union1d hashes, which takes minutes for millions.
+        """Return these rows, replaced by those of `others` with the same ids, and the rest of
+        `others`."""
+        # Both are in order, so this merges them; np.union1d hashes, which takes minutes for
+        # millions.
         row = np.sort(np.concatenate([self.row, others.row]), kind="stable")
         row = row[np.diff(row, prepend=-1) > 0]
         group, position = np.empty((2, len(row)), dtype=np.int64)
@@ -60,7 +62,7 @@ class ListedRows(NamedTuple):
 
 
 def listed_rows(layout: Layout) -> Ints:
-    """The global ids of the listed rows, [E]."""
+    """Return the global ids of the listed rows, [E]."""
     first, found = 0, []
     for t, rows in enumerate(layout.rows.tolist()):
         words = layout.bitmap[layout.line_offset[t] : layout.line_offset[t + 1], 1:]
@@ -78,10 +80,11 @@ def with_listed(
     slots: Ints,
     most_slots: int = 0,
 ) -> Layout:
-    """The layout in which these rows are listed, all of its own among them, in these groups.
+    """Return the layout in which these rows, which include all that it lists now, are listed in
+    these groups.
 
-    Those of group marked[t] of each table t have marks; they must be at consecutive positions.
-    `slots` [W, M] are the sizes of the arenas; positions may come to reach `most_slots`.
+    The rows of group marked[t] of each table t have marks; they must be at consecutive positions.
+    `slots` [W, M] are the sizes of the arenas; later positions may reach `most_slots`.
     """
     bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
     if len(rows.row) > layout.listed:
@@ -104,19 +107,19 @@ def with_listed(
 
 
 def first_rows(layout: Layout) -> Ints:
-    """The global id of each table's first row, and how many rows there are, [T + 1]."""
+    """Return the global id of each table's first row, and the number of all rows, [T + 1]."""
     return np.concatenate([[0], np.cumsum(layout.rows)])
 
 
 def by_table(layout: Layout, rows: Ints) -> tuple[Ints, Ints]:
-    """The table of rows by global id, and their ids there, [N] each."""
+    """Return the table of each row, given by global id, and its id there, [N] each."""
     first = first_rows(layout)
     table = np.searchsorted(first, rows, side="right") - 1
     return table, rows - first[table]
 
 
 def _bitmap_with(layout: Layout, rows: Ints) -> NDArray[np.uint64]:
-    """The layout's bitmap with more rows marked."""
+    """Return the layout's bitmap with more rows marked."""
     bitmap = np.array(layout.bitmap)
     table, row = by_table(layout, rows)
     line, bit = np.divmod(row, ROWS_PER_LINE)

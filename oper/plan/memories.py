@@ -1,7 +1,7 @@
-"""The memories of a plan: the ranks' devices, and their hosts where some tables lie there.
+"""Memories of a plan: the ranks' devices, and their hosts if some tables lie there.
 
-Each has tables of its own, figures of its own, and a certificate of its own; no row is in two. An
-iteration reads all memories, so that the times of a rank add up.
+Each memory has its own tables, figures and certificate; no row is in two. An iteration reads all
+memories, so the times of a rank add up.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ HOST: Final = "host"
 
 
 class ThresholdReason(StrEnum):
-    """Why the threshold of the partitions was halved no further (§4.2)."""
+    """Reason for which the threshold of the partitions was halved no further (§4.2)."""
 
-    BALANCED = "balanced"  # the degree of balance asked for was reached
+    BALANCED = "balanced"  # the requested degree of balance was reached
     NO_GAIN = "no gain"  # halving it again no longer helped
-    MOST_HALVINGS = "most halvings"  # it is the least that is tried
+    MOST_HALVINGS = "most halvings"  # the smallest threshold that is tried was reached
     NOT_PLACED_BY_PARTITIONS = "not placed by partitions"
 
 
@@ -35,7 +35,7 @@ class GreedyBalance:
 
 @dataclass(frozen=True)
 class ReplanRecord:
-    """What `oper replan` did to the plan before this one."""
+    """Changes that `oper replan` made to the previous plan."""
 
     old_plan: str  # digest of its plan.json
     horizon: int  # iterations
@@ -47,7 +47,7 @@ class ReplanRecord:
 
 @dataclass(frozen=True)
 class PlanningRecord:
-    """How the rows of a memory were placed: the steps and what they came to."""
+    """Record of the placement of a memory's rows: the steps and their results."""
 
     threshold: float  # of the partitions, after backtracking
     step: str  # that placed the rows
@@ -60,8 +60,8 @@ class PlanningRecord:
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """How many partitions were closed by their accesses and by their bytes, and what the first
-    hold, as shares of all bytes and accesses (§4.1)."""
+    """Numbers of partitions that were closed by their accesses and by their bytes, and the shares
+    of all bytes and accesses in the former (§4.1)."""
 
     threshold: float
     access_bounded: int
@@ -72,12 +72,11 @@ class PartitionSummary:
 
 @dataclass(frozen=True)
 class Memory:
-    """The tables of a plan that lie in one memory of every rank: its device's or its host's.
+    """Tables of a plan in one memory of every rank: its device's or its host's.
 
     `tables` are their numbers, ascending. `owner_accesses` [M] are the accesses in the profile to
-    rows that one rank alone holds, by that rank, and `replica_accesses` the rest. Plans that were
-    put together by hand have no certificate and no partitions, and memories without tables have no
-    record.
+    rows with one holder, by that rank, and `replica_accesses` the rest. Plans that were assembled
+    by hand have no certificate and no partitions, and memories without tables have no record.
     """
 
     name: Literal["device", "host"]

@@ -1,9 +1,9 @@
-"""Plan: the placement of every row, its predicted cost and its certificate; immutable.
+"""Plan: placement of every row, with its predicted cost and certificate; immutable.
 
 On disk a plan is a folder: `plan.json` to read, `layout.safetensors` with the small arrays of the
 layout, the bitmaps, codes and counters of listed rows as .npy, and `rank_NNNNN.safetensors` with
-the part of the address map that differs between ranks. There are no times and no paths in it, so
-that equal plans have equal bytes.
+the part of the address map that differs between ranks. The folder contains neither times nor paths,
+so equal plans have equal bytes.
 """
 
 import shutil
@@ -57,13 +57,13 @@ FORMAT = Format(
     "oper plan PROFILE --topology NAME -o PLAN",
 )
 
-# Bytes of a sum for a byte of its rows: float32 of rows in 8 bits or more, one row at the least.
+# Bytes of a sum per byte of its rows: float32 for rows of 8 bits or more, at least one row.
 _MOST_RATIO = 5.0
 _LAYOUT_FILE = "layout.safetensors"
-# Of the layout: as .npy, to be memory-mapped.
+# Arrays of the layout that are stored as .npy, to be memory-mapped.
 _LARGE = ("bitmap", "codes", "stripe_bitmap", "everywhere_bitmap")
 _OPTIONAL = ("stripe_bitmap", "everywhere_bitmap")
-# Only with `everywhere_bitmap`: of the layout, and of the counts.
+# Arrays that exist only with `everywhere_bitmap`, of the layout and of the counts.
 _EVERYWHERE = ("everywhere_group", "everywhere_first")
 _EVERYWHERE_COUNTS = ("everywhere_accesses", "everywhere_least")
 _COMPANIONS = ("vocab", "moves.npy")
@@ -72,19 +72,19 @@ _ACCESSES, _SAMPLES_WITH_ROW = "listed_accesses", "listed_samples_with_row"
 
 @dataclass(frozen=True)
 class ListedCounts:
-    """What the profile counted of the listed rows of T tables: of each of the C rows with a code,
-    and of those with a mark, which are on all ranks, what they are together."""
+    """Counts of the listed rows of T tables in the profile: for each of the C rows with a code, and
+    in total for the rows with a mark, which are on all ranks."""
 
     accesses: NDArray[Any]  # [C]
-    samples_with_row: NDArray[Any]  # [C]; `accesses` itself where no table has bags
+    samples_with_row: NDArray[Any]  # [C]; `accesses` itself if no table has bags
     everywhere_accesses: NDArray[np.int64]  # [T] of the rows with a mark
-    everywhere_least: NDArray[np.int64]  # [T] fewest accesses of one of them; 0: there is none
+    everywhere_least: NDArray[np.int64]  # [T] fewest accesses of one of them; 0: no such row
 
     @staticmethod
     def of(
         layout: Layout, accesses: NDArray[Any], samples_with_row: NDArray[Any]
     ) -> "ListedCounts":
-        """The counts for a layout whose listed rows were counted so, [E] each."""
+        """Return the counts for a layout whose listed rows have these counts, [E] each."""
         total, least = np.zeros((2, len(layout.rows)), dtype=np.int64)
         if layout.everywhere_bitmap is None:
             return ListedCounts(accesses, samples_with_row, total, least)
@@ -109,27 +109,27 @@ class ListedCounts:
 
 @dataclass(frozen=True)
 class Plan(Summarised):
-    """A plan for `tables` on the ranks of `topology`, immutable.
+    """Plan for `tables` on the ranks of `topology`, immutable.
 
-    `layout` and `allreduce_method` are what the runtime acts on; all else is stated in the file and
-    only shown. Each table is in one of the `memories`; where there are two, those of the second lie
-    in the hosts' memory, in arenas of their own.
+    The runtime acts on `layout` and `allreduce_method`; everything else is stated in the file and
+    only shown. Each table is in one of the `memories`; if there are two, the tables of the second
+    lie in the hosts' memory, in separate arenas.
 
-    profile: the digest of the profile. asked, limits: what was asked of the plan, and what it
-    keeps (None of a plan that was put together by hand). whole_certificate: of several memories
-    together. partition_floor: [P] fewest accesses of a row in each partition of listed rows of the
-    main memory, descending. distinct_ratio: [T, 2] measured over expected distinct rows of a rank
-    and of all; None: not measured. log_part: of the log that was profiled. held_out: what it
-    costs on data that it was not made from, where some were kept for that. simple_plans: what whole
-    tables and equal slices would cost. pooled_tables: whose rows travel between nodes as sums of
-    bags, by name; they are brought into the order of `tables`. vector_ratio: the bytes of those
-    sums that come from each node for a byte of the rows that they are sums of, by which the plan is
-    priced. step_time: the predicted step, by its phases, those of the hosts' tables last; None in
-    a plan that was put together by hand. unread_step_seconds: the step if a tenth of the reads went
-    to rows that the profile never read; None if later data are known, or it read all rows. seconds:
-    spent on each step of planning; none of a plan from a folder. companions: each writes what
-    belongs into the plan's folder beside it, such as vocabularies and moves. read_vocabularies:
-    reads those of the tables; None of a plan that was put together by hand.
+    profile: the digest of the profile. asked, limits: the settings requested of the plan, and the
+    limits that it keeps (None for a plan that was assembled by hand). whole_certificate: of several
+    memories together. partition_floor: [P] fewest accesses of a row in each partition of listed
+    rows of the main memory, descending. distinct_ratio: [T, 2] measured over expected distinct rows
+    of a rank and of all; None: not measured. log_part: part of the log that was profiled. held_out:
+    cost on data that the plan was not made from, if some were held out. simple_plans: costs of
+    whole tables and of equal slices. pooled_tables: names of the tables whose rows travel between
+    nodes as sums of bags, sorted into the order of `tables`. vector_ratio: the bytes of those sums
+    from each node per byte of the rows that they sum, with which the plan is priced. step_time: the
+    predicted step, by phase, with the phases of the hosts' tables last; None for a plan that was
+    assembled by hand. unread_step_seconds: the step if a tenth of the reads went to rows that the
+    profile never read; None if later data are known, or the profile read all rows. seconds: spent
+    on each step of planning; empty for a plan from a folder. companions: each writes further files
+    into the plan's folder, such as vocabularies and moves. read_vocabularies: reads those of the
+    tables; None for a plan that was assembled by hand.
     """
 
     tables: tuple[Table, ...]
@@ -163,8 +163,8 @@ class Plan(Summarised):
             object.__setattr__(self, "pooled_tables", self._in_order(self.pooled_tables))
 
     def _in_order(self, pooled: Sequence[str]) -> tuple[str, ...]:
-        """The names of pooled tables as the tables are ordered; OperError of one that cannot be
-        pooled."""
+        """Return the names of pooled tables in the order of the tables; raise OperError if one
+        cannot be pooled."""
         numbers = {self.table_index(name) for name in pooled}
         if cached := sorted(numbers.intersection(self.tier)):
             raise OperError(
@@ -183,11 +183,10 @@ class Plan(Summarised):
 
     @staticmethod
     def load(folder: Path | str, tables: Sequence[Table] | None = None) -> "Plan":
-        """Read a plan, with its large arrays memory-mapped; verifies sizes and digests of all
-        files.
+        """Read a plan, with its large arrays memory-mapped; verify sizes and digests of all files.
 
-        OperError where the folder is not a plan of this version, is incomplete or damaged, or is
-        for other tables than `tables`, where those are given.
+        Raise OperError if the folder is not a plan of this version, is incomplete or damaged, or is
+        for other tables than `tables`, if those are given.
         """
         return _load(folder, tables)
 
@@ -197,8 +196,8 @@ class Plan(Summarised):
 
     @cached_property
     def cost(self) -> Cost:
-        """The predicted cost of an iteration, which reads the tables of all memories: times and
-        traffic are of all, bytes of memory those of the devices."""
+        """Predicted cost of an iteration, which reads the tables of all memories: times and traffic
+        of all memories, bytes of the devices' memory."""
         cost = self.memories[0].cost
         for memory in self.memories[1:]:
             cost = cost.beside(memory.cost, self.topology.is_one_memory)
@@ -206,31 +205,31 @@ class Plan(Summarised):
 
     @property
     def feasible(self) -> bool:
-        """Whether every rank holds at most its capacity, in each memory."""
+        """True if every rank holds at most its capacity, in each memory."""
         return all(memory.cost.feasible for memory in self.memories)
 
     @property
     def main(self) -> Memory:
-        """The devices, or the hosts where these have all tables."""
+        """The devices' memory, or the hosts' if it has all tables."""
         return next((memory for memory in self.memories if memory.tables), self.memories[0])
 
     def memory_of(self, table: int) -> Memory:
-        """The memory that a table is in."""
+        """Return the memory that a table is in."""
         return next(memory for memory in self.memories if table in memory.tables)
 
     @property
     def certificate(self) -> Certificate | None:
-        """How far the plan is from the best; None of a plan that was put together by hand."""
+        """Bound on the distance from the best plan; None for a plan that was assembled by hand."""
         return self.whole_certificate or self.main.certificate
 
     @property
     def record(self) -> PlanningRecord | None:
-        """How the rows were placed: those on devices, or the hosts' where these have all tables."""
+        """Record of the placement of the rows in the main memory."""
         return self.main.record
 
     @property
     def cost_topology(self) -> Topology:
-        """The topology as the plan is priced: of pooled tables' rows, where it is priced by their
+        """Topology with which the plan is priced: that of pooled tables if it is priced by their
         vectors, and with relays between nodes."""
         topology = relayed(self.topology, self.workload.fetch == "distinct")
         if self.vector_ratio is None:
@@ -241,7 +240,7 @@ class Plan(Summarised):
 
     @property
     def phase_latencies(self) -> dict[str, PhaseLatency]:
-        """What a step does, by phase, however few rows and gradients it moves."""
+        """Fixed work of a step, by phase."""
         pooled = np.array([table.name in self.pooled_tables for table in self.tables])
         width = self.layout.width_of_table
         widths = len(np.unique(width[~pooled])), len(np.unique(width[pooled]))
@@ -249,12 +248,12 @@ class Plan(Summarised):
 
     @property
     def allreduce_method(self) -> Method:
-        """How the replicas' gradients are summed."""
+        """AllReduce method of the replicas' gradients."""
         return self.memories[0].cost.allreduce_method
 
     @property
     def owner_accesses(self) -> Ints:
-        """Accesses in the profile to rows that one rank alone holds, by that rank, [M]."""
+        """Accesses in the profile to rows with one holder, by that rank, [M]."""
         return np.asarray(np.sum([memory.owner_accesses for memory in self.memories], axis=0))
 
     @property
@@ -264,7 +263,7 @@ class Plan(Summarised):
 
     @property
     def host(self) -> Memory | None:
-        """The hosts' memory, where tables lie there: the tier."""
+        """The hosts' memory, if tables lie there: the tier."""
         return next((memory for memory in self.memories if memory.name == HOST), None)
 
     @property
@@ -278,7 +277,7 @@ class Plan(Summarised):
         return [self.tables[t].name for t in self.tier]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of the plan as `oper plan --json` and `oper plan show --json` have them."""
+        """Return the figures of the plan for `oper plan --json` and `oper plan show --json`."""
         certificate = {} if self.certificate is None else to_json(self.certificate)
         record = {} if self.record is None else to_json(self.record)
         certificate.pop("objective_seconds", None)
@@ -308,16 +307,16 @@ class Plan(Summarised):
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of what plan.json states of the plan but the digests of its files: tables,
-        profile, topology, what was asked for, costs and sizes. Equal plans have equal ones."""
+        """Hex SHA-256 of the content of plan.json without the digests of its files: tables,
+        profile, topology, settings, costs and sizes. Equal plans have equal digests."""
         return manifest.content_digest(to_json_file(self._stated()))
 
     def table_index(self, name: str) -> int:
-        """The number of the table called `name`; OperError where there is none."""
+        """Return the number of the table called `name`; raise OperError if there is none."""
         return index_of(self.tables, name, "the plan")
 
     def get_plan_for_module(self, module_path: str) -> None:
-        """What TorchRec's DistributedModelParallel asks of its `plan`: OperError."""
+        """Raise OperError: TorchRec's DistributedModelParallel calls this method of its `plan`."""
         raise OperError(
             "DistributedModelParallel: expected a plan in TorchRec's form, got one of OPER's; pass "
             "plan=oper.torchrec_plan(plan, model)"
@@ -328,7 +327,7 @@ class Plan(Summarised):
 
         Raises OperError if a table's ids need a vocabulary that the plan does not have.
         """
-        from oper.logs.table_discovery import Prepared  # which needs pyarrow, and training does not
+        from oper.logs.table_discovery import Prepared  # needs pyarrow, unlike training
 
         if self.read_vocabularies is None:
             return Prepared.load(self.tables, None)
@@ -422,16 +421,17 @@ class Plan(Summarised):
 
 
 def plan_given(function: str, name: str, given: Plan | Path | str) -> Plan:
-    """The plan that the argument `name` of a public function is, or is the folder of.
+    """Return the plan that the argument `name` of a public function is, or load it from that
+    folder.
 
-    Raises OperError where it is of another type, or the folder is none of a plan.
+    Raise OperError if the argument has another type, or the folder is not a plan.
     """
     check_type(function, name, given, Plan, Path, str)
     return given if isinstance(given, Plan) else Plan.load(given)
 
 
 def rank_file(rank: int) -> str:
-    """The name of the file with a rank's map."""
+    """Return the name of the file with a rank's map."""
     return f"rank_{rank:05d}.safetensors"
 
 
@@ -468,8 +468,8 @@ def _load(folder: Path | str, tables: Sequence[Table] | None) -> Plan:
 
 
 def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
-    """ValueError where the numbers of rows and slots are not those of the layout, or tables and
-    ranks are described otherwise than they are understood."""
+    """Raise ValueError if the numbers of rows and slots differ from the layout's, or if tables and
+    ranks, written again, differ from the file."""
     stated = replace(plan._stated(), memories=(), simple_plans=())  # not compared, and large
     again = to_json(stated)
     for name in ("rows", "arena_slots", "topology", "tables", "pooled_tables"):
@@ -479,8 +479,8 @@ def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
 
 
 def _check_pooled(plan: Plan) -> None:
-    """ValueError where a plan for pooled fetches does not pool its tables, or the bytes of their
-    sums are none of its nodes'."""
+    """Raise ValueError if a plan for pooled fetches does not pool its tables, or lacks valid bytes
+    of their sums per node."""
     ratio, names = plan.vector_ratio, tuple(table.name for table in plan.tables)
     pooled = plan.workload.fetch == "pooled"
     if pooled and plan.pooled_tables != names:
@@ -496,16 +496,16 @@ def _check_pooled(plan: Plan) -> None:
 
 
 def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
-    """The map of one rank, from its file; OperError where it is none of this layout."""
+    """Load the map of one rank from its file; raise OperError if it does not fit the layout."""
     path = Path(folder) / rank_file(rank)
     content = load_safetensors(path)
     arrays = (content.get("group_base"), content.get("stripe_base"))
-    found = RankMap(rank, *arrays)  # type: ignore[arg-type]
+    rank_map = RankMap(rank, *arrays)  # type: ignore[arg-type]
     try:
-        validate_rank_map(found, layout)
+        validate_rank_map(rank_map, layout)
     except ValueError as error:
         raise OperError(f"{path}: is damaged ({error}); make the plan again") from error
-    return found
+    return rank_map
 
 
 def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
@@ -517,7 +517,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         file = f"{name}.npy"
         if optional and file not in content["files"]:
             return None
-        content["files"][file]  # KeyError, an error of damage, where the marker does not list it
+        content["files"][file]  # KeyError, reported as damage, if the marker does not list it
         return storage.load_array(folder / file)
 
     accesses, samples_with_row = large(_ACCESSES), large(_SAMPLES_WITH_ROW, optional=True)
@@ -567,7 +567,7 @@ def _read_vocabularies(folder: Path, tables: Sequence[Table]) -> "Prepared":
 
 
 def _copied(folder: Path, name: str) -> Callable[[Path], None]:
-    """Writes what a plan's folder has beside the plan into another."""
+    """Return a function that copies the companion file `name` of a plan's folder into another."""
     kept = folder / name
 
     def write(into: Path) -> None:

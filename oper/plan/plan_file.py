@@ -1,11 +1,10 @@
-"""plan.json: what a plan states beside its arrays, as typed objects, and as JSON.
+"""plan.json: the content of a plan except its arrays, as typed objects and as JSON.
 
 `Stated` is the file's schema: its fields are the file's keys, and msgspec derives reading, writing
-and validation from their types. A field that its class has in `WHERE_ANY` has a key only where it
-is not empty: files of plans without it are as they were before there was such a field, and who does
-not know it refuses the others. What follows from other figures (`DERIVED` of their class) is
-written for readers of the file, and compared when it is read. What other commands print as JSON is
-written and read in this way too.
+and validation from their types. A field in its class's `WHERE_ANY` has a key only if it is not
+empty: plans without it keep the file format from before the field, and older readers refuse the
+others. Figures that follow from other figures (`DERIVED` of their class) are written for readers of
+the file, and compared when it is read. Other commands write and read their JSON in this way too.
 """
 
 import math
@@ -35,20 +34,20 @@ from oper.plan.reference_figures import HeldOut, SimplePlan
 from oper.plan.settings import Limits, PlanSettings
 
 _T = TypeVar("_T")
-_OF_FOLDER = {"schema", "version", "files"}  # keys of plan.json beside those of `Stated`
+_OF_FOLDER = {"schema", "version", "files"}  # keys of plan.json that `Stated` does not have
 
 Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class SampleWindow(TypedDict):
-    """A window of samples, by their numbers."""
+    """Window of samples, by their numbers."""
 
     from_sample: Whole
     to_sample: Whole
 
 
-# The keys `from` and `to` are words of Python.
+# The key `from` is a keyword of Python.
 DrawnWindow = TypedDict("DrawnWindow", {"from": Whole, "to": Whole})  # that `oper synth` drew
 TimeBounds = TypedDict(
     "TimeBounds",
@@ -63,21 +62,21 @@ TimeBounds = TypedDict(
 
 
 class TimeWindow(TimeBounds):
-    """A window of times; those of profiles of before have bounds alone."""
+    """Window of times; older profiles have only bounds."""
 
     every: Positive
     number: Whole
 
 
 class Sampled(TypedDict):
-    """A share of the samples, drawn by a seed."""
+    """Share of the samples, drawn with a seed."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
     seed: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LogPart(TypedDict, total=False):
-    """The part of a log that was profiled: without any key all of it, or it is not known."""
+    """Part of a log that was profiled; without keys: all of it, or unknown."""
 
     rows: str
     time_unit: str
@@ -87,8 +86,8 @@ class LogPart(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RowKinds:
-    """How many rows a plan has, and how many of them have an entry of their own in the address
-    map; the others are striped. Those `everywhere` have a mark for an entry."""
+    """Numbers of a plan's rows: all, those with an entry in the address map (listed), and the
+    others (striped). The listed rows `everywhere` have a mark instead of a code."""
 
     total: int
     listed: int
@@ -98,9 +97,9 @@ class RowKinds:
 
 @dataclass(frozen=True)
 class Stated:
-    """The content of plan.json but for what describes the folder itself (oper/files/manifest.py).
+    """Content of plan.json except the description of the folder itself (oper/files/manifest.py).
 
-    `topology` and `tables` are as their own files have them. `certificate` is that of several
+    `topology` and `tables` have the format of their own files. `certificate` is that of several
     memories together.
     """
 
@@ -129,12 +128,12 @@ class Stated:
 
 
 def to_json(value: Any) -> Any:
-    """A typed object as JSON has it, with what is derived from its fields."""
+    """Return a typed object as JSON, with the figures derived from its fields."""
     return _to_json(value, np.ndarray.tolist)
 
 
 def to_json_file(value: Any) -> Any:
-    """The same with arrays as they are, for `json_file.write_json`."""
+    """Return the content of `to_json` with arrays unconverted, for `json_file.write_json`."""
     return _to_json(value, lambda array: array)
 
 
@@ -150,8 +149,7 @@ def _to_json(value: Any, of_array: Callable[[Any], Any]) -> Any:
 
 
 def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
-    """Read plan.json back; ValueError, which names the place, where a value is not what it should
-    be."""
+    """Read plan.json back; raise ValueError, which names the place, if a value is invalid."""
     try:
         stated = msgspec.convert(content, Stated, dec_hook=_array)
         _check(stated, content, ranks, "$")
@@ -164,37 +162,37 @@ def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
 
 
 def typed(content: Any, kind: type[_T], ranks: int) -> _T:
-    """What `to_json` made of an object of this kind, whose arrays are over so many ranks, read back
-    from among the keys of a larger JSON object.
+    """Return an object of type `kind`, whose arrays are over `ranks` ranks, from the JSON that
+    `to_json` made of it, ignoring other keys of a larger JSON object.
 
-    Raises ValueError, which names the place, where a value is not what it should be.
+    Raise ValueError, which names the place, if a value is invalid.
     """
-    own = content
+    known = content
     if is_dataclass(kind) and isinstance(content, Mapping):
         keys = {field.name for field in fields(kind)} | {*_derived(kind)}
-        own = {name: value for name, value in content.items() if name in keys}
+        known = {name: value for name, value in content.items() if name in keys}
     try:
-        found = msgspec.convert(own, kind, dec_hook=_array)
+        typed_value = msgspec.convert(known, kind, dec_hook=_array)
     except (msgspec.ValidationError, OperError) as error:
         raise ValueError(str(error)) from error
-    _check(found, own, ranks, "$")
-    return found
+    _check(typed_value, known, ranks, "$")
+    return typed_value
 
 
 def _keys(value: Any) -> list[str]:
-    """The names of the fields of a dataclass's object that its JSON has."""
+    """Return the names of the dataclass fields of `value` that its JSON has."""
     where_any = getattr(type(value), "WHERE_ANY", ())
     names = [field.name for field in fields(value)]
     return [name for name in names if name not in where_any or getattr(value, name)]
 
 
 def _derived(kind: type) -> tuple[str, ...]:
-    """The names of the figures that follow from the fields of a dataclass."""
+    """Return the names of the figures derived from the fields of a dataclass."""
     return getattr(kind, "DERIVED", ())
 
 
 def _array(kind: Any, content: Any) -> Any:
-    """An array of the numbers of a list, or of a list of lists."""
+    """Return an array of the numbers of a list, or of a list of lists."""
     element = get_args(get_args(kind)[1])[0]
     number: Any = int if element is np.int64 else float
     of_lists = isinstance(content, list) and any(isinstance(row, list) for row in content)
@@ -207,8 +205,8 @@ def _array(kind: Any, content: Any) -> Any:
 
 
 def _check(value: Any, content: Any, ranks: int, place: str) -> None:
-    """Compares arrays with the number of ranks, keys with fields, and what is derived with what it
-    follows from; all numbers must be finite, and integers of 64 bits."""
+    """Compare arrays with the number of ranks, keys with fields, and derived figures with their
+    fields; all numbers must be finite, and integers of 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no number that a plan has - at `{place}`")
     if isinstance(value, int) and abs(value) >= 1 << 63:
@@ -219,7 +217,7 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
     if not is_dataclass(value):
         return
     derived = _derived(type(value))
-    # A key that is left out would have what is usual, and the plan was not made for that.
+    # A missing key would get its default, for which the plan was not made.
     keys = {*_keys(value), *derived}
     if different := keys ^ (content.keys() - (_OF_FOLDER if place == "$" else ())):
         name = min(different)
@@ -250,7 +248,8 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
 
 
 def _check_log_part(part: LogPart, content: Any) -> None:
-    """Whether a window is described whole, and all numbers are such as a part of a log has."""
+    """Raise ValueError unless the part of a log has all keys of its kind of window, no others, and
+    valid numbers."""
     if part != content:
         raise ValueError("Expected no other keys - at `$.log_part`")
     sampled = part.get("sampled")

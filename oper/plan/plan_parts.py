@@ -1,8 +1,8 @@
-"""The plan of some of a plan's tables, and one plan of the tables of two memories.
+"""Selection of a plan's tables, and the union of the plans of two memories.
 
-What replanning and pricing do, they do for one memory at a time: `plans_of_memories` takes a plan
-apart, and `join_memories` puts it together. A model's collections of tables, which are sharded one
-by one, each get a part of the plan with slots of its own (`part_of`).
+Replanning and pricing work on one memory at a time: `plans_of_memories` splits a plan, and
+`join_memories` joins the parts. A model's collections of tables are sharded one by one; each gets a
+part of the plan with its own slots (`part_of`).
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from oper.topology.topology import Topology
 
 
 def select(plan: Plan, tables: Sequence[int]) -> Plan:
-    """The plan of some of a plan's tables, by number, in the plan's order; the plan itself where
-    that is all tables.
+    """Return the plan of the tables with these numbers, in the plan's order; the plan itself if
+    these are all tables.
 
-    Rows keep their slots. Tables stay in the memory they are in, and figures and certificates are
-    those of all tables.
+    Rows keep their slots, and tables their memory; figures and certificates remain those of all
+    tables.
     """
     chosen = np.unique(np.asarray(tables, dtype=np.int64))
     if len(chosen) == len(plan.tables):
@@ -74,11 +74,11 @@ def select(plan: Plan, tables: Sequence[int]) -> Plan:
 
 
 def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
-    """What `select` gives, without slots for other rows than those of its tables (`pack`): the
-    arenas of all parts together are as large as those of the whole plan.
+    """Return the plan of `select` with slots only for the rows of its tables (`pack`): the arenas
+    of all parts together are as large as those of the whole plan.
 
-    A plan's parts could share one heap instead. But TorchRec shards collections one by one, so that
-    the first would have to know the optimizers, and so the state, of later ones, and each AllReduce
+    A plan's parts could share one heap instead. But TorchRec shards collections one by one, so the
+    first would have to know the optimizers, and so the state, of later ones, and each AllReduce
     would cover the replicas of all.
     """
     part = select(plan, tables)
@@ -86,14 +86,15 @@ def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
 
 
 def plans_of_memories(plan: Plan) -> list[Plan]:
-    """A plan for each memory that has tables, with figures and a topology of its own; in order."""
+    """Return a plan, with its own figures and topology, for each memory that has tables, in
+    order."""
     if len(plan.memories) == 1:
         return [plan]
     return [_plan_of(plan, memory) for memory in plan.memories if memory.tables]
 
 
 def _plan_of(plan: Plan, memory: Memory) -> Plan:
-    """The plan of the tables in one memory."""
+    """Return the plan of the tables in one memory."""
     whole = replace(memory, name=DEVICE, tables=tuple(range(len(memory.tables))))
     part = replace(
         select(plan, memory.tables),
@@ -115,10 +116,11 @@ def join_memories(
     topology: Topology,
     device_capacity_bytes: Floats,
 ) -> Plan:
-    """The plan of all tables, of which those numbered `in_hosts` lie in the hosts' memory.
+    """Return the plan of all tables, of which those numbered `in_hosts` lie in the hosts' memory.
 
-    `topology` is that of the devices and says what the hosts have; `device_capacity_bytes` [M] is
-    that of devices without tables. All else is what the plans have in common, or the devices' own.
+    `topology` is that of the devices, with the hosts' memory and bandwidth; `device_capacity_bytes`
+    [M] is the capacity of devices without tables. Everything else is equal in both plans, or from
+    the plan of the devices.
     """
     plans = [host] if devices is None else [devices, host]
     of_host = np.array(in_hosts, dtype=np.int64)
@@ -161,7 +163,7 @@ def _step_of(plans: Sequence[Plan]) -> StepTime | None:
 
 
 def _join_counts(parts: list[LayoutPart], counts: list[ListedCounts]) -> ListedCounts:
-    """The counts of all tables."""
+    """Return the counts of all tables."""
 
     def by_table(values: list[Any]) -> list[Any]:
         return in_table_order([(p.tables, v) for p, v in zip(parts, values, strict=True)])

@@ -1,5 +1,5 @@
-"""What a plan's prediction is to be read beside: its cost on data that it was not made from, and
-that of the simple plans which one would use otherwise.
+"""References for a plan's prediction: its cost on data that it was not made from, and the costs of
+simple plans made without counts.
 
 They are made in oper/planner/reference_figures.py.
 """
@@ -12,20 +12,20 @@ from oper.plan.certificate import gap_above
 
 
 class HeldOutSource(StrEnum):
-    """Data that judge a plan which was not made from them."""
+    """Data that judge a plan and that the plan was not made from."""
 
     LAST_PART = "last part of the log"  # `oper profile --hold-out`
     NEXT_WINDOW = "next window"
     LATER_PART = "later part of the newest data"  # the last third of a window, or the last window
-    THIS_WINDOW = "this window"  # of plans made from the window before
+    THIS_WINDOW = "this window"  # for plans made from the window before
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predicted step and objective of a plan under the counts of data that came after those it was
-    made from, in seconds, and a lower bound on the objective of every plan for these later data."""
+    """Predicted step and objective of a plan, in seconds, under the counts of data later than those
+    that it was made from, and a lower bound on the objective of every plan for these later data."""
 
-    DERIVED: ClassVar = ("certified_gap",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("certified_gap",)  # in JSON next to the fields
 
     source: HeldOutSource
     samples: int
@@ -40,7 +40,7 @@ class HeldOut:
 
 
 class SimpleMethod(StrEnum):
-    """How one places tables without looking at counts."""
+    """Method of placing tables without counts."""
 
     TABLE_WISE = "table_wise"
     ROW_WISE = "row_wise"
@@ -51,9 +51,9 @@ class SimplePlan:
     """Predicted step and objective, in seconds, of a plan made without counts: whole tables to the
     ranks in turn, or equal slices of each table.
 
-    memory_factor: the fullest rank's memory over what it may hold, of the memory that it exceeds
-    most. held_out_seconds, held_out_step_seconds: objective and step under the later counts of
-    `HeldOut`; None without later counts.
+    memory_factor: the fullest rank's bytes over its capacity, in the memory that is exceeded most.
+    held_out_seconds, held_out_step_seconds: objective and step under the later counts of `HeldOut`;
+    None without later counts.
     """
 
     method: SimpleMethod

@@ -1,4 +1,4 @@
-"""The group of each listed row and its position there: a code, or a mark for rows on all ranks.
+"""Codes of listed rows (group and position in it), and marks for rows on all ranks.
 
 code = position << bits | group, with the fewest bits that hold any group's number; the codes of a
 layout are uint32 where all of them fit, else uint64. The kernels do the same by
@@ -6,7 +6,7 @@ csrc/include/oper/plan/row_codes.h.
 
 With much memory most listed rows are on all ranks, each table's in one group and at positions that
 count them. Such rows need no code: a second bitmap of all rows marks them, and the number of marks
-before a row is its position, but for a constant of the table.
+before a row is its position, up to a constant of the table.
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ Flags = NDArray[np.bool_]
 
 
 class ListedIndex(NamedTuple):
-    """What finds the group and position of E listed rows of T tables; fields of `Layout`.
+    """Index from E listed rows of T tables to their groups and positions; fields of `Layout`.
 
-    Where the bitmap is None, all rows have codes, and so are the other two.
+    If the bitmap is None, all rows have codes, and the other two fields are None too.
     """
 
     codes: NDArray[Any]  # uint32 or uint64, of the rows without a mark
@@ -58,22 +58,22 @@ class ListedIndex(NamedTuple):
 
 
 def rows_of_tables(listed_offset: Ints) -> Iterator[slice]:
-    """Where each table's rows lie among the listed ones."""
+    """Yield the range of each table's rows among the listed ones."""
     for first, end in pairwise(listed_offset):
         yield slice(int(first), int(end))
 
 
 def marks_of(everywhere_bitmap: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> Flags:
-    """Whether each row that `bitmap` lists has a mark, [E]."""
-    found = [np.empty(0, dtype=bool)]
-    for first in range(0, len(bitmap), CHUNK_LINES):  # a byte a row, for a part of them at a time
+    """Return a mask of the rows that `bitmap` lists, [E]: True if they have a mark."""
+    marks = [np.empty(0, dtype=bool)]
+    for first in range(0, len(bitmap), CHUNK_LINES):  # a byte per row, for a part of them at a time
         lines = slice(first, first + CHUNK_LINES)
-        found.append(_bits(everywhere_bitmap[lines])[_bits(bitmap[lines])])
-    return np.concatenate(found)
+        marks.append(_bits(everywhere_bitmap[lines])[_bits(bitmap[lines])])
+    return np.concatenate(marks)
 
 
 def _bits(lines: NDArray[np.uint64]) -> Flags:
-    """The bits of a part of a bitmap, a row each."""
+    """Return the bits of a part of a bitmap, one per row."""
     words = np.ascontiguousarray(lines[:, 1:]).view(np.uint8).reshape(-1)
     return np.unpackbits(words, bitorder="little").view(bool)
 
@@ -81,9 +81,9 @@ def _bits(lines: NDArray[np.uint64]) -> Flags:
 def marked_groups(
     codes: NDArray[Any], holds: Flags, bitmap: NDArray[np.uint64], listed_offset: Ints
 ) -> Ints | None:
-    """The group of each table's rows that are to have marks, int64 [T], of rows that all have
-    codes: the largest on all ranks whose rows are at consecutive positions. None where the bitmap
-    of the marks would take as many bytes as the codes that it replaces."""
+    """Return the group of each table's rows that are to have marks, int64 [T], if all rows have
+    codes now: the largest group on all ranks whose rows are at consecutive positions. None if the
+    bitmap of the marks would take as many bytes as the codes that it replaces."""
     wanted = holds.all(axis=1) & (holds.shape[1] > 1)
     if not wanted.any():
         return None
@@ -100,9 +100,9 @@ def with_marks(
     line_offset: Ints,
     marked: Ints | None,
 ) -> ListedIndex:
-    """The index in which the rows of group marked[t] of each table t have marks, of rows that all
-    have codes; those rows must be at consecutive positions. `bitmap` lists the rows, those of table
-    t from line line_offset[t] on."""
+    """Return the index in which the rows of group marked[t] of each table t have marks, if all rows
+    have codes now; those rows must be at consecutive positions. `bitmap` lists the rows, those of
+    table t from line line_offset[t] on."""
     if marked is None:
         return ListedIndex(codes)
     lines = as_tensor(bitmap.view(np.int64))
@@ -134,7 +134,7 @@ def marks_of_all(
 
 
 def group_bits(groups: int) -> int:
-    """The bits of a code that are the group's number."""
+    """Return the number of a code's bits that hold the group's number."""
     return max(groups - 1, 0).bit_length()
 
 
@@ -147,15 +147,16 @@ def unpack_codes(codes: NDArray[Any], groups: int) -> tuple[Ints, Ints]:
 
 
 def pack_codes(group: NDArray[np.int32], groups: int) -> tuple[NDArray[Any], Ints]:
-    """The code of each row, [E], and the rows of each group, [groups]. Positions count each
-    group's rows in the order they come."""
+    """Return the code of each row, [E], and the number of rows of each group, [groups]. Positions
+    number each group's rows in order."""
     codes, rows = native.ops().pack_codes(as_tensor(group), groups)
     array = codes.numpy()
     return array.view(np.uint32 if array.dtype == np.int32 else np.uint64), rows.numpy()
 
 
 def pack_positions(group: Ints, position: Ints, groups: int, most: int = 0) -> NDArray[Any]:
-    """The code of each row, [E], at positions that are given and may come to be `most`."""
+    """Return the code of each row, [E], at the given positions, with bits for positions up to
+    `most`."""
     bits = group_bits(groups)
     narrow = int(position.max(initial=most)) >> (32 - bits) == 0
     return (position << bits | group).astype(np.uint32 if narrow else np.uint64)

@@ -1,11 +1,11 @@
-"""Where the rows of an existing plan are: by holder set, and by slot.
+"""Places of the rows of an existing plan, by holder set and by slot.
 
 A layout has P = G + M extents, runs of consecutive slots at each of their holders: its groups of
-listed rows, then the stripes of each rank. The address map itself finds them: a map in which
-group g begins at (g, 0) and the stripes of rank r at (G + r, 0) gives every row's extent and its
-offset there. With the class of each row a plan becomes a matrix, rows of class c in holder set k,
-in which the cost of §3.2 is linear. The K holder sets are the M single owners, then one for each
-set of several holders and the sources that its readers use.
+listed rows, then the stripes of each rank. The address map itself finds them: a map in which group
+g begins at (g, 0) and the stripes of rank r at (G + r, 0) gives every row's extent and its offset
+there. With the class of each row a plan becomes a matrix, rows of class c in holder set k, in which
+the cost of §3.2 is linear. The K holder sets are the M single owners, then one for each combination
+of several holders and the sources of their readers.
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ _CHUNK_ROWS = 1 << 20  # a few arrays of 8 MiB at a time
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where rows first … first + n - 1 of a table are: each one's extent and offset in it, as an
-    address has rank and slot, int64 [n]."""
+    """Places of rows first … first + n - 1 of a table: each row's extent and its offset there,
+    packed like rank and slot in an address, int64 [n]."""
 
     table: int
     first: int
@@ -52,14 +52,15 @@ class RowClassifier(Protocol):
     classes: int
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
-        """The class of each row of a chunk, int32 [n]."""
+        """Return the class of each row of a chunk, int32 [n]."""
 
 
 class RowLocator:
-    """The extents of a plan's rows, and the K holder sets that they are counted by."""
+    """Extents of a plan's rows, and the K holder sets by which they are counted."""
 
     def __init__(self, plan: Plan, candidates: HolderSets | None = None) -> None:
-        """`candidates` are further holder sets, which the plan may not use."""
+        """Index a plan's rows; `candidates` are further holder sets, which the plan need not
+        use."""
         from oper.plan.address_map import AddressMap
 
         layout = plan.layout
@@ -77,7 +78,7 @@ class RowLocator:
         sets = single_owner_sets(ranks)
         column = np.empty(listed + ranks, dtype=np.int64)
         column[listed:] = np.arange(ranks)
-        # On heterogeneous links the same holders may be read from other sources.
+        # On heterogeneous links equal holders may have different sources.
         known = {_key(sets, k): k for k in range(ranks)}
         used = HolderSets(layout.source, layout.holds)
         for source in (used, candidates) if candidates is not None else (used,):
@@ -97,14 +98,14 @@ class RowLocator:
 
     @cached_property
     def count_column(self) -> Ints:
-        """The column of each extent, int64 [P], in counts that separate striped rows: K columns of
+        """Column of each extent, int64 [P], in counts that separate striped rows: K columns of
         holder sets for listed rows, then M columns of owners for striped ones."""
         listed = len(self.layout.group_width)
         stripes = len(self.holder_sets) + np.arange(self.ranks)
         return np.concatenate([self.holder_set_of[:listed], stripes])
 
     def chunks(self, table: int) -> Iterator[Chunk]:
-        """All rows of a table, in order."""
+        """Yield all rows of a table, in order, in chunks."""
         import torch
 
         rows = int(self.layout.rows[table])
@@ -114,7 +115,8 @@ class RowLocator:
             yield Chunk(table, first, found)
 
     def slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
-        """The slots of rows `index` [N] of a chunk on each rank, int64 [N, M]; -1: not there."""
+        """Return the slots of rows `index` [N] of a chunk on each rank, int64 [N, M]; -1: not
+        there."""
         extent, offset = chunk.extent[index], chunk.offset[index]
         listed = len(self.layout.group_width)
         striped = extent >= listed
@@ -126,7 +128,8 @@ class RowLocator:
         return slots
 
     def owner_slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
-        """The slots, at their owners, of rows `index` of a chunk with one owner each: int64 [N]."""
+        """Return the slots, at their owners, of rows `index` of a chunk with one owner each: int64
+        [N]."""
         listed = len(self.layout.group_width)
         owner = self.layout.holds.argmax(axis=1)
         first = np.concatenate(
@@ -135,7 +138,7 @@ class RowLocator:
         return np.asarray(first[chunk.extent[index]] + chunk.offset[index])
 
     def count_table(self, table: int, finder: RowClassifier) -> Ints:
-        """Rows of a table by class and `count_column`, int64 [C, K + M]."""
+        """Count the rows of a table by class and `count_column`, int64 [C, K + M]."""
         shape = (finder.classes, len(self.holder_sets) + self.ranks)
         counts = np.zeros(shape, dtype=np.int64)
         for chunk in self.chunks(table):
@@ -143,18 +146,19 @@ class RowLocator:
         return counts
 
     def count(self, finder: RowClassifier) -> Ints:
-        """Rows of all tables by class and `count_column`, int64 [C, K + M]."""
+        """Count the rows of all tables by class and `count_column`, int64 [C, K + M]."""
         tables = range(len(self.layout.rows))
         return np.asarray(sum(self.count_table(table, finder) for table in tables))
 
     def by_holder_set(self, counts: Ints) -> Ints:
-        """Rows by class and holder set, int64 [C, K], of counts by `count_column`."""
+        """Return counts by `count_column` as counts by holder set, int64 [C, K]."""
         whole = counts[:, : len(self.holder_sets)].copy()
         whole[:, : self.ranks] += counts[:, len(self.holder_sets) :]
         return whole
 
     def counts_in(self, sets: HolderSets, counts: Ints) -> Ints:
-        """`by_holder_set` with a column for each of other sets, which have all of these."""
+        """Return `by_holder_set` with a column for each of `sets`, which include all of this
+        plan's."""
         place = {_key(sets, k): k for k in reversed(range(len(sets)))}
         found = np.zeros((len(counts), len(sets)), dtype=np.int64)
         for k, rows in enumerate(self.by_holder_set(counts).T):

@@ -1,8 +1,8 @@
-"""Moves: the rows that a new plan holds elsewhere, as a file in its folder.
+"""Moves of rows to their places in a new plan, as a file in its folder.
 
 `moves.npy` has one entry for each changed row and each rank that holds it in the new plan: its slot
 there, and the rank and slot to copy it from, as numbered in the old plan, with the bytes of the
-copy (row and optimizer state; 0 where it is there already). All other rows keep their holders and
+copy (row and optimizer state; 0 if it is there already). All other rows keep their holders and
 slots. All sources must be read before any slot is written.
 """
 
@@ -31,18 +31,18 @@ ENTRY = np.dtype(
 
 @dataclass(frozen=True)
 class RowMoves:
-    """Entries of dtype `ENTRY`, by row and then rank."""
+    """Moves as entries of dtype `ENTRY`, sorted by row and then rank."""
 
     entries: NDArray[np.void]
 
     @staticmethod
     def none() -> "RowMoves":
-        """No moves."""
+        """Return no moves."""
         return RowMoves(np.zeros(0, ENTRY))
 
     def bytes_by_link(self, ranks: int, old_ranks: int = 0) -> Ints:
-        """Bytes copied, int64, reader by source: [M, M], or with a column for each of more ranks of
-        the old plan; on the diagonal between slots of a rank."""
+        """Return the bytes copied, int64, reader by source: [M, M], or more columns if the old plan
+        had more ranks; on the diagonal are copies between slots of a rank."""
         sources = max(ranks, old_ranks)
         matrix = np.zeros((ranks, sources), dtype=np.int64)
         entries = self.entries
@@ -68,12 +68,13 @@ class RowMoves:
         return len(np.unique(self.entries["row"]))
 
     def save(self, folder: Path) -> None:
-        """Write them into a plan's folder that is being written."""
+        """Write the moves into a plan's folder that is being written."""
         storage.save_array(folder / FILE, self.entries)
 
     @staticmethod
     def load(folder: Path | str) -> "RowMoves":
-        """The moves from the old plan to one made by `oper replan`; OperError where it has none."""
+        """Load the moves from the old plan to one made by `oper replan`; raise OperError if it has
+        none."""
         path = Path(folder) / FILE
         if not path.exists():
             raise OperError(f"{folder}: has no {FILE}; only plans made by `oper replan` have moves")

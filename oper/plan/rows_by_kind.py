@@ -1,4 +1,4 @@
-"""How many rows of each table, and how many bytes of each rank, are replicated, listed or striped.
+"""Rows of each table and bytes of each rank by kind: replicated, listed or striped.
 
 A row of the layout is of one kind:
 
@@ -6,13 +6,13 @@ A row of the layout is of one kind:
     listed       on one rank, with an entry of its own in the address map
     striped      on one rank, which follows from its number
 
-Nothing here goes over rows: listed and marked rows are counted by the bitmaps' bits, rows of a
-group by their codes, and a stripe's rows by its pattern of ranks. Only rows that a replan has taken
-out of the stripes are looked up one by one, as there are few of them.
+Rows are not visited one by one: listed and marked rows are counted by the bitmaps' bits, rows of a
+group by their codes, and a stripe's rows by its pattern of ranks. Only the few rows that a replan
+has taken out of the stripes are looked up individually.
 
-Bytes are what `memory_bytes` of a plan counts: values and, in training, optimizer state, of every
-copy. Slots that no row is in, which a replan leaves in the stripes, have a kind of their own there,
-so that the kinds of a rank add up to its memory.
+Bytes are counted as in `memory_bytes` of a plan: values and, in training, optimizer state, of every
+copy. Empty slots, which a replan leaves in the stripes, are a further kind of bytes, so that the
+kinds of a rank add up to its memory.
 """
 
 from collections.abc import Sequence
@@ -40,11 +40,11 @@ class RankBytes(NamedTuple):
     replicated: Ints
     listed: Ints
     striped: Ints
-    unused: Ints  # slots that rows have left; 0 but after a replan
+    unused: Ints  # slots that rows have left; 0 except after a replan
 
     @property
     def total(self) -> Ints:
-        """What a plan's `memory_bytes` says, [M]."""
+        """Bytes of all kinds, equal to a plan's `memory_bytes`, [M]."""
         return self.replicated + self.listed + self.striped + self.unused
 
 
@@ -73,8 +73,8 @@ class RowsByKind:
         return (self.copies + self.listed + self.striped) * self.memory_of_row
 
     def to_json(self, tables: Sequence[Table], accesses: Ints | None = None) -> dict[str, Any]:
-        """What `oper plan --json` and `oper plan show --json` have of each table and rank; with the
-        tables' `accesses` [T] in the profile, where it is known."""
+        """Return the part of `oper plan --json` and `oper plan show --json` by table and rank; with
+        the tables' `accesses` [T] in the profile, if it is known."""
         columns = {
             "rows": self.rows,
             "memory_bytes": self.bytes_of_tables,
@@ -99,7 +99,7 @@ class RowsByKind:
 
 
 def rows_by_kind(plan: Plan) -> RowsByKind:
-    """The rows of each table and the bytes of each rank, by kind."""
+    """Return the rows of each table and the bytes of each rank, by kind."""
     layout, mode = plan.layout, plan.workload.mode
     memory_of_row = np.array([t.memory_bytes(mode) for t in plan.tables], dtype=np.int64)
     memory_of_width = np.zeros(len(layout.slots), dtype=np.int64)
@@ -136,8 +136,8 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
 
 
 def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-    """Replicated rows of each table and their copies, [T] each, the rows of each group, [G], and
-    which ranks hold listed rows of a table, [T, M]."""
+    """Return the replicated rows of each table and their copies, [T] each, the rows of each group,
+    [G], and a mask of the ranks that hold listed rows of a table, [T, M]."""
     tables, groups = len(layout.rows), len(layout.group_width)
     holders = layout.holds.sum(axis=1)
     several = holders > 1
@@ -162,14 +162,14 @@ def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
 
 
 def _listed_accesses(plan: Plan) -> Ints:
-    """Accesses of the replicated and listed rows of each table, [T]."""
+    """Return accesses of the replicated and listed rows of each table, [T]."""
     coded = rows_of_tables(plan.layout.listed_offset - plan.layout.everywhere_offset)
     sums = [int(plan.counts.accesses[rows].sum(dtype=np.int64)) for rows in coded]
     return np.array(sums, dtype=np.int64) + plan.counts.everywhere_accesses
 
 
 def _striped_rows(layout: Layout) -> Ints:
-    """The striped rows of each table on each rank, [T, M]."""
+    """Return the striped rows of each table on each rank, [T, M]."""
     lines, every = layout.stripe_bitmap, np.arange(len(layout.rows))
     if lines is None:
         return layout.stripe_rows(every, layout.rows - np.diff(layout.listed_offset))
@@ -190,7 +190,7 @@ def _striped_rows(layout: Layout) -> Ints:
 
 
 def _marks(bitmap: NDArray[np.uint64]) -> Ints:
-    """The marked rows of each line."""
+    """Return the number of marked rows of each line."""
     counts = np.empty(len(bitmap), dtype=np.int64)
     for first in range(0, len(bitmap), CHUNK_LINES):
         part = slice(first, first + CHUNK_LINES)
@@ -199,7 +199,7 @@ def _marks(bitmap: NDArray[np.uint64]) -> Ints:
 
 
 def _set_bits(words: NDArray[Any]) -> Ints:
-    """The numbers of the bits that are set, of words one after the other."""
+    """Return the numbers of the bits that are set in consecutive words."""
     flat = np.ascontiguousarray(words).reshape(-1)
     used = np.flatnonzero(flat)
     bits = np.unpackbits(flat[used].view(np.uint8), bitorder="little").reshape(-1, 64)

@@ -1,6 +1,6 @@
-"""What is asked of a plan, and the limits that follow from it where a part is left to the devices.
+"""Settings requested of a plan, and the limits that result where the devices decide a part.
 
-`PlanSettings` are written as they were given: what was found instead of what nobody asked for is in
+`PlanSettings` are written as they were given; the values chosen for missing settings are in
 `Limits`.
 """
 
@@ -16,23 +16,23 @@ from oper.base.units import finite_number
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What is asked of a plan.
+    """Settings requested of a plan.
 
-    extra_memory: bytes of extra copies, as a share of one copy of all tables; None leaves it to the
-    devices' memory (oper/planner/device_limits.py), of which `reserve` is the share for the rest of
-    the model, or to a usual share where nothing is known of their memory. threshold: the share of
-    all bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
-    backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
-    slowest "link". tier: the names of the tables that lie in the hosts' memory, or "all".
+    extra_memory: bytes of extra copies, as a share of one copy of all tables; None lets the
+    devices' memory decide (oper/planner/device_limits.py), of which `reserve` is the share for the
+    rest of the model, or a default share if their memory is unknown. threshold: the share of all
+    bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
+    backtracking aims at (§4.2). balance: minimise the slowest rank's "time" or the slowest "link".
+    tier: the names of the tables that lie in the hosts' memory, or "all".
 
-    Raises OperError where a value is out of range.
+    Raise OperError if a value is out of range.
     """
 
     extra_memory: float | None = None
     threshold: float = THRESHOLD
     dob: float = DOB
     balance: Literal["time", "link"] = "time"
-    reserve: float | None = None  # None: the usual one, where there is a device memory
+    reserve: float | None = None  # None: the default, if there is a device memory
     tier: Sequence[str] | Literal["all"] = ()
 
     def __post_init__(self) -> None:
@@ -76,11 +76,11 @@ def _table_names(given: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a plan keeps.
+    """Limits that a plan keeps.
 
     extra_memory: bytes of extra copies, as a share of one copy of all tables on devices. reserve:
-    the share of a device's memory that is left to the rest of the model; None where the devices'
-    memory does not decide how much a plan may use.
+    the share of a device's memory that is left to the rest of the model; None if the devices'
+    memory does not limit the plan.
     """
 
     extra_memory: float
@@ -88,5 +88,5 @@ class Limits:
 
     @property
     def by_devices(self) -> bool:
-        """Whether the devices' memory decides how much a plan may use."""
+        """True if the devices' memory limits the plan."""
         return self.reserve is not None

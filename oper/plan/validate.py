@@ -1,10 +1,9 @@
-"""What must hold of a loaded plan before anything computes with it.
+"""Validation of a loaded plan, before anything computes with it.
 
-Digests tell that a folder is as it was written, not that a plan was written. The kernels index by
-what is in the layout without looking again, as a check of each row in each batch would cost more
-than the translation: here every index is compared with what it points into, once, when a plan is
-loaded. `oper plan check` then tells whether such a plan is a good one, such as that no two rows
-share a slot.
+Digests prove that a folder is unchanged, not that it contains a valid plan. The kernels use the
+indices of the layout unchecked, because a check of each row in each batch would cost more than the
+translation. Here every index is compared once, when a plan is loaded, with the size of its array.
+`oper plan check` then verifies that the plan is correct, for example that no two rows share a slot.
 """
 
 from typing import Any
@@ -18,12 +17,12 @@ from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, SLOT_MASK, Layout
 from oper.plan.memories import DEVICE, HOST
 
 _CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
-# A rank has a row in one slot; slots that replanning left empty make some more.
+# A rank has a row in one slot; replanning leaves some empty slots in addition.
 _MOST_SLOTS_A_ROW = 8
 
 
 def validate(plan: Any) -> None:
-    """ValueError, which names the array and the entry, where a plan cannot be computed with.
+    """Raise ValueError, which names the array and the entry, if a plan is invalid.
 
     `plan` is an oper.plan.plan.Plan, whose module imports this one.
     """
@@ -50,8 +49,8 @@ def validate(plan: Any) -> None:
 
 
 def _check_memories(plan: Any) -> None:
-    """Whether every table is in one memory, and those in the hosts have arenas of their own and one
-    owner for each row."""
+    """Raise ValueError unless every table is in one memory, and the tables in the hosts have
+    separate arenas and one owner per row."""
     layout, names = plan.layout, [memory.name for memory in plan.memories]
     if names not in ([DEVICE], [DEVICE, HOST]):
         raise ValueError(f"memories: expected {[DEVICE]} or {[DEVICE, HOST]}, got {names}")
@@ -80,14 +79,14 @@ def _check_memories(plan: Any) -> None:
 
 
 def validate_rank_map(found: RankMap, layout: Layout) -> None:
-    """ValueError where a rank's map is not of the layout's shape, or names other ranks."""
+    """Raise ValueError if a rank's map does not have the layout's shape, or names other ranks."""
     groups, tables = len(layout.group_width), len(layout.rows)
     _need(found.group_base, "group_base", (np.int64,), (groups,))
     _need(found.stripe_base, "stripe_base", (np.int64,), (tables, layout.ranks))
     for name, addresses in (("group_base", found.group_base), ("stripe_base", found.stripe_base)):
         field = addresses >> SLOT_BITS
         _need_all((field >= 0) & ((field < layout.ranks) | (field == LOCAL)), name, "name a rank")
-        # So that no row of the group or stripe is at an address of another field.
+        # So no row of the group or stripe gets an address of another field.
         slot = addresses & SLOT_MASK
         _need_all(slot < 1 << (SLOT_BITS - 1), name, "be slots of the arenas")
 
@@ -122,7 +121,7 @@ def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
 
 
 def _check_bitmaps(layout: Layout) -> Ints:
-    """Checks headers, bits and sizes; returns the listed rows before each table, [T + 1]."""
+    """Check headers, bits and sizes; return the listed rows before each table, [T + 1]."""
     lines = np.maximum(-(-layout.rows // ROWS_PER_LINE), 1)
     offset = np.concatenate([[0], np.cumsum(lines)])
     if not np.array_equal(layout.line_offset, offset):
@@ -149,7 +148,7 @@ def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> 
         before[first + 1 : first + 1 + len(total)] = total
         header = header_of(np.concatenate([[start], total[:-1]]), counts)
         _need_all(header == bitmap[part, 0], f"{name}, headers", "count its bits")
-    # Bits behind a table's last row would be counted as rows of the next one.
+    # Bits after a table's last row would be counted as rows of the next table.
     last = rows - 1
     line = offset[:-1] + np.maximum(last, 0) // ROWS_PER_LINE
     used = np.clip(last[:, None] % ROWS_PER_LINE + 1 - 64 * np.arange(WORDS_PER_LINE), 0, 64)
@@ -178,7 +177,7 @@ def _check_arenas(layout: Layout) -> None:
     reader = np.arange(len(layout.holds))[:, None]
     _need_all(layout.holds[reader, layout.source], "source", "name ranks that hold the group")
     room = layout.slots[layout.group_width]
-    # Half of what an address has room for: no first slot and position add up to more.
+    # Half of an address's range, so that a first slot plus a position never exceeds it.
     _need_below(layout.slots, 1 << (SLOT_BITS - 1), "slots")
     inside = (layout.base >= 0) & (layout.base <= room)
     right: NDArray[Any] = np.where(layout.holds, inside, layout.base == -1)
@@ -186,7 +185,8 @@ def _check_arenas(layout: Layout) -> None:
 
 
 def _check_stripes(layout: Layout, striped: Ints) -> None:
-    """Whether striped rows lie within the arenas; `striped` [T] rows are numbered in each table."""
+    """Raise ValueError unless striped rows lie within the arenas; `striped` [T] rows are numbered
+    in each table."""
     for table, rows in enumerate(striped.tolist()):
         order = layout.orders[layout.pattern_of[table]]
         turned = np.roll(order, -int(layout.rotation[table]))
@@ -202,7 +202,7 @@ def _check_stripes(layout: Layout, striped: Ints) -> None:
         name = f"stripe_base of table {table}"
         if layout.stripe_bitmap is None:
             _need_all(~beyond, name, "be slots of the arenas")
-        # Rows that were listed later have left their slots, and an arena may end before those.
+        # Rows that were listed later have left their slots, so an arena may end before them.
         steps = []
         for rank in np.flatnonzero(beyond):
             turn, step = divmod(max(int(room[rank] - base[rank]), 0), int(copies[rank]))
@@ -211,7 +211,7 @@ def _check_stripes(layout: Layout, striped: Ints) -> None:
 
 
 def _check_tail(layout: Layout, table: int, first: int, name: str) -> None:
-    """Whether the rows that are striped from the `first` numbered one on lie within the arenas."""
+    """Raise ValueError unless the striped rows from number `first` on lie within the arenas."""
     assert layout.stripe_bitmap is not None
     begin, end = layout.line_offset[table : table + 2]
     marked = np.bitwise_count(layout.stripe_bitmap[begin:end, 1:]).sum(axis=1, dtype=np.int64)
@@ -219,12 +219,12 @@ def _check_tail(layout: Layout, table: int, first: int, name: str) -> None:
     line = max(int(np.searchsorted(before, first, side="right")) - 1, 0)
     rows, room = int(layout.rows[table]), layout.slots[layout.width_of_table[table]]
     for row in range(line * ROWS_PER_LINE, rows, _CHUNK_CODES):
-        found = layout.locate(table, np.arange(row, min(row + _CHUNK_CODES, rows)))
-        _need_all(found.slot < room[found.owner], name, "be slots of the arenas")
+        located = layout.locate(table, np.arange(row, min(row + _CHUNK_CODES, rows)))
+        _need_all(located.slot < room[located.owner], name, "be slots of the arenas")
 
 
 def _check_marks(layout: Layout, listed: Ints) -> int:
-    """Checks the rows on all ranks that have a mark instead of a code; returns their number."""
+    """Check the rows on all ranks that have a mark instead of a code; return their number."""
     bitmap, tables = layout.everywhere_bitmap, len(layout.rows)
     group, start = layout.everywhere_group, layout.everywhere_first
     if bitmap is None:
@@ -268,7 +268,7 @@ def _check_codes(layout: Layout, listed: int) -> None:
     room = layout.slots[layout.group_width] - layout.base
     most = np.iinfo(np.int64).max
     slots = np.where(layout.holds, room, most).min(axis=1, initial=most)
-    # As a first code of each group that no row may have: one comparison a row then does.
+    # First invalid code of each group: one comparison per row is then enough.
     number = np.arange(groups, dtype=np.uint64)
     end = np.zeros(1 << bits, dtype=np.uint64)
     end[:groups] = np.minimum(slots, most >> bits).astype(np.uint64) << np.uint64(bits) | number
@@ -284,10 +284,10 @@ def _need(array: Any, name: str, types: tuple[Any, ...], shape: tuple[int | None
     fits = isinstance(array, np.ndarray) and array.dtype in types and array.ndim == len(shape)
     if fits and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         return
-    given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "nothing"
+    got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "nothing"
     expected = " or ".join(np.dtype(t).name for t in types)
     sizes = ", ".join("any" if n is None else str(n) for n in shape)
-    raise ValueError(f"{name}: expected {expected} [{sizes}], got {given}")
+    raise ValueError(f"{name}: expected {expected} [{sizes}], got {got}")
 
 
 def _need_below(values: NDArray[Any], end: Any, name: str) -> None:
