@@ -31,9 +31,11 @@ from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 
 # Rows of each table that are compared with the layout in NumPy, which is slower than the maps by
-# orders of magnitude. They are spread over the table, as listed rows crowd in no part of it.
+# orders of magnitude. They are spread evenly over the table, because listed rows are not
+# concentrated in one part.
 _REFERENCE_ROWS = 4096
-# Figures are summed in another order here: 2^-52 a step, over at most a few million terms.
+# Figures are summed in another order here: an error of 2^-52 per addition, over at most a few
+# million terms.
 _CLOSE = 1e-9
 
 
@@ -43,12 +45,12 @@ def check(
     options: LogOptions | None = None,
     report: Callable[[str], None] = lambda step: None,
 ) -> Findings:
-    """All invariants of the plan in a folder, proved from its files. With the files of the log that
-    its profile counted, read by `options`, the log is replayed through the address maps, and each
-    owner must serve what the plan says; the vectors that pooled tables need are counted. `report`
-    is called with the name of each step as it begins.
+    """Check all invariants of the plan in a folder, from its files. With the files of the log that
+    its profile counted, read by `options`, also replay the log through the address maps: each owner
+    must serve the reads that the plan states; and count the vectors of pooled tables. `report` is
+    called with the name of each step as it begins.
 
-    Raises OperError where the folder cannot be read as a plan, and where the log is another one.
+    Raise OperError if the folder cannot be read as a plan, or if the log is another one.
     """
     check_type("check", "folder", folder, Path, str)
     files = [Path(file) for file in ([log] if isinstance(log, Path | str) else log)]
@@ -134,7 +136,7 @@ def _memory(plan: Plan, placed: SlotMarks) -> list[Finding]:
 
 
 def _held(which: str, cost: Cost, memory: Ints) -> list[Finding]:
-    """Whether the ranks hold what is stated, `memory` [M], and no more than they may."""
+    """Check that the ranks' bytes, `memory` [M], are those stated and within capacity."""
     stated, wrong = cost.memory_bytes, None
     if (memory != stated).any():
         rank = int(np.flatnonzero(memory != stated)[0])
@@ -147,10 +149,10 @@ def _held(which: str, cost: Cost, memory: Ints) -> list[Finding]:
 
 
 def _figures(plan: Plan) -> list[Finding]:
-    """Whether the figures are consistent: each is recomputed from its parts."""
+    """Check that the figures are consistent: each is recomputed from its parts."""
     link_cost, one_memory = plan.topology.link_cost, plan.topology.is_one_memory
-    # The slower of the owner's host link and the link between the ranks; its own rows pass the
-    # first alone.
+    # The slower of the owner's host link and the link between the ranks; its own rows pass only the
+    # host link.
     costs = {DEVICE: link_cost}
     if plan.host is not None:
         host = 1 / np.array(plan.topology.host_bandwidth)[None]
@@ -184,9 +186,9 @@ def _figures(plan: Plan) -> list[Finding]:
 
 
 def _relayed_links(plan: Plan) -> NDArray[np.bool_] | None:
-    """The pairs of ranks, [reader, source], that rows pass between where a row of another node
-    crosses to a node once, to the rank at its owner's position there, and ranks of the node have it
-    from that one; None where rows pass between all pairs. The diagonal counts as passed."""
+    """Return a mask of the pairs of ranks, [reader, source], between which rows pass if a row of
+    another node crosses to a node once, to the rank at its owner's position there, from which the
+    other ranks of the node read it; None if rows pass between all pairs. The diagonal is True."""
     node_of = np.array(plan.topology.node_of)
     sizes = np.bincount(node_of)
     collective = plan.topology.known_transport == "collective"
@@ -201,9 +203,9 @@ def _relayed_links(plan: Plan) -> NDArray[np.bool_] | None:
 
 
 def _link_seconds_of_sums(plan: Plan, sent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the bytes `sent` [reader, source] take of each link, where those between nodes are sums
-    of rows, and as many come back in training: these, and the rows of which they are sums, which
-    the reader's proxy, at its position in the source's node, reads there."""
+    """Return the seconds of each link for the bytes `sent`, [reader, source]. Bytes between nodes
+    are sums of rows, of which as many come back in training. To them belong the rows that they sum,
+    which the reader's proxy, at its position in the source's node, reads there."""
     node_of, cost = np.array(plan.topology.node_of), plan.topology.link_cost
     assert plan.vector_ratio is not None
     ratio = np.array(plan.vector_ratio)
@@ -227,9 +229,9 @@ def _inconsistent(
     one_memory: bool,
     links: NDArray[np.bool_] | None = None,
 ) -> tuple[list[str], str | None]:
-    """The figures that do not follow from others, and the objective where it is below its bound.
-    `link_seconds` follow from the bytes; None where links have several costs. `links` are the pairs
-    that rows pass between, unless all are."""
+    """Return the figures that are inconsistent with others, and the objective if it is below its
+    bound. `link_seconds` follow from the bytes; None if links have several costs. `links` is a mask
+    of the pairs between which rows pass; None: all."""
     ranks = len(stated.rank_seconds)
     away = ~np.eye(ranks, dtype=bool)
     if links is not None:
@@ -272,18 +274,18 @@ def _inconsistent(
 
 def _replica_accesses(plan: Plan) -> str | None:
     layout = plan.layout
-    # Codes are taken apart here by their definition, not by row_codes.py, which wrote them.
+    # Codes are decoded here by their definition, not by row_codes.py, which wrote them.
     bits = max(len(layout.group_width) - 1, 0).bit_length()
     group = (layout.codes.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(int)
     several = layout.holds.sum(axis=1) > 1
     counts = plan.counts
-    found = int(counts.accesses[several[group]].sum(dtype=np.int64)) if len(group) else 0
-    found += int(counts.everywhere_accesses.sum())
-    if found == plan.replica_accesses:
+    accesses = int(counts.accesses[several[group]].sum(dtype=np.int64)) if len(group) else 0
+    accesses += int(counts.everywhere_accesses.sum())
+    if accesses == plan.replica_accesses:
         return None
-    return f"they are {found:,}, and the plan says {plan.replica_accesses:,}"
+    return f"they are {accesses:,}, and the plan says {plan.replica_accesses:,}"
 
 
 def _balance(values: NDArray[Any]) -> float:
-    """min/max, 1 where all are 0."""
+    """Return min/max, 1 if all are 0."""
     return float(values.min() / values.max()) if values.max() > 0 else 1.0

@@ -1,4 +1,4 @@
-"""What a check found: invariants, and what is wrong with them."""
+"""Findings of a check: invariants and their violations."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from oper.checker.bag_vectors import TableVectors
 
 @dataclass(frozen=True)
 class Finding:
-    """One invariant: what was checked, and what is wrong with it; None where nothing is."""
+    """Checked invariant; `wrong` is its violation, None if it holds."""
 
     invariant: str
     wrong: str | None = None
@@ -22,8 +22,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings(Summarised):
-    """What was found of each invariant of a plan, in the order in which they were checked; and of a
-    log that was replayed, the vectors that pooled tables need."""
+    """Findings for each invariant of a plan, in the order of the checks; and the vectors of pooled
+    tables, if a log was replayed."""
 
     invariants: tuple[Finding, ...]
     vectors: tuple[TableVectors, ...] = ()
@@ -36,16 +36,16 @@ class Findings(Summarised):
 
     @property
     def wrong(self) -> list[Finding]:
-        """The invariants that do not hold."""
+        """Invariants that are violated."""
         return [finding for finding in self.invariants if not finding.ok]
 
     @property
     def ok(self) -> bool:
-        """Whether all invariants hold."""
+        """True if all invariants hold."""
         return not self.wrong
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper plan check --json`, but `plan`."""
+        """Return the fields of `oper plan check --json`, except `plan`."""
         return {
             "ok": self.ok,
             "findings": [

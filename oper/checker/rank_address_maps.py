@@ -1,4 +1,4 @@
-"""The address maps of all ranks as they lie in a plan's folder, side by side."""
+"""Address maps of all ranks, read from a plan's folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from oper.plan.address_map import AddressMap
 from oper.plan.layout import copies_map
 from oper.plan.plan import Plan, load_rank_map
 
-_CHUNK_ADDRESSES = 1 << 18  # 2 MiB of int64, what a second-level cache holds
+_CHUNK_ADDRESSES = 1 << 18  # 2 MiB of int64, which fit in a second-level cache
 
 
 class Addresses(NamedTuple):
-    """Rows of one table, int64 [N], where each rank reads them, int64 [M, N], and the same with
-    LOCAL wherever the rank has a copy, which it need not be the one to read."""
+    """Rows of one table, int64 [N], the addresses at which each rank reads them, int64 [M, N], and
+    the same addresses with LOCAL for every copy that the rank has, even if it reads another."""
 
     table: int
     rows: Ints
@@ -25,7 +25,7 @@ class Addresses(NamedTuple):
 
 
 class RankMaps:
-    """The maps of all ranks of a plan."""
+    """Maps of all ranks of a plan."""
 
     def __init__(self, plan: Plan, folder: Path | str) -> None:
         self._rows = plan.layout.rows.tolist()
@@ -39,12 +39,12 @@ class RankMaps:
         }
 
     def translate(self, rank: int, table: int, rows: Ints) -> Ints:
-        """Where one rank reads rows of a table: addresses int64 [N]."""
+        """Return the addresses at which one rank reads rows of a table, int64 [N]."""
         addresses: Ints = self._maps[rank].translate(table, as_int64(rows)).numpy()
         return addresses
 
     def chunks(self, table: int, rows: Ints) -> Iterator[Addresses]:
-        """The addresses of rows of a table, some of the rows at a time."""
+        """Yield the addresses of rows of a table, in chunks."""
         for first in range(0, len(rows), self._chunk_rows):
             part = rows[first : first + self._chunk_rows]
             found = np.stack([self.translate(rank, table, part) for rank in range(len(self._maps))])
@@ -54,7 +54,7 @@ class RankMaps:
             yield Addresses(table, part, found, copies)
 
     def all_rows(self) -> Iterator[Addresses]:
-        """The addresses of all rows of all tables."""
+        """Yield the addresses of all rows of all tables, in chunks."""
         for table, rows in enumerate(self._rows):
             for first in range(0, rows, self._chunk_rows):
                 part = np.arange(first, min(first + self._chunk_rows, rows))

@@ -1,8 +1,9 @@
-"""Replay a log through a plan's address maps: does each owner serve what the plan says?
+"""Replay of a log through a plan's address maps: each owner must serve the reads that the plan
+states.
 
-In: a plan's folder, its log. Out: findings. Of the log the part is read that the profile counted: a
-range of samples (`rows`), a window of them by number or by a column of times (`window`), a random
-share (`sampled`), or several of these at once.
+In: a plan's folder, its log. Out: findings. Only the part of the log that the profile counted is
+read: a range of samples (`rows`), a window of them by number or by a column of times (`window`), a
+random share (`sampled`), or several of these at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,12 +33,12 @@ from oper.profiling.windows import checked_times
 
 @dataclass(frozen=True)
 class LogPart:
-    """A part of a log, as a plan has it; {} is all of the log."""
+    """Part of a log, in the format of a plan; {} is all of the log."""
 
     content: dict[str, Any]
 
     def options(self, given: LogOptions) -> LogOptions:
-        """The options of reading the log for this part."""
+        """Return the options for reading this part of the log."""
         options = given
         if "rows" in self.content:
             options = replace(options, rows=self.content["rows"])
@@ -46,7 +47,7 @@ class LogPart:
         return options
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The samples of the part."""
+        """Yield the samples of the part."""
         position = 0
         for batch in batches:
             chosen = self._sampled(position, batch.samples) & self._within(batch, position)
@@ -71,7 +72,7 @@ class LogPart:
     @property
     def _window(self) -> dict[str, Any]:
         window: dict[str, Any] = self.content.get("window", {})
-        # Counts that `oper synth` drew have a window that is of no log.
+        # The window of counts that `oper synth` drew does not refer to a log.
         return window if "column" in window or "from_sample" in window else {}
 
     def _sampled(self, position: int, samples: int) -> NDArray[np.bool_]:
@@ -96,11 +97,12 @@ class LogPart:
         return np.asarray(found == number)
 
     def _span(self, batch: Batch) -> tuple[float, float]:
-        """The length of a window of times, in the unit of a batch's times, and its number."""
+        """Return the length of a window of times, in the unit of a batch's times, and its
+        number."""
         window = self._window
         if "every" in window:
             return float(window["every"]), float(window["number"])
-        # Profiles of before have only the bounds, which may be rounded.
+        # Older profiles have only the bounds, which may be rounded.
         scale = 1 if batch.plain_time else PER_SECOND[self.content.get("time_unit") or "s"]
         first, last = window["from_value"] / scale, window["to_value"] / scale
         if not 0 < last - first < np.inf:
@@ -114,7 +116,7 @@ class LogPart:
 def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Finding]:
     """Replay the rows that a log reads, as (table number, rows int64 [N]) in any order.
 
-    The reads that each owner serves must equal the plan's figures exactly, where the log is the one
+    The reads that each owner serves must equal the plan's figures exactly, if the log is the one
     that the plan's profile counted.
     """
     plan = Plan.load(folder)
@@ -143,7 +145,7 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
 def _reader(
     plan: Plan, folder: Path | str, log: Sequence[Path], given: LogOptions, part: LogPart
 ) -> RowReader:
-    """A reader of the plan's features in a log, of which `part` was profiled."""
+    """Return a reader of the plan's features in a log, of which `part` was profiled."""
     for path in log:
         if (path / PROFILE_MARKER).is_file():
             raise OperError(f"{path}: expected the log that was profiled, got a profile")
@@ -163,7 +165,7 @@ def _reader(
 
 
 def _of_its_ids(reader: RowReader) -> Iterator[Batch]:
-    """The batches of a log. OperError where an id is none of the plan's."""
+    """Yield the batches of a log; raise OperError if an id is unknown to the plan."""
     try:
         yield from reader.batches(ids_only=True)
     except BadIdError as error:
@@ -179,12 +181,12 @@ def rows_of_log(
     options: LogOptions,
     watch: Callable[[int, Jagged], None] = lambda table, ids: None,
 ) -> Iterator[tuple[int, Ints]]:
-    """The input of `replay` from the files of a log, by the plan's id rules. `watch` is called with
-    each table's number and the bags whose rows come next.
+    """Yield the input of `replay` from the files of a log, by the plan's id rules. `watch` is
+    called with each table's number and the bags whose rows come next.
 
-    Reads the plan's features unless `options` names columns, and the part of the log that the plan
-    says was profiled unless `options` names rows. OperError where that has not as many samples as
-    were profiled.
+    Read the plan's features unless `options` names columns, and the part of the log that was
+    profiled unless `options` names rows. Raise OperError if the part has another number of samples
+    than were profiled.
     """
     plan = Plan.load(folder)
     part = LogPart(plan.log_part if options.rows is None else {})

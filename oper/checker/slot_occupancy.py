@@ -13,12 +13,12 @@ from oper.plan.plan import Plan
 
 @dataclass
 class SlotMarks:
-    """Which slots of the arenas hold a row, and the first thing of each kind that is wrong.
+    """Slots of the arenas that hold a row, and the first fault of each kind.
 
-    astray: a row that is read where it is not held. unread: in training, a replica that its rank
-    updates and does not read. unequal: a row on all ranks at unequal slots. misplaced: a slot
-    beyond its arena, or shared by two rows. copied: a row of the tier on several ranks. copies:
-    bytes beyond one copy of each row.
+    astray: a row that is read from a place that does not hold it. unread: in training, a replica
+    that its rank updates but does not read. unequal: a row on all ranks at unequal slots.
+    misplaced: a slot beyond its arena, or shared by two rows. copied: a row of the tier on several
+    ranks. copies: bytes beyond one copy of each row.
     """
 
     plan: Plan
@@ -53,7 +53,7 @@ class SlotMarks:
             )  # fmt: skip
 
     def clash(self) -> str | None:
-        """What is wrong with the slots, after all rows have been added; None if nothing is."""
+        """Return the fault of the slots, after all rows have been added; None if there is none."""
         if self.misplaced is not None:
             return self.misplaced
         for width, arenas in enumerate(self._taken):
@@ -64,8 +64,8 @@ class SlotMarks:
         return None
 
     def unused(self) -> str | None:
-        """Slots without a row, if any; they are allowed after a replan, which moves rows out of
-        stripes."""
+        """Return the slots without a row, if any; they are allowed after a replan, which moves rows
+        out of stripes."""
         if self.plan.layout.stripe_bitmap is not None:
             return None
         for width, arenas in enumerate(self._taken):
@@ -83,8 +83,8 @@ class SlotMarks:
         copy_slot: Ints,
         held: NDArray[np.bool_],
     ) -> None:
-        """Other rows than those of one owner: each must be read from a holder, at its slot.
-        `copy_slot` [M, N] is the slot on each rank that has a copy, `held` [M, N]."""
+        """Mark rows with several holders: each must be read from a holder, at its slot. `copy_slot`
+        [M, N] is the slot on each rank that has a copy, which `held` [M, N] marks."""
         ranks = np.arange(len(held))[:, None]
         slot, field = addresses & SLOT_MASK, addresses >> SLOT_BITS
         source = np.where(field == LOCAL, ranks, field)
@@ -105,7 +105,7 @@ class SlotMarks:
                 )
         copies = held.sum(axis=0)
         together = held.all(axis=0)
-        if self.plan.workload.training:  # updated by sums that holders send each other, by slot
+        if self.plan.workload.training:  # holders send each other sums by slot to update them
             together = copies > 1
         first = np.take_along_axis(copy_slot, held.argmax(axis=0)[None], axis=0)
         for n in np.flatnonzero(together & (held & (copy_slot != first)).any(axis=0))[:1]:
