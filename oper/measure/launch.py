@@ -1,4 +1,4 @@
-"""Starting the ranks that measure links: local processes, or those that torchrun started."""
+"""Start of the ranks that measure links: local processes, or those that torchrun started."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ from oper.measure.measure_ranks import DEADLINE_SECONDS, ROW_BYTES, measure_rank
 from oper.measure.measurement import Measurement
 from oper.topology.latency import Latency
 
-_MOST_A_CORE = 8  # ranks: with more, what is measured is how they wait for each other
+_MOST_A_CORE = 8  # ranks: with more, the measurement is dominated by their waits for each other
 START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
 
 
@@ -31,11 +31,11 @@ def measure_local(
     row_bytes: int = ROW_BYTES,
     on_devices: bool = False,
 ) -> Measurement:
-    """Measure `ranks` processes that are started here for it, on this host, on the CPU or on its
-    first CUDA devices, one each.
+    """Start `ranks` processes on this host and measure them, on the CPU or each on one of the first
+    CUDA devices.
 
-    Raises OperError where there are more ranks than this machine's cores can run side by side, or,
-    with all ranks ended, where one fails or does not come in time.
+    Raise OperError if there are more ranks than this machine's cores can run at once, or, after all
+    ranks have ended, if one fails or is not ready in time.
     """
     cores = len(os.sched_getaffinity(0))
     if not on_devices and ranks > _MOST_A_CORE * cores:
@@ -46,7 +46,7 @@ def measure_local(
         )
     store = local_store(0, deadline_seconds, is_master=True)
     arguments = (ranks, store.port, deadline_seconds, amounts, row_bytes, on_devices)
-    # A fresh interpreter each, as a fork would share torch's threads and locks.
+    # A fresh interpreter each, because a fork would share torch's threads and locks.
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(
@@ -60,7 +60,8 @@ def measure_local(
         _start(processes)
         while any(process.exitcode != 0 for process in processes):
             if failed := [(p.exitcode, rank) for rank, p in enumerate(processes) if p.exitcode]:
-                # The least is a signal's, if there is one: the cause of what the others miss.
+                # The least exit code is a signal's, if there is one: the cause of the others'
+                # failures.
                 exit_code, rank = min(failed)
                 raise OperError(f"measuring: {_failure(store, rank, exit_code)}")
             late = [rank for rank, process in enumerate(processes) if process.is_alive()]
@@ -81,8 +82,8 @@ def measure_under_torchrun(
     deadline_seconds: float = DEADLINE_SECONDS,
     on_devices: bool = False,
 ) -> Measurement | None:
-    """Measure the ranks that torchrun started, on the CPU or each on the CUDA device of its number
-    on its host; the result on rank 0, None on the others."""
+    """Measure the ranks that torchrun started, on the CPU or each on the CUDA device with its
+    number on its host; return the result on rank 0, None on the others."""
     limit = timedelta(seconds=deadline_seconds)
     try:
         store, rank, ranks = next(rendezvous("env://", timeout=limit))
@@ -98,7 +99,7 @@ def measure_under_torchrun(
 
 
 def _start(processes: Sequence[Any]) -> None:
-    # Ctrl-C is for this process alone, which ends the others: they inherit that it is ignored.
+    # Only this process handles Ctrl-C and ends the others, which inherit that it is ignored.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for process in processes:

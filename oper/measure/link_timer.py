@@ -1,6 +1,7 @@
-"""How long this rank takes to read rows of another, and to sum replicas with all of them.
+"""Time of this rank's reads of another rank's rows, and of its AllReduce of replicas with all
+ranks.
 
-And what messages and operators take however few their bytes.
+Also the fixed time of messages and operators.
 
 Both are done as in a training step: rows lie in a heap and are read by the lookup's kernel, through
 pointers where memory is shared; replicas' gradients go through the bitmap AllReduce. Rows of ranks
@@ -29,8 +30,8 @@ _COUNTERS = ("marked", "published", "reduced", "waited")
 
 
 class Amounts(NamedTuple):
-    """What takes so long that the clock's error, and the start of a kernel, are nothing to it, and
-    lies in no cache."""
+    """Bytes to move, so many that the clock's error and the start of a kernel are negligible, and
+    no cache holds them."""
 
     read_bytes: int  # by one rank in a repetition
     arena_bytes: int  # a rank's rows
@@ -42,8 +43,9 @@ ON_DEVICES = Amounts(1 << 30, 4 << 30, 256 << 20)
 
 
 class LinkTimer:
-    """Times links of this rank, together with all ranks of `group`, which is None for one rank;
-    `barrier` waits for all of them. Rows of `row_bytes`, float32, in a heap on each rank's device.
+    """Timer of this rank's links, together with all ranks of `group`, which is None for one rank;
+    `barrier` waits for all of them. Rows have `row_bytes` bytes, float32, in a heap on each rank's
+    device.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class LinkTimer:
         self._steps = self._waits = 0
 
     def read_seconds(self, offset: int, repetitions: int) -> list[float]:
-        """Seconds to read `read_rows` random rows of the rank `offset` after this one, while all
-        ranks do the same."""
+        """Return the seconds to read `read_rows` random rows of the rank `offset` after this one,
+        while all ranks do the same."""
         ranks = self._node.ranks
         source, reader = (self._node.rank + offset) % ranks, (self._node.rank - offset) % ranks
         seconds = []
@@ -87,7 +89,7 @@ class LinkTimer:
             if reader not in self._node.peers:
                 sending = dist.isend(self._copy(slots), group=self._group, group_dst=reader)
             if source in self._node.peers:
-                start = time.perf_counter()  # serving another node is no part of this read
+                start = time.perf_counter()  # without serving another node
                 self._read(source, slots)
                 self.device.synchronize()
             else:
@@ -96,10 +98,10 @@ class LinkTimer:
             seconds.append(time.perf_counter() - start)
             if sending is not None:
                 sending.wait()
-        return seconds[1:]  # the first one warms up
+        return seconds[1:]  # the first repetition warms up
 
     def kernel_seconds(self, repetitions: int) -> list[float]:
-        """Seconds to look up one row of this rank's own."""
+        """Return the seconds to look up one of this rank's own rows."""
         slot = torch.zeros(1, dtype=torch.int64, device=self.device.torch_device)
 
         def look_up() -> None:
@@ -109,7 +111,8 @@ class LinkTimer:
         return self._seconds(look_up, repetitions)
 
     def wait_seconds(self, repetitions: int) -> list[float]:
-        """Seconds until all ranks of the node have posted a signal, and this one knows."""
+        """Return the seconds until all ranks of the node have posted a signal, and this rank has
+        seen them."""
 
         def wait() -> None:
             self._waits += 1
@@ -119,8 +122,8 @@ class LinkTimer:
         return self._seconds(wait, repetitions)
 
     def message_seconds(self, repetitions: int) -> tuple[list[float], list[float]]:
-        """Seconds to send a value to the rank half of all ranks further on, and receive one of the
-        rank as far back; and to exchange a value with every rank."""
+        """Return the seconds to send a value M/2 ranks ahead and receive one from M/2 ranks behind;
+        and to exchange a value with every rank."""
         ranks, rank = self._node.ranks, self._node.rank
         sent, received = torch.ones(1), torch.ones(1)
         one_each, from_each = torch.ones(ranks), torch.ones(ranks)
@@ -147,7 +150,8 @@ class LinkTimer:
         return seconds[1:]
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
-        """Seconds of the AllReduce of so many replicas, all of them touched by every rank."""
+        """Return the seconds of the AllReduce of `replicas` replicas, all of them touched by every
+        rank."""
         on, ranks = self.device.torch_device, self._node.ranks
         slots = torch.arange(replicas, device=on)
         before = torch.tensor([0] + [replicas] * (1 + ranks), device=on)
@@ -187,15 +191,15 @@ class LinkTimer:
         )
 
     def _feature(self, bags: int) -> torch.Tensor:
-        """A lookup of so many bags of a row each."""
+        """Return a lookup of `bags` bags of one row each."""
         feature = np.zeros(1, FEATURE)
         feature["row_bytes"], feature["bags"] = self._row_bytes, bags
         feature["dim"] = feature["out_stride"] = self._dim
         return as_words(feature)
 
     def _copy(self, slots: torch.Tensor) -> torch.Tensor:
-        """Rows of this rank, for a rank of another node."""
+        """Return rows of this rank, for a rank of another node."""
         out = torch.empty(len(slots), self._row_bytes, dtype=torch.uint8)
-        own = int(self._heap.bases[0, self._node.rank])
-        self.device.ops().copy_rows(slots, [0], [len(slots)], [own], [self._row_bytes], out, [0])
+        base = int(self._heap.bases[0, self._node.rank])
+        self.device.ops().copy_rows(slots, [0], [len(slots)], [base], [self._row_bytes], out, [0])
         return out

@@ -1,7 +1,7 @@
-"""A process that `measure_local` starts: one rank, which ends with the process that started it.
+"""Process that `measure_local` starts: one rank, which ends with the process that started it.
 
-This module imports torch only when the rank runs: until then, for the seconds that the import
-takes, nothing would end the process.
+This module imports torch only when the rank runs: during the seconds of an earlier import, nothing
+would end the process.
 """
 
 import json
@@ -33,13 +33,13 @@ def run_local_rank(
     row_bytes: int,
     on_devices: bool,
 ) -> None:
-    """Measure as this rank, and say in the store what was found, or what failed."""
+    """Measure as this rank, and write the result or the failure to the store."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "it is started as a process of its own"
     process_signals.end_with(parent.pid)
     from oper.measure.measure_ranks import measure_ranks
 
-    # gloo's own variable: without it gloo asks for the host's name, which containers may not know.
+    # gloo's own variable: without it gloo resolves the host's name, which containers may not know.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = local_store(port, deadline_seconds, is_master=False)
     try:
@@ -55,9 +55,9 @@ def run_local_rank(
 
 
 def local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:
-    """The store of local ranks: the parent's, on a free port if `port` is 0.
+    """Return the store of local ranks: the parent's, on a free port if `port` is 0.
 
-    It is on the loopback interface alone: left to itself torch listens on all of them.
+    It listens on the loopback interface alone; by default torch listens on all interfaces.
     """
     import torch.distributed as dist
 

@@ -1,10 +1,10 @@
 """One rank's part in measuring the links of ranks, from which a topology is made.
 
-Each rank has rows in a heap of the runtime's and reads with its kernels (link_timer.py), which also
-sum replicas: what is measured is what a step does. In round k of M, rank i reads random rows of
-rank (i + k) mod M, all ranks at once, as in a real iteration: round 0 is each rank's own rows, and
-after M rounds every ordered pair has been measured under an even load. With t the median time over
-repetitions, and of the AllReduce the slowest rank's,
+Each rank has rows in one of the runtime's heaps and uses its kernels to read them and to sum
+replicas (link_timer.py), as in a training step. In round k of M, rank i reads random rows of rank
+(i + k) mod M, all ranks at once, as in a real iteration: round 0 is each rank's own rows, and after
+M rounds every ordered pair has been measured under an even load. With t the median time over
+repetitions, and for the AllReduce the slowest rank's,
 
     bandwidth[i, j] = rows · row bytes / t
     AllReduce bus   = ((M/N + N - 1) · replicas/8 + 2 (M-1)/M · replicas · row bytes) / t
@@ -13,9 +13,9 @@ repetitions, and of the AllReduce the slowest rank's,
     hop to another  = t(a value is sent to the next node's rank, while one comes from the last's)
     message         = (t(a value is exchanged with every rank) - that hop) / (M - 2)
 
-the second being what the cost model charges the bitmap method, all replicas touched. What these
-ranks do not have, such as other nodes, is not measured, and stays what topologies are given without
-measuring. Every wait has a deadline. Nothing is named in the file system, so nothing is left
+of which the second is the cost model's charge for the bitmap method with all replicas touched.
+Links that these ranks lack, such as those to other nodes, are not measured, and keep the defaults
+of topologies. Every wait has a deadline. Nothing is named in the file system, so nothing is left
 behind.
 """
 
@@ -56,11 +56,11 @@ def measure_ranks(
     row_bytes: int = ROW_BYTES,
     device: str = "cpu",
 ) -> Measurement:
-    """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node` and on a
-    device that torch names so."""
+    """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node` and on
+    torch's `device`."""
     limit = timedelta(seconds=deadline_seconds)
     barrier(store, rank, ranks, limit)
-    on = device_of(device)  # before others count on this rank, which would only miss it
+    on = device_of(device)  # first, because the other ranks would wait for this one if it fails
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
         return RankMeasurement(store, node, limit, amounts, row_bytes, on).measure()
@@ -75,7 +75,7 @@ def measure_ranks(
 
 
 def barrier(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
-    """Wait for all ranks; OperError names those that did not come within `limit`."""
+    """Wait for all ranks; raise OperError, which names those that did not come within `limit`."""
     count = store.add(f"barriers {rank}", 1)
     store.set(f"barrier {count} {rank}", "")
     keys = [f"barrier {count} {other}" for other in range(ranks)]
@@ -90,7 +90,7 @@ def barrier(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
 
 
 class RankMeasurement:
-    """One rank's part of the measurement, of ranks that are a process group."""
+    """One rank's part of the measurement by a process group."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class RankMeasurement:
         )
 
     def _round(self, offset: int) -> tuple[float, float]:
-        """Median time and spread of reading rows of the rank `offset` after this one."""
+        """Return the median time and spread of reading rows of the rank `offset` after this one."""
         return _median_and_spread(self.links.read_seconds(offset, REPETITIONS))
 
     def _allreduce(self) -> float:
-        """Bus bandwidth (bytes/s), the slowest rank's."""
+        """Return the bus bandwidth (bytes/s) of the slowest rank."""
         if self.ranks == 1:
             return CPU_ALLREDUCE
         replicas, nodes = self.allreduce_bytes // self.row_bytes, len(set(self.nodes))
@@ -168,7 +168,8 @@ class RankMeasurement:
         return replicas * row_bytes / slowest
 
     def _latency(self) -> Latency:
-        """The slowest rank's; of hops and messages that these ranks do not have, the usual."""
+        """Return the slowest rank's latency, with defaults for hops and messages that these ranks
+        lack."""
         usual = CPU_RANKS if self.links.device.kind == "cpu" else DEVICES
         times = [self.links.kernel_seconds(LATENCY_REPETITIONS)]
         several, nodes = self.ranks > 1, len(set(self.nodes))
@@ -177,18 +178,18 @@ class RankMeasurement:
         if nodes > 1:
             times += self.links.message_seconds(LATENCY_REPETITIONS)
         slowest = self._from_all([float(np.median(each)) for each in times]).max(axis=0).tolist()
-        found = {"kernel": slowest.pop(0)}
+        measured = {"kernel": slowest.pop(0)}
         if several and nodes < self.ranks:
-            found["same_node"] = slowest.pop(0)
+            measured["same_node"] = slowest.pop(0)
         if nodes > 1:
-            found["other_node"], everyone = slowest
+            measured["other_node"], everyone = slowest
             if self.ranks > 2:
-                each = (everyone - found["other_node"]) / (self.ranks - 2)
-                found["message"] = max(each, LATENCY.least)
-        return replace(usual, **found)
+                each = (everyone - measured["other_node"]) / (self.ranks - 2)
+                measured["message"] = max(each, LATENCY.least)
+        return replace(usual, **measured)
 
     def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Every rank's `values`, float64 [M, n]."""
+        """Return every rank's `values`, float64 [M, n]."""
         barrier(self.store, self.rank, self.ranks, self.limit)
         mine = torch.tensor(np.asarray(values, dtype=np.float64))
         everyone = [torch.empty_like(mine) for _ in range(self.ranks)]

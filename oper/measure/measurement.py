@@ -1,4 +1,4 @@
-"""What was measured of the links of ranks, as a topology and as a topology file."""
+"""Measurement of the ranks' links, as a topology and as a topology file."""
 
 import os
 import platform
@@ -19,10 +19,10 @@ REPETITIONS = 21
 
 @dataclass(frozen=True)
 class Measurement:
-    """What M ranks measured; `bandwidth` and `spread` are [M][M], reader by source.
+    """Measurement by M ranks; `bandwidth` and `spread` are [M][M], reader by source.
 
     Spread is (largest - smallest) / median time over the repetitions. `device` is the name of the
-    ranks' devices, or cpu, whose ranks have so many `threads`.
+    ranks' devices, or cpu; CPU ranks have `threads` threads.
     """
 
     node_of: list[int]
@@ -37,12 +37,13 @@ class Measurement:
 
     @property
     def memory(self) -> NodeMemory:
-        """Whose links rows come by: on devices those of the rank that has them, too."""
+        """Memory of a node: shared by CPU ranks; on devices, rows also pass their owner's links."""
         return SHARED if self.device == "cpu" else LINKED
 
     def topology(self, name: str, per_pair: bool = False) -> Topology:
-        """The topology: with one bandwidth for each kind of link (the medians), or one per pair. On
-        CPU ranks own rows and other ranks' of the host are one kind: one memory has them all."""
+        """Return the topology with one bandwidth for each kind of link (the medians), or one per
+        pair. On CPU ranks a rank's own rows and those of other ranks of its host are one kind,
+        because one memory has them all."""
         bandwidth = np.array(self.bandwidth)
         measured = Topology(
             name,
@@ -65,7 +66,8 @@ class Measurement:
         return Topology(**{**vars(measured), "link_cost": 1 / bandwidth})
 
     def to_yaml(self, name: str, per_pair: bool = False) -> str:
-        """The text of a topology file, with how it was measured in a comment."""
+        """Return the text of a topology file, with the conditions of the measurement in a
+        comment."""
         bandwidth = 1 / self.topology(name, per_pair).link_cost
         masks = self.topology(name).masks()
         content: dict[str, Any] = {"name": name, "node_of": self.node_of}
@@ -98,5 +100,5 @@ class Measurement:
 
 
 def _rounded(value: float) -> float:
-    """Three digits: a measurement is not known to more."""
+    """Return the value with three digits, the precision of a measurement."""
     return float(f"{value:.3g}")
