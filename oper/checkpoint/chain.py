@@ -1,9 +1,9 @@
 """A checkpoint as a whole: a base, and the deltas upon it up to one of them.
 
-A delta names what it is upon by the digest of its marker, which depends on all files of that, and
-on what it is itself upon. So a chain has what was saved, or is found to have not. The folders lie
-beside each other. A table's row is that of the last link that has it, of the base where no delta
-has; what belongs to no table is the last link's.
+A delta names the checkpoint that it continues by the digest of that checkpoint's marker, which
+depends on all its files and on the links before it. So a chain either has every saved byte or fails
+verification. The folders are siblings. A table's row comes from the last link that has it, which is
+the base if no delta does; everything outside the tables comes from the last link.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,7 @@ _OLDER = "an older checkpoint, which is whole"
 
 @dataclass(frozen=True)
 class Chain:
-    """`links` are the base and then the deltas, each upon the one before; of a checkpoint that is
-    no delta it is the only one."""
+    """Base and deltas in order, each upon the link before; a whole checkpoint is the only link."""
 
     links: tuple[Description, ...]
 
@@ -37,25 +36,25 @@ class Chain:
 
     @property
     def folder(self) -> Path:
-        """Where that is."""
+        """Folder of the checkpoint itself."""
         return self.last.folder
 
     @property
     def marker(self) -> Marker | None:
-        """What that says of itself."""
+        """Marker of the checkpoint itself."""
         return self.last.marker
 
     @cached_property
     def table_of_tensor(self) -> dict[str, str]:
-        """The table of each tensor that has rows of one, weights and states, by their names."""
+        """Table of each weight or state that has a table's rows, by the tensor's name."""
         if (delta := self.last.delta) is not None:
             return {name: t for t, table in delta.tables.items() for name in table["tensors"]}
         return table_of_tensors(self.last.index)
 
     @cached_property
     def index(self) -> SavedIndex:
-        """What the whole has, under the names that it had in a whole save. Places are those of the
-        base, of tensors that have rows of tables; of all others the last link's."""
+        """Index of the whole, with the names of a whole save. Tensors with rows of tables have
+        their places in the base, all others in the last link."""
         last = self.last.index
         if len(self.links) == 1:
             return last
@@ -72,9 +71,9 @@ class Chain:
         return SavedIndex(tensors, objects, paths)
 
     def read_rows(self, name: str, first: int, rows: int) -> torch.Tensor:
-        """Rows [first, first + rows) of a tensor of a table, [rows, …].
+        """Read rows [first, first + rows) of a tensor of a table, [rows, …].
 
-        OperError where a file is missing, truncated or damaged.
+        Raise OperError if a file is missing, truncated or damaged.
         """
         base, tensor = self.links[0], self.index.tensors[name]
         if len(self.links) == 1 or name not in self.table_of_tensor:
@@ -82,15 +81,15 @@ class Chain:
         saved = base.index.tensors.get(name)
         old = 0 if saved is None else max(min(rows, saved.shape[0] - first), 0)
         if saved is not None and old == rows:
-            found = read_rows(base.folder, saved, first, rows)
+            values = read_rows(base.folder, saved, first, rows)
         else:
-            found = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
+            values = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
             if saved is not None and old:
-                found[:old] = read_rows(base.folder, saved, first, old)
+                values[:old] = read_rows(base.folder, saved, first, old)
         lacking = torch.ones(rows - old, dtype=torch.bool)
         for delta, touched in zip(self.links[1:], self._touched(name), strict=True):
             if touched is not None:
-                at = touched.put(delta.index.tensors[name], first, found)
+                at = touched.put(delta.index.tensors[name], first, values)
                 lacking[at[at >= old] - old] = False
         if lacking.any():
             raise OperError(
@@ -98,10 +97,10 @@ class Chain:
                 f"{first + old + int(lacking.nonzero()[0]):,}; the delta was changed: go on from "
                 f"{_OLDER}"
             )
-        return found
+        return values
 
     def _touched(self, name: str) -> list[DeltaRows | None]:
-        """What each delta has of a tensor's table; None where it has nothing."""
+        """Return each delta's rows of a tensor's table; None if it has none."""
         table = self.table_of_tensor[name]
         return [
             of.get(table) if name in link.index.tensors else None
@@ -110,7 +109,7 @@ class Chain:
 
     @cached_property
     def rows_of_deltas(self) -> list[dict[str, DeltaRows]]:
-        """The touched rows of each delta, by table."""
+        """Touched rows of each delta, by table."""
         found = []
         for link in self.links[1:]:
             delta = link.delta
@@ -126,7 +125,7 @@ class Chain:
         return found
 
     def _whole(self, name: str) -> SavedTensor:
-        """A tensor of a table with all its rows."""
+        """Return a tensor of a table with all its rows."""
         delta = self.last.delta
         assert delta is not None
         rows = delta.tables[self.table_of_tensor[name]]["rows"]
@@ -143,13 +142,13 @@ class Chain:
 def read_chain(checkpoint: Path | str) -> Chain:
     """Read a checkpoint, or the newest of a folder of some, with all the links before it.
 
-    OperError if there is none, an index or marker is damaged, or a link is missing or another one.
-    Only `verify` goes on without `open_chain`, which checks the rest: it lists all problems.
+    Raise OperError if there is none, an index or marker is damaged, or a link is missing or
+    replaced. `open_chain` checks the rest; only `verify` skips it, to list all problems.
     """
     links = [read_link(checkpoint)]
     while (delta := links[-1].delta) is not None:
         upper = links[-1].folder
-        # A link to a folder lies elsewhere than what it leads to.
+        # A symbolic link lies elsewhere than its target.
         folder = upper.resolve().parent / delta.upon
         if not is_there(folder / FORMAT.marker):
             raise OperError(
@@ -169,7 +168,7 @@ def read_chain(checkpoint: Path | str) -> Chain:
 
 
 def check_replaceable(folder: Path | str) -> None:
-    """OperError where a folder is a checkpoint that deltas beside it are upon: without it they
+    """Raise OperError if a folder is a checkpoint that sibling deltas continue: without it they
     cannot be loaded."""
     folder = Path(folder).resolve()
     if (mine := _readable_marker(folder)) is None:
@@ -188,7 +187,8 @@ def check_replaceable(folder: Path | str) -> None:
 
 
 def _readable_marker(folder: Path) -> Marker | None:
-    """A folder's marker; None where it has none that can be read, upon which nothing can be."""
+    """Return a folder's marker; None if it has no readable one, so that no delta can continue
+    it."""
     try:
         return Marker.read(folder)
     except OperError:

@@ -1,7 +1,7 @@
-"""The rows of a delta: what `oper.save_delta` wrote of a table, found by the rows' numbers.
+"""Rows of a delta, which `oper.save_delta` wrote, found by their numbers in the table.
 
-Its tensors have the touched rows of the table's weight and states, and `touched.TABLE` the number
-of each of them in the table, ascending.
+Its tensors have the touched rows of the table's weight and states, and `touched.TABLE` their
+numbers in the table, ascending.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ UPON = "delta_upon"
 
 
 def ids_of(index: SavedIndex, table: str) -> SavedTensor | None:
-    """The tensor that has the numbers of a table's touched rows; None where it has none."""
+    """Return the tensor with the numbers of a table's touched rows; None if it has none."""
     return index.tensors.get(f"{TOUCHED}.{table}")
 
 
@@ -33,18 +33,18 @@ def is_of_delta(index: SavedIndex) -> bool:
 
 
 class DeltaRows:
-    """The touched rows of one table in the delta of a folder, whose numbers `ids` has; the table
-    has so many `rows`."""
+    """Touched rows of one table in the delta of a folder; `ids` has their numbers, and the table
+    has `rows` rows."""
 
     def __init__(self, folder: Path, ids: SavedTensor, rows: int) -> None:
         self._folder, self._ids, self._rows = folder, ids, rows
         self._bounds: tuple[list[int], list[int]] | None = None
 
     def put(self, tensor: SavedTensor, first: int, values: torch.Tensor) -> torch.Tensor:
-        """Give rows [first, first + n) of a tensor of the table, [n, …], the values that the delta
-        has of them. Which these are, counted from `first`.
+        """Overwrite `values`, rows [first, first + n) of a tensor of the table, [n, …], with the
+        delta's values. Return the overwritten rows, counted from `first`.
 
-        OperError where a file is missing or damaged.
+        Raise OperError if a file is missing or damaged.
         """
         ids, begin = self._within(first, first + len(values))
         if tensor.shape != (*self._ids.shape, *values.shape[1:]) or tensor.dtype != values.dtype:
@@ -55,13 +55,13 @@ class DeltaRows:
         return at
 
     def numbers(self) -> torch.Tensor:
-        """Return the numbers of all rows, which ascend; OperError if they do not."""
+        """Return the ascending numbers of all rows; raise OperError if they do not ascend."""
         self._shard_bounds()
         parts = [self._shard(number) for number in range(len(self._ids.shards))]
         return torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
 
     def _within(self, first: int, end: int) -> tuple[torch.Tensor, int]:
-        """The touched rows of [first, end), and how many come before them."""
+        """Return the touched rows of [first, end), and the number of touched rows before them."""
         firsts, lasts = self._shard_bounds()
         shards = range(bisect_left(lasts, first), bisect_left(firsts, end))
         found, begin = [torch.zeros(0, dtype=torch.int64)], -1
@@ -74,7 +74,7 @@ class DeltaRows:
         return torch.cat(found), max(begin, 0)
 
     def _shard_bounds(self) -> tuple[list[int], list[int]]:
-        """The first and the last row of each shard."""
+        """Return the first and the last row of each shard."""
         if self._bounds is None:
             last, firsts, lasts = -1, [], []
             for number in range(len(self._ids.shards)):

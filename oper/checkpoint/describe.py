@@ -12,6 +12,6 @@ from oper.checkpoint.soundness import open_chain
 def describe(checkpoint: Path | str) -> Description:
     """Return the content of a checkpoint, or of the newest of a folder of some.
 
-    OperError if there is none, or `open_chain` finds it unsound.
+    Raise OperError if there is none, or `open_chain` finds it unsound.
     """
     return open_chain(checkpoint).last

@@ -1,9 +1,9 @@
-"""A new file that goes to the disk past the page cache, with the SHA-256 of its bytes.
+"""New file that bypasses the page cache, with the SHA-256 of its bytes.
 
-Bytes are gathered in a few buffers. A full one is hashed and written by two threads, while others
-are filled. Where the file system takes memory as it lies (O_DIRECT), the kernel copies nothing and
-keeps no pages, which of a checkpoint is most of what it would do; elsewhere pages are dropped as
-soon as the disk has them: a checkpoint would push everything else out of the cache.
+Bytes are gathered in a few buffers. Two threads hash and write a full buffer while others are
+filled. If the file system supports O_DIRECT, the kernel neither copies bytes nor keeps pages, which
+is most of its work for a checkpoint; otherwise pages are dropped as soon as the disk has them,
+because a checkpoint would evict everything else from the cache.
 """
 
 import errno
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BUFFERS, BUFFER_BYTES = 8, 1 << 21
-_BLOCK_BYTES = 4096  # of which direct writes have whole ones
+_BLOCK_BYTES = 4096  # direct writes have whole blocks
 
 
 class _Filled(NamedTuple):
-    """A buffer that two threads read."""
+    """Buffer that two threads read."""
 
     buffer: mmap.mmap
     hashed: Future[None]
@@ -29,7 +29,7 @@ class _Filled(NamedTuple):
 
 
 class DirectFile:
-    """A new file at `path`, to be closed or abandoned."""
+    """New file at `path`, to be closed or abandoned."""
 
     def __init__(self, path: Path) -> None:
         self._digest = hashlib.sha256()
@@ -39,7 +39,7 @@ class DirectFile:
         self._filled: deque[_Filled] = deque()
         self._buffer, self._held = self._free.pop(), 0
         self.bytes = 0
-        # Last, so that nothing is left open where there is no memory for the rest.
+        # Last, so that nothing is left open if there is no memory for the rest.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._direct = True
         try:
@@ -49,7 +49,7 @@ class DirectFile:
             self._direct = False
 
     def write(self, data: Any) -> int:
-        """Add bytes at the end. OSError where some of them, or of those before, found no room."""
+        """Append bytes. Raise OSError if there was no room for some of them or of earlier ones."""
         given = memoryview(data).cast("B")
         taken = 0
         while taken < len(given):
@@ -64,7 +64,8 @@ class DirectFile:
         return len(given)
 
     def close(self) -> str:
-        """Wait until the disk has all bytes, and close the file; the SHA-256 of its bytes."""
+        """Wait until the disk has all bytes, close the file, and return the SHA-256 of its
+        bytes."""
         if self._held:
             self._pass_on()
         while self._filled:
@@ -75,7 +76,7 @@ class DirectFile:
         return self._digest.hexdigest()
 
     def abandon(self) -> None:
-        """Close the file, whether it is whole or to be removed."""
+        """Close the file, complete or not."""
         for pool in (self._hasher, self._writer):
             pool.shutdown()
         if self._descriptor >= 0:
@@ -83,7 +84,7 @@ class DirectFile:
         self._descriptor = -1
 
     def _pass_on(self) -> None:
-        """Have the buffer hashed and written, up to what it holds."""
+        """Pass the filled part of the buffer to the threads that hash and write it."""
         view = memoryview(self._buffer)
         start = self.bytes - self._held
         hashed = self._hasher.submit(self._digest.update, view[: self._held])
@@ -92,11 +93,11 @@ class DirectFile:
         self._filled.append(_Filled(self._buffer, hashed, written))
 
     def _next(self) -> mmap.mmap:
-        """A buffer that can be filled."""
+        """Return an empty buffer."""
         return self._free.pop() if self._free else self._emptied()
 
     def _emptied(self) -> mmap.mmap:
-        """The buffer that was filled first, once it is written."""
+        """Return the buffer that was filled first, once it is written."""
         filled = self._filled.popleft()
         filled.hashed.result()
         filled.written.result()
@@ -110,7 +111,7 @@ class DirectFile:
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
-                # What it takes has other sizes, or lies elsewhere.
+                # Direct writes need other sizes or alignment here.
                 flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
                 fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 self._direct = False

@@ -2,7 +2,7 @@
 
 safetensors: tensors `weight`, [rows, dim], and each state of the optimizer by its name. Parquet: a
 row for each row of the table, with its number `row`, `weight` as a list of dim values, and the
-states. Rows are written in pieces. Of a delta the table is put together with what it is upon.
+states. Rows are written in pieces. For a delta, the table is assembled from all links of its chain.
 """
 
 import json
@@ -42,10 +42,10 @@ def export(
     overwrite: bool = False,
     advance: Advance = lambda amount: None,
 ) -> SavedTable:
-    """Write a table of a checkpoint, or of the newest of a folder of some, to a file, by whose
-    ending it is safetensors or Parquet. `advance` is told of bytes that were written.
+    """Write a table of a checkpoint, or of the newest in a folder of checkpoints, to a safetensors
+    or Parquet file, by the ending of `output`. Call `advance` with the number of bytes written.
 
-    OperError where there is no such table, the ending is another one, or a file is damaged.
+    Raise OperError if there is no such table, the ending is another one, or a file is damaged.
     """
     writers = {SAFETENSORS: _write_safetensors, PARQUET: _write_parquet}
     write = writers.get(Path(output).suffix)
@@ -55,13 +55,13 @@ def export(
             f"{Path(output).suffix!r}"
         )
     chain = open_chain(checkpoint)
-    found = table_of(chain.index, table)
-    for name, tensor in found.tensors.items():
+    exported = table_of(chain.index, table)
+    for name, tensor in exported.tensors.items():
         if tensor.dtype not in _SAFETENSORS_NAMES:
             raise OperError(f"table {table!r}: {name} has dtype {tensor.dtype}, which is not known")
     with atomic_file(output, overwrite) as made:
-        write(chain, found, made, advance)
-    return found
+        write(chain, exported, made, advance)
+    return exported
 
 
 def _write_safetensors(chain: Chain, table: SavedTable, path: Path, advance: Advance) -> None:
@@ -96,7 +96,7 @@ def _write_parquet(chain: Chain, table: SavedTable, path: Path, advance: Advance
             columns = {"row": pa.array(range(first, first + rows), pa.int64())}
             for name, tensor in table.tensors.items():
                 values = chain.read_rows(tensor.name, first, rows)
-                if values.dtype == torch.bfloat16:  # which Parquet has not
+                if values.dtype == torch.bfloat16:  # not supported by Parquet
                     values = values.float()
                 flat = pa.array(values.reshape(-1).numpy())
                 lists = values.dim() > 1

@@ -1,9 +1,9 @@
 """Reading the pickle of a checkpoint's index: nothing is run, and memory is bounded by its size.
 
-Reading a pickle calls what it names. So only the names that an index has are accepted, and each is
-taken for a stand-in that keeps its arguments: none of torch's own objects is made, no function
-called. A pickle may also ask for a place in a table of 16 GB, or for a text of that size, in a few
-bytes. So its instructions are looked at first.
+Reading a pickle calls the functions that it names. So only the names that an index has are
+accepted, and each becomes a stand-in that keeps its arguments: no object of torch is made and no
+function called. A few bytes of a pickle may also request a place in a table of 16 GB, or a text of
+that size. So its instructions are checked first.
 """
 
 import io
@@ -35,7 +35,7 @@ _RECORDS = {
     ("pathlib._local", "PosixPath"),
 }
 
-# Instructions that an index has, by the bytes of their argument.
+# Instructions of an index, with the bytes of their argument.
 _ARGUMENT_BYTES = {
     **dict.fromkeys(b"(.01NR)abdetus]}\x81\x85\x86\x87\x88\x89\x8f\x90\x92\x93\x94lQ", 0),
     **dict.fromkeys(b"Kh\x80", 1),
@@ -43,7 +43,7 @@ _ARGUMENT_BYTES = {
     **dict.fromkeys(b"Jj", 4),
     **dict.fromkeys(b"G\x95", 8),
 }
-# Those whose argument begins with its own length: the bytes of that.
+# Instructions whose argument begins with its length, with the bytes of that length.
 _LENGTH_BYTES = {
     **dict.fromkeys(b"\x8cUC\x8a", 1),
     **dict.fromkeys(b"XTB\x8b", 4),
@@ -57,7 +57,7 @@ _PUT, _MEMOIZE, _STOP = b"p\x94."
 def load_index(file: BufferedReader) -> Any:
     """Return the content of an index, as stand-ins.
 
-    OperError if it names anything else; any Exception if the pickle is damaged.
+    Raise OperError if it names anything else, and any Exception if the pickle is damaged.
     """
     content = file.read()
     _check_instructions(content)
@@ -93,7 +93,7 @@ def _check_instructions(content: bytes) -> None:
 
 _MOST_VALUES = 4096  # of a tuple with the tuples in it, which are paths and shapes
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_TAKEN_AND_LEFT = {  # values of the stack, by instructions that do not leave one more
+_TAKEN_AND_LEFT = {  # values of the stack, for instructions that do not add exactly one
     **dict.fromkeys(b"\x80\x95", (0, 0)),
     **dict.fromkeys(b"0ab", (1, 0)),
     **dict.fromkeys(b"Q", (1, 1)),
@@ -107,11 +107,11 @@ _MARK, _TUPLE, _PUTS, _GETS = b"("[0], b"t"[0], b"pqr", b"ghj"
 
 
 class _Values:
-    """The sizes of the values on the stack of a pickle and in its memo: a tuple's is one more than
-    those of its values, and that of all else is one.
+    """Sizes of the values on the stack of a pickle and in its memo: a tuple's size is one more than
+    the sum of its values' sizes, and any other value has size one.
 
-    A tuple that holds one tuple of the memo twice, which does the same, has twice as many values a
-    step: Python would go through all of them to hash or compare it.
+    Each tuple that holds the previous tuple of the memo twice doubles the number of values, all of
+    which Python would visit to hash or compare it.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Values:
         self._memo: list[int] = []
 
     def follow(self, code: int, argument: bytes) -> None:
-        """Do to the sizes what an instruction does to the values."""
+        """Apply an instruction to the sizes."""
         stack = self._stack
         if code == _MEMOIZE:
             self._memo.append(stack[-1])
@@ -168,7 +168,7 @@ def _line_end(content: bytes, at: int) -> int:
 
 
 class Stand:
-    """Stands for an object of a pickle: what its class was called with, and its state."""
+    """Stand-in for an object of a pickle: the arguments of its class, and its state."""
 
     kind = ""
     arguments: tuple[Any, ...]
@@ -185,16 +185,16 @@ class Stand:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def __setitem__(self, key: Any, value: Any) -> None:  # as an OrderedDict is filled
+    def __setitem__(self, key: Any, value: Any) -> None:  # fills an OrderedDict
         self.state[key] = value
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle of which nothing is run."""
+    """Reader of a pickle that runs none of it."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
-        # Classes of this reading alone: a pickle may set attributes of what it names.
+        # Classes of this reading alone: a pickle may set attributes of the classes that it names.
         self._stands: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:

@@ -12,7 +12,7 @@ from oper.checkpoint.saved_tables import SavedTable, tables_of
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint: its folder, its index, and its marker, which one of torch's alone has not."""
+    """Checkpoint: its folder, its index, and its marker, which checkpoints by torch alone lack."""
 
     folder: Path
     index: SavedIndex
@@ -20,12 +20,12 @@ class Description:
 
     @property
     def tables(self) -> list[SavedTable]:
-        """Its tables, in the order of the index."""
+        """Tables, in the order of the index."""
         return list(tables_of(self.index).values())
 
     @property
     def others(self) -> list[SavedTensor]:
-        """The tensors that belong to no table."""
+        """Tensors outside the tables."""
         of_tables = {tensor.name for table in self.tables for tensor in table.tensors.values()}
         if self.delta is not None:
             of_tables |= {f"{TOUCHED}.{table}" for table in self.delta.tables}
@@ -33,16 +33,16 @@ class Description:
 
     @property
     def objects(self) -> list[str]:
-        """The names of its objects, such as learning rates."""
+        """Names of its objects, such as learning rates."""
         return [name for name in self.index.objects if name != UPON]
 
     @property
     def delta(self) -> Delta | None:
-        """The save that a delta continues; None for a whole checkpoint."""
+        """Description of the continued save, of a delta; None for a whole checkpoint."""
         return None if self.marker is None else self.marker.delta
 
     def rows_of(self, table: SavedTable) -> int:
-        """The rows of a table, of which a delta has only some."""
+        """Return the number of a table's rows, of which a delta has only some."""
         if self.delta is None or table.name not in self.delta.tables:
             return table.weight.shape[0]
         return int(self.delta.tables[table.name]["rows"])
@@ -58,7 +58,7 @@ class Description:
         return sum(tensor.bytes for tensor in self.index.tensors.values())
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the description as JSON."""
         marker = self.marker
         return {
             "checkpoint": str(self.folder),
@@ -84,19 +84,19 @@ class Description:
 
 
 def read_link(folder: Path | str) -> Description:
-    """Read the index and the marker of a checkpoint, or of the newest of a folder of some.
+    """Read the index and the marker of a checkpoint, or of the newest in a folder of checkpoints.
 
-    OperError if there is none, or its index or marker is damaged.
+    Raise OperError if there is none, or its index or marker is damaged.
     """
-    found = Path(folder)
-    if not is_there(found / INDEX):
-        found = newest(found)
-    marker = Marker.read(found) if is_there(found / FORMAT.marker) else None
-    return Description(found, read_index(found), marker)
+    path = Path(folder)
+    if not is_there(path / INDEX):
+        path = newest(path)
+    marker = Marker.read(path) if is_there(path / FORMAT.marker) else None
+    return Description(path, read_index(path), marker)
 
 
 def dtype_name(tensor: SavedTensor) -> str:
-    """float32."""
+    """Return the name of a tensor's type, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -1,8 +1,8 @@
-"""The marker of a checkpoint, `checkpoint.json`: what it is of, and the SHA-256 of every file.
+"""Marker of a checkpoint, `checkpoint.json`: its origin, and the SHA-256 of every file.
 
-`oper.save`, `oper.save_delta` and `oper checkpoint reshard` write it last, into a folder that then
-takes its name at once; so a folder with a marker was whole when it was written.
-torch.distributed.checkpoint does not look at it. A checkpoint that torch alone wrote has none.
+`oper.save`, `oper.save_delta` and `oper checkpoint reshard` write it last, into a folder that is
+then renamed atomically; so a folder with a marker was complete when it was written.
+torch.distributed.checkpoint ignores it. A checkpoint that torch alone wrote has none.
 """
 
 import os
@@ -23,11 +23,11 @@ FORMAT = Format("checkpoint.json", "oper-checkpoint", 1, "save it again by oper.
 
 @dataclass(frozen=True)
 class Delta:
-    """What makes a checkpoint a delta: it has the rows alone that were touched since another one,
-    which lies beside it as `upon` and whose marker has the digest `sha256`.
+    """Description of a delta, which has only the rows touched since another checkpoint: its sibling
+    folder `upon`, whose marker has the digest `sha256`.
 
-    `tables` are all of the model's tables, by name: how many `rows` each has, and the names of its
-    `tensors`, which are its weight and the states of its optimizer.
+    `tables` are all of the model's tables, by name: the number of their `rows`, and the names of
+    their `tensors`, which are the weight and the states of the optimizer.
     """
 
     upon: str
@@ -36,7 +36,7 @@ class Delta:
 
     @classmethod
     def of(cls, content: Any) -> "Delta | None":
-        """From a marker's content; None where that is none."""
+        """Return the delta from a marker's content; None if it is invalid."""
         if not isinstance(content, dict):
             return None
         given: list[Any] = [content.get(name) for name in ("upon", "sha256", "tables")]
@@ -63,12 +63,12 @@ def _is_table(content: Any) -> bool:
 
 @dataclass(frozen=True)
 class Marker:
-    """What the marker says. `step` is what the saver gave; `plan` the digest of the plan by which
-    the model was sharded, `ranks` how many wrote it; `files` the bytes and SHA-256 of each; `delta`
-    the save that it continues, of one that has touched rows alone; `save` the random bytes, in hex,
-    with which each of its shard files ends, so that one of another save is recognised without
-    reading it all (older checkpoints have none); `ids` the rows and id rules of the plan's tables
-    whose ids are hashed or from a vocabulary, by table (oper/tables/table.py).
+    """Content of the marker: `step` that the saver gave; `plan`, the digest of the plan by which
+    the model was sharded; `ranks`, the number of ranks that wrote it; `files`, the bytes and
+    SHA-256 of each; `delta`, the save that a delta continues; `save`, the random bytes, in hex,
+    with which each of its shard files ends, so that a file of another save is recognised without
+    reading all of it (older checkpoints have none); `ids`, the rows and id rules of the plan's
+    tables whose ids are hashed or from a vocabulary, by table (oper/tables/table.py).
     """
 
     step: int | None
@@ -87,16 +87,17 @@ class Marker:
 
     @property
     def digest(self) -> str:
-        """The digest of it, which depends on every byte of the checkpoint."""
+        """Digest of the marker, which depends on every byte of the checkpoint."""
         return manifest.content_digest(self._content)
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, after all its other files."""
+        """Write the marker into a folder, after all its other files."""
         manifest.write_manifest(folder, FORMAT, self._content)
 
     @classmethod
     def read(cls, folder: Path) -> "Marker":
-        """Read that of a folder; OperError where there is none, of another version, or changed."""
+        """Read the marker of a folder; raise OperError if it is missing, of another version, or
+        changed."""
         content = manifest.open_folder(folder, FORMAT)
         step, plan, ranks = (content.get(name) for name in ("step", "plan", "ranks"))
         files = manifest.checked_files(folder, content.get("files"))
@@ -120,10 +121,10 @@ class Marker:
 
 
 def newest(folder: Path | str) -> Path:
-    """The checkpoint at a path: the folder, or the newest of the checkpoints in it, which is that
-    of the highest step, and of equal steps the one written last.
+    """Return the checkpoint at a path: the folder itself, or the checkpoint in it with the highest
+    step, of equal steps the one written last.
 
-    OperError where there is neither.
+    Raise OperError if there is neither.
     """
     folder = Path(folder)
     if is_there(folder / FORMAT.marker):
@@ -159,7 +160,7 @@ def newest(folder: Path | str) -> Path:
 
 
 def is_there(file: Path) -> bool:
-    """Return whether there is such a file; a name that no file can have is none."""
+    """Return whether the file exists; False for an impossible name."""
     try:
         return file.is_file()
     except (OSError, ValueError):  # Too long, or with a null character.
@@ -167,6 +168,6 @@ def is_there(file: Path) -> bool:
 
 
 def paths_of_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder; hidden names are of saves that go on or were killed."""
+    """Return the checkpoints in a folder; hidden names belong to saves in progress or killed."""
     found = sorted(marker.parent for marker in folder.glob(f"*/{FORMAT.marker}"))
     return [path for path in found if not path.name.startswith(".")]

@@ -1,9 +1,9 @@
-"""`oper checkpoint reshard`: a checkpoint as another number of ranks would have written it.
+"""`oper checkpoint reshard`: a checkpoint rewritten for another number of ranks.
 
-Loading needs none of this: ranks read the rows that they need of any checkpoint. It is for readers
-that want a file for each rank, and gives a checkpoint of torch's a marker, so that it can be
-verified. It puts a delta and what it is upon together. Rows are copied in pieces, and what is no
-table as it is.
+Loading works without it: ranks read the rows that they need from any checkpoint. It is for readers
+that want a file for each rank; it gives a checkpoint by torch alone a marker, so that it can be
+verified; and it merges the links of a delta. Rows are copied in pieces, and everything outside the
+tables unchanged.
 """
 
 from collections.abc import Callable
@@ -33,11 +33,11 @@ def reshard(
     overwrite: bool = False,
     advance: Advance = lambda amount: None,
 ) -> Path:
-    """Write a checkpoint, or the newest of a folder of some, as `ranks` ranks would have, to the
-    folder `output`, and return that. A delta becomes a whole checkpoint. `advance` is told of bytes
-    of values that were copied.
+    """Write a checkpoint, or the newest in a folder of checkpoints, for `ranks` ranks to the folder
+    `output`, and return that folder. A delta becomes a whole checkpoint. Call `advance` with the
+    number of bytes of values copied.
 
-    OperError where the checkpoint is damaged, or `output` may not be replaced or written.
+    Raise OperError if the checkpoint is damaged, or `output` may not be replaced or written.
     """
     if ranks < 1:
         raise OperError(f"ranks: expected at least 1, got {ranks}")
@@ -71,7 +71,7 @@ def reshard(
         tensors = {key: replace(t, shards=tuple(shards[key])) for key, t in index.tensors.items()}
         write_torch_index(made, SavedIndex(tensors, objects, index.paths))
         files[INDEX] = describe_file(made / INDEX)
-        known = marker or Marker(None, None, ranks, {})  # of a checkpoint that torch alone wrote
+        known = marker or Marker(None, None, ranks, {})  # for a checkpoint that torch alone wrote
         replace(known, ranks=ranks, files=files, delta=None, save=save).write(made)
     return Path(output)
 
@@ -95,7 +95,7 @@ def _write_rows(
 
 
 def _copied(folder: Path, extent: Extent, file: ShardFile, name: str) -> Extent:
-    """Add a part of the old checkpoint to a file as it is."""
+    """Append a part of the old checkpoint to a file, unchanged."""
     check_records(folder, extent)
     start = file.bytes
     with open_part(folder, extent) as part:

@@ -1,8 +1,9 @@
-"""Which rows of a table each rank has in a checkpoint: as in TorchRec's row-wise sharding."""
+"""Blocks of a table's rows by rank in a checkpoint, equal to TorchRec's row-wise sharding."""
 
 
 def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """First row and number of rows of each rank's block, which are 0 beyond the last row."""
-    each = -(-rows // ranks)
-    firsts = [min(each * rank, rows) for rank in range(ranks)]
-    return [(first, min(each, rows - first)) for first in firsts]
+    """Return the first row and the number of rows of each rank's block; both are 0 beyond the last
+    row."""
+    block = -(-rows // ranks)
+    firsts = [min(block * rank, rows) for rank in range(ranks)]
+    return [(first, min(block, rows - first)) for first in firsts]

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: its tensors and objects, their shards, and the places of these.
+"""Index of a checkpoint: its tensors and objects, their shards, and the places of these.
 
 torch.distributed.checkpoint writes it as a pickle, `.metadata`, which index_pickle.py reads without
 running any of it. The stand-ins that it returns are checked here and become dataclasses.
@@ -30,7 +30,7 @@ _MOST_CUT_DIMENSIONS = 6  # savers cut rows, columns, and meshes of a few dimens
 
 @dataclass(frozen=True)
 class Extent:
-    """The place of something: bytes [start, start + bytes) of a file of the folder."""
+    """Place of a part: bytes [start, start + bytes) of a file of the folder."""
 
     file: str
     start: int
@@ -39,7 +39,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: `sizes` values from `offsets` on, and where they lie."""
+    """Part of a tensor: `sizes` values from `offsets` on, at the place `extent`."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor of a checkpoint. Its shards are in the order of their offsets."""
+    """Tensor of a checkpoint. Its shards are in the order of their offsets."""
 
     name: str
     dtype: torch.dtype
@@ -57,12 +57,12 @@ class SavedTensor:
 
     @cached_property
     def _first_rows(self) -> list[int] | None:
-        """The shards' first rows, where all are of whole rows."""
+        """First rows of the shards, if all have whole rows."""
         whole = all(shard.sizes[1:] == self.shape[1:] for shard in self.shards)
         return [shard.offsets[0] for shard in self.shards] if whole else None
 
     def shards_of(self, first: int, rows: int) -> Iterator[Shard]:
-        """The shards that have some of the rows [first, first + rows)."""
+        """Yield the shards that have some of the rows [first, first + rows)."""
         begins = self._first_rows
         at = 0 if begins is None else bisect_right(begins, first) - 1
         for shard in self.shards[at:]:
@@ -73,7 +73,7 @@ class SavedTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row: of all values with one first index."""
+        """Bytes of a row: all values with one first index."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     @property
@@ -84,7 +84,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """The content of a checkpoint: tensors, and objects such as learning rates, by their names.
+    """Content of a checkpoint: tensors, and objects such as learning rates, by their names.
 
     `paths` has the keys and numbers by which nested dicts and lists lead to each, as torch keeps
     them; it is empty if the saver did not flatten its state dict.
@@ -95,7 +95,7 @@ class SavedIndex:
     paths: dict[str, tuple[str | int, ...]]
 
     def extents(self) -> Iterator[tuple[str, Extent]]:
-        """Everything that lies in files, with its name."""
+        """Yield every part that lies in files, with its name."""
         for tensor in self.tensors.values():
             for shard in tensor.shards:
                 yield tensor.name, shard.extent
@@ -103,7 +103,7 @@ class SavedIndex:
 
 
 def read_index(folder: Path | str) -> SavedIndex:
-    """The index of a checkpoint; OperError where there is none, or none that is sound."""
+    """Read the index of a checkpoint; raise OperError if it is missing or unsound."""
     path = Path(folder) / INDEX
     with open_file(path, _KIND) as file:
         try:
@@ -172,7 +172,7 @@ def _tensor(
             raise _UnsoundError(
                 f"{name[:80]!r} of shape {shape} has a shard of {sizes} at {offsets}"
             )
-        # Empty shards, such as ranks beyond the last row have, may have no place.
+        # Empty shards, such as those of ranks beyond the last row, may have no place.
         if math.prod(sizes) or not sizes:
             shards.append(Shard(offsets, sizes, _found(places, name, offsets)))
     held = sum(math.prod(shard.sizes) for shard in shards)
@@ -191,7 +191,7 @@ def _tile(shape: tuple[int, ...], shards: Sequence[Shard]) -> bool:
     """Return whether each value of a tensor is in one shard.
 
     The number of shards that have a value is determined by its differences along all dimensions,
-    which are not zero at corners of shards alone: they must be those of the whole tensor.
+    which are non-zero only at corners of shards: they must be those of the whole tensor.
     """
     cut = [d for d, size in enumerate(shape) if any(shard.sizes[d] != size for shard in shards)]
     if len(cut) > _MOST_CUT_DIMENSIONS:
@@ -230,7 +230,7 @@ def _extent(info: Any) -> Extent:
 
 
 def _paths(given: Any, names: set[str]) -> dict[str, tuple[str | int, ...]]:
-    """The paths of the names, of savers that flatten nested state dicts."""
+    """Return the paths of the names, from savers that flatten nested state dicts."""
     if given is None:
         return {}
     paths = {}
@@ -274,7 +274,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Sizes, offsets: whole numbers from 0 to 2⁶³."""
+    """Return sizes or offsets: whole numbers from 0 to 2⁶³."""
     if isinstance(value, Stand) and value.kind == "Size" and len(value.arguments) == 1:
         (value,) = value.arguments
     good = isinstance(value, list | tuple) and len(value) <= _MOST_DIMENSIONS

@@ -1,4 +1,4 @@
-"""The tables of a checkpoint, found by TorchRec's names of them, whoever wrote it.
+"""Tables of a checkpoint, found by TorchRec's names of them, whatever program wrote it.
 
 A collection names a weight `….embedding_bags.TABLE.weight` or `….embeddings.TABLE.weight`; its
 optimizer names a state after the weight, `….embedding_bags.TABLE.weight.TABLE.momentum1`.
@@ -14,19 +14,19 @@ from oper.checkpoint.saved_index import SavedIndex, SavedTensor
 _COLLECTION = r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>[^.]+)\.weight"
 _WEIGHT = re.compile(_COLLECTION)
 _STATE = re.compile(_COLLECTION + r"\.(?:(?P=table)\.)?(?P<state>[^.]+)")
-# Tables' optimizers, which step in backward, name the table twice.
+# Fused optimizers, which step in backward, name the table twice.
 _FUSED_STATE = re.compile(
     r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight\.(?P=table)\..+"
 )
-MODEL, OPTIMIZER = "model", "optimizer"  # the parts of a checkpoint that are always there
-# Of rows that are read at once.
+MODEL, OPTIMIZER = "model", "optimizer"  # the parts that every checkpoint has
+# Bytes of the rows that are read at once.
 _PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table: its weight [rows, dim], and the states of its optimizer by their names, [rows, dim]
-    or [rows]."""
+    """Table: its weight [rows, dim], and the states of its optimizer by their names, [rows, dim] or
+    [rows]."""
 
     name: str
     weight: SavedTensor
@@ -34,7 +34,7 @@ class SavedTable:
 
     @property
     def tensors(self) -> dict[str, SavedTensor]:
-        """The weight and the states, by their names."""
+        """Weight and states, by their names."""
         return {"weight": self.weight, **self.states}
 
     @property
@@ -46,8 +46,8 @@ class SavedTable:
 def tables_of(index: SavedIndex) -> dict[str, SavedTable]:
     """Return the tables of a checkpoint by their names.
 
-    Where several tensors have the name of one table's weight or state, as of an optimizer that is
-    saved alone and within another one, the model's and its optimizer's own come first.
+    If several tensors have the name of one table's weight or state, for example of an optimizer
+    that is saved alone and within another, those of the model and its optimizer come first.
     """
     found: dict[str, SavedTable] = {}
     tables = table_of_tensors(index)
@@ -83,12 +83,12 @@ def table_of_tensors(index: SavedIndex) -> dict[str, str]:
 
 
 def is_fused_state(name: str) -> bool:
-    """Return whether a name is that of a state which a table's own optimizer has."""
+    """Return whether a name is that of a state of a table's fused optimizer."""
     return _FUSED_STATE.fullmatch(name) is not None
 
 
 def table_of(index: SavedIndex, name: str) -> SavedTable:
-    """The table of a name; OperError where there is none."""
+    """Return the table of a name; raise OperError if there is none."""
     tables = tables_of(index)
     if name not in tables:
         shown = ", ".join(map(repr, [*tables][:5])) or "none"
@@ -100,7 +100,7 @@ def table_of(index: SavedIndex, name: str) -> SavedTable:
 
 
 def pieces(row_bytes: int, first: int, rows: int) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each piece of rows, which fits in memory many times."""
-    each = max(_PIECE_BYTES // max(row_bytes, 1), 1)
-    for begin in range(first, first + rows, each):
-        yield begin, min(each, first + rows - begin)
+    """Yield the first row and number of rows of each piece, which fits in memory many times."""
+    piece = max(_PIECE_BYTES // max(row_bytes, 1), 1)
+    for begin in range(first, first + rows, piece):
+        yield begin, min(piece, first + rows - begin)

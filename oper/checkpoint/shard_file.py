@@ -1,8 +1,8 @@
 """Shards in the files of a checkpoint: each a tensor as `torch.save` writes it, one after another.
 
-Such a shard is a zip archive whose record `data/0` has the values as they lie in memory and a
-CRC-32, which torch writes and does not compare. So rows can be read from the middle of a shard of
-any size, and a shard that is read whole is compared with its CRC-32.
+Such a shard is a zip archive whose record `data/0` has the values in their memory layout and a
+CRC-32, which torch writes but never compares. So rows can be read from the middle of a shard of any
+size, and a shard that is read whole is compared with its CRC-32.
 """
 
 import io
@@ -22,36 +22,36 @@ from oper.checkpoint.saved_index import Extent, SavedTensor, Shard
 from oper.files.input_files import Kind, open_file
 
 SUFFIX = ".distcp"
-# A shard of at most so many bytes is read whole, so that its CRC-32 can be compared, and its rows
-# are taken from it. Those that `oper.save` writes have half as many, or fewer.
+# Most bytes of a shard that is read whole, so that its CRC-32 can be compared, before its rows are
+# taken from it. `oper.save` writes shards of at most half as many.
 MOST_WHOLE_BYTES = 1 << 26
-FILE = Kind("a file of a checkpoint", None)  # its index says which bytes of it are read
-_SAVE_BYTES = 16  # at the end of a file, which the index does not name
+FILE = Kind("a file of a checkpoint", None)  # its index names the bytes to read
+_SAVE_BYTES = 16  # at the end of a file, not named by the index
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
 _NAME_LENGTH_AT = 26  # in that header, and the length of what follows the name two bytes later
 
 
 class ShardFile:
-    """A new file of shards."""
+    """New file of shards."""
 
     def __init__(self, path: Path) -> None:
         self._file = DirectFile(path)
 
     @property
     def bytes(self) -> int:
-        """The bytes so far."""
+        """Bytes written so far."""
         return self._file.bytes
 
     def write(self, data: Any) -> int:
-        """Add bytes at the end: `torch.save` writes into this file."""
+        """Append bytes: `torch.save` writes into this file."""
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Nothing: `torch.save` asks for it after each shard."""
+        """Do nothing: `torch.save` calls this after each shard."""
 
     def add(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Add a shard, with no more of its storage than the tensor has; where it begins, and its
-        bytes."""
+        """Append a shard, with only the tensor's part of its storage. Return its first byte and its
+        number of bytes."""
         start = self.bytes
         if tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = tensor.clone()
@@ -59,13 +59,13 @@ class ShardFile:
         return start, self.bytes - start
 
     def close(self, save: str) -> dict[str, Any]:
-        """End the file with the bytes of its save, bring it to the disk and close it. Return its
-        bytes and SHA-256, as a marker has them."""
+        """End the file with the bytes of its save, flush it to the disk and close it. Return its
+        bytes and SHA-256 in the format of a marker."""
         self.write(bytes.fromhex(save))
         return {"sha256": self._file.close(), "bytes": self.bytes}
 
     def abandon(self) -> None:
-        """Close the file, whether it is whole or to be removed."""
+        """Close the file, complete or not."""
         self._file.abandon()
 
 
@@ -82,7 +82,7 @@ def ends_with(file: Path, save: str) -> bool:
 
 
 class _Record(NamedTuple):
-    """The values of a shard: where they begin in the shard, their bytes and their CRC-32."""
+    """Values of a shard: their first byte in the shard, their bytes and their CRC-32."""
 
     start: int
     bytes: int
@@ -90,7 +90,7 @@ class _Record(NamedTuple):
 
 
 class _Part(io.RawIOBase):
-    """Some bytes of a file as a file, which zipfile and torch read."""
+    """Part of a file as a file, which zipfile and torch read."""
 
     def __init__(self, file: Any, extent: Extent) -> None:
         self._file, self._start, self._bytes, self._at = file, extent.start, extent.bytes, 0
@@ -121,9 +121,9 @@ class _Part(io.RawIOBase):
 
 
 def open_part(folder: Path, extent: Extent) -> io.RawIOBase:
-    """Some bytes of a file of a checkpoint as a file of their own, to be closed.
+    """Open a part of a file of a checkpoint as a file, to be closed.
 
-    OperError where the file is missing, or ends before them.
+    Raise OperError if the file is missing, or ends before the part.
     """
     file = open_file(folder / extent.file, FILE)
     size = os.fstat(file.fileno()).st_size
@@ -141,10 +141,10 @@ def open_part(folder: Path, extent: Extent) -> io.RawIOBase:
 def read_shard_rows(
     folder: Path, tensor: SavedTensor, shard: Shard, first: int, rows: int
 ) -> torch.Tensor:
-    """Rows of a shard, [rows, …], `first` counted from its own first.
+    """Read rows of a shard, [rows, …], `first` counted from the shard's first row.
 
-    OperError where the file is missing or truncated, the shard is no tensor of this dtype and
-    shape, or it was read whole and its CRC-32 is another.
+    Raise OperError if the file is missing or truncated, the shard is not a tensor of this dtype and
+    shape, or it was read whole and its CRC-32 differs.
     """
     row_bytes = tensor.dtype.itemsize * math.prod(shard.sizes[1:])
     what = f"{folder / shard.extent.file}: {tensor.name!r}, rows from {shard.offsets[:1]}"
@@ -175,17 +175,17 @@ def read_shard_rows(
                 f"{what}: its CRC-32 is not the one that was written; the file was changed or "
                 "damaged: copy or write the checkpoint again"
             )
-    found = values.view(tensor.dtype)
+    values_of_type = values.view(tensor.dtype)
     if not shard.sizes:
-        return found.reshape(())
+        return values_of_type.reshape(())
     if not whole:
-        return found.view(rows, *shard.sizes[1:])
-    return found.view(shard.sizes)[first : first + rows]
+        return values_of_type.view(rows, *shard.sizes[1:])
+    return values_of_type.view(shard.sizes)[first : first + rows]
 
 
 def check_records(folder: Path, extent: Extent) -> None:
-    """Compare what an archive holds with its CRC-32s: a tensor, or an object. OperError where one
-    differs, or it is no archive."""
+    """Compare the content of an archive, a tensor or an object, with its CRC-32s. Raise OperError
+    if one differs, or if it is not an archive."""
     end = extent.start + extent.bytes
     what = f"{folder / extent.file}, bytes {extent.start:,} to {end:,}"
     with open_part(folder, extent) as part:
@@ -218,9 +218,10 @@ def _record(part: io.RawIOBase) -> _Record:
 
 
 def _check_layout(part: io.RawIOBase, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
-    """Raise ValueError unless the values are those of such a tensor in the order of its indices."""
+    """Raise ValueError unless the values are those of a tensor of this dtype and these sizes, in
+    the order of its indices."""
     part.seek(0)
-    # The values stay where they are, and so nothing but the tensor's description is read.
+    # On the meta device only the tensor's description is read, not its values.
     described = torch.load(cast(Any, part), map_location="meta", weights_only=True)
     if not isinstance(described, torch.Tensor):
         raise ValueError(f"it holds a {type(described).__name__}")

@@ -1,4 +1,4 @@
-"""The checks that every reader of a checkpoint makes before it reads any values.
+"""Checks that every reader of a checkpoint makes before it reads any values.
 
 `oper.load` and `oper checkpoint inspect`, `reshard` and `export` open a checkpoint here and raise
 for the first problem; `verify` lists all of them, and then reads every byte.
@@ -23,9 +23,9 @@ _AGAIN = "copy or write the checkpoint again"
 
 
 def open_chain(checkpoint: Chain | Path | str) -> Chain:
-    """Open a checkpoint, or the newest of a folder of some, with all the links before it.
+    """Open a checkpoint, or the newest in a folder of checkpoints, with all the links before it.
 
-    OperError if there is none, or a link is missing, damaged, incomplete or another one.
+    Raise OperError if there is none, or a link is missing, damaged, incomplete or replaced.
     """
     chain = checkpoint if isinstance(checkpoint, Chain) else read_chain(checkpoint)
     for problem in problems_of(chain):
@@ -40,7 +40,7 @@ def problems_of(chain: Chain) -> Iterator[str]:
         for problem in _problems_of_link(link):
             sound = False
             yield problem
-    if sound:  # Otherwise the rows' numbers may not be there.
+    if sound:  # Otherwise the rows' numbers may be missing.
         yield from _problems_of_rows(chain)
 
 
@@ -129,7 +129,7 @@ def _problems_of_delta(link: Description) -> Iterator[str]:
 
 
 def _problems_of_rows(chain: Chain) -> Iterator[str]:
-    """Yield a problem for each table whose touched rows are no rows of it, or that lacks rows."""
+    """Yield a problem for each table whose touched rows are out of range, or that lacks rows."""
     numbers: list[dict[str, torch.Tensor]] = []
     for of_tables in chain.rows_of_deltas:
         try:

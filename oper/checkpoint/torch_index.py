@@ -1,4 +1,4 @@
-"""The index of a checkpoint as torch.distributed.checkpoint has it, to be written or read by it."""
+"""Index of a checkpoint in the format of torch.distributed.checkpoint, which writes or reads it."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from oper.checkpoint.saved_index import Extent, SavedIndex
 
 
 def torch_metadata(index: SavedIndex) -> Metadata:
-    """Torch's own objects of an index."""
+    """Return torch's own objects for an index."""
     described: dict[str, STORAGE_TYPES] = {}
     for name, tensor in index.tensors.items():
         chunks = [

@@ -1,9 +1,9 @@
-"""`oper checkpoint verify`: whether the files of a checkpoint are those that were written.
+"""`oper checkpoint verify`: comparison of a checkpoint's files with those that were written.
 
 With a marker, which `oper.save` writes, every byte is compared: sizes and SHA-256. Without one, as
-of checkpoints that torch.distributed.checkpoint wrote alone, there is nothing to compare sizes
-with; that every part lies inside its file, and the CRC-32 of every tensor and object, are checked.
-Of a delta everything that it is upon is read as well.
+in checkpoints that torch.distributed.checkpoint wrote alone, there is no size to compare with; then
+every part must lie inside its file, and the CRC-32 of every tensor and object must match. For a
+delta all links before it are read as well.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _BY_RECORDS = "every part inside its file, and its CRC-32"
 
 @dataclass(frozen=True)
 class Verified:
-    """The checked parts of a checkpoint, and its faults, one line each."""
+    """Checked parts of a checkpoint, and its faults, one line each."""
 
     folder: Path
     checked: str
@@ -38,11 +38,11 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether the checkpoint has no fault."""
+        """True if the checkpoint has no fault."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the result as JSON."""
         return {
             "checkpoint": str(self.folder),
             "ok": self.ok,
@@ -53,7 +53,7 @@ class Verified:
 
 
 def bytes_to_verify(chain: Chain) -> int:
-    """The bytes that `verify` reads."""
+    """Return the number of bytes that `verify` reads."""
     return sum(map(_bytes_of, chain.links))
 
 
@@ -74,7 +74,7 @@ def verify(checkpoint: Chain | Path | str, advance: Advance = lambda amount: Non
     for link in chain.links:
         problems += _problems_of_bytes(link, advance)
     checked = _BY_RECORDS if chain.marker is None else _BY_DIGESTS
-    # A file that is missing lacks all its parts: it is named once.
+    # A missing file lacks all its parts, but is named once.
     return Verified(chain.folder, checked, bytes_to_verify(chain), list(dict.fromkeys(problems)))
 
 
@@ -94,7 +94,8 @@ def _problems_of_bytes(link: Description, advance: Advance) -> Iterator[str]:
 
 
 def _unlike(file: Path, described: dict[str, Any], advance: Advance) -> str | None:
-    """Return why the bytes of a file, whose size was checked, are not those that were written."""
+    """Return why the bytes of a file, whose size was checked, differ from those that were
+    written."""
     if not is_there(file) or file.stat().st_size != described["bytes"]:
         return None
     digest = hashlib.sha256()
