@@ -1,8 +1,9 @@
-"""A batch of the script's: are its ids rows of the tables, and numbered as the profile's?
+"""Findings on a batch of the script's: its ids must be rows of the tables, numbered as in the
+profile.
 
 In: the plan, the model's tables, samples as the script gives them to the model. Out: findings. The
-ids are read as they are: what a log's raw values would become by the plan's rules says nothing of
-what the script makes of them.
+ids are read unchanged, because the plan's rules for a log's raw values need not be those of the
+script.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,11 +49,12 @@ def batch_findings(
     reading: Mapping[str, Any],
     profile: Profile | None,
 ) -> list[Finding]:
-    """What the samples of `batch` say of the ids of `tables`, the model's, which are in the plan.
+    """Return the findings on the ids of `tables`, the model's tables in the plan, from the samples
+    of `batch`.
 
     `batch` is a file in any format of logs, which is read by the keywords `reading`, or one
-    KeyedJaggedTensor, or an iterable of batches that hold some. OperError where it cannot be read,
-    lacks a feature of a table, or the profile is not the plan's.
+    KeyedJaggedTensor, or an iterable of batches that hold some. Raise OperError if it cannot be
+    read, lacks a feature of a table, or the profile is not the plan's.
     """
     if profile is not None:
         check_profile(plan, profile)
@@ -77,8 +79,8 @@ def batch_findings(
 def _read(
     plan: Plan, tables: Sequence[Table], batch: Any, reading: Mapping[str, Any]
 ) -> tuple[list[Ints], list[Ints], dict[str, int]]:
-    """The ids of each table in the first samples, how many each sample has, and how many are no
-    rows."""
+    """Return the ids of each table in the first samples, their number per sample, and the number of
+    ids that are not rows, by table."""
     rules = [plan.tables[plan.table_index(table.name)].ids for table in tables]
     plain = tuple(
         replace(table, ids=replace(rule, kind="dense", min_count=1))
@@ -102,13 +104,13 @@ def _read(
     of_samples: list[list[Ints]] = [[] for _ in tables]
     samples = 0
     for part in reader.batches(ids_only=True):
-        found = np.zeros((len(tables), part.samples), dtype=np.int64)
+        lengths = np.zeros((len(tables), part.samples), dtype=np.int64)
         for key, table in reader.tables_of.items():
             feature = part.features[key]
             ids[table].append(feature.values)
-            found[table] += np.diff(feature.offsets())
-        for table, each in enumerate(found):
-            of_samples[table].append(each)
+            lengths[table] += np.diff(feature.offsets())
+        for table, of_table in enumerate(lengths):
+            of_samples[table].append(of_table)
         samples += part.samples
         if samples >= _ENOUGH_SAMPLES:
             break
@@ -140,13 +142,13 @@ def _others(judged: Sequence[Numbering]) -> Iterable[Finding]:
         yield Finding("problem", _ABOUT, text, _RENUMBER)
 
 
-def _told(found: Numbering) -> str:
-    hot = found.hot
+def _told(numbering: Numbering) -> str:
+    hot = numbering.hot
     assert hot is not None
     rows = "hottest row" if hot.rows == 1 else f"{hot.rows:,} hottest rows"
     return (
         f"its {rows} took {format_share(hot.share, 1)} of the accesses there, and "
-        f"{format_share(found.share, 1)} here"
+        f"{format_share(numbering.share, 1)} here"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the doctor found: that something fits, or what to know, or what does not fit."""
+"""Findings of the doctor: fits, notes and problems."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -10,8 +10,8 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `about` is what was looked at; `do` is None where there is nothing to do, or
-    where `says` is one of oper's errors, which say it themselves."""
+    """One finding. `about` is its subject; `do` is None if there is nothing to do, or if `says` is
+    one of oper's errors, which contain the remedy."""
 
     level: Level
     about: str
@@ -20,23 +20,23 @@ class Finding:
 
     @classmethod
     def of_error(cls, about: str, error: OperError) -> "Finding":
-        """The problem that oper's own check found."""
+        """Return the problem that oper's own check found."""
         return cls("problem", about, str(error))
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings about a plan, a model and this machine, in the order of what was looked at."""
+    """All findings about a plan, a model and this machine, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """The findings of what would not fit; none where all fits."""
+        """Findings of level "problem"."""
         return tuple(finding for finding in self.findings if finding.level == "problem")
 
     def to_dict(self) -> dict[str, Any]:
-        """The diagnosis as `oper doctor --json` prints it."""
+        """Return the diagnosis in the format of `oper doctor --json`."""
         return {
             "ok": not self.problems,
             "findings": [asdict(finding) for finding in self.findings],

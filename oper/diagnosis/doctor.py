@@ -47,7 +47,8 @@ def doctor(
     profile: Profile | Path | str | None = None,
     **reading: Unpack[LogKeywords],
 ) -> Diagnosis:
-    """Say before a job what would not fit: tables, memory of each rank, ranks, versions.
+    """Report before a job everything that would not fit: tables, memory of each rank, ranks,
+    versions.
 
     Args:
         plan: a plan, or its folder.
@@ -73,8 +74,8 @@ def doctor(
     model = make_model(model, plan) if isinstance(model, str) else model
     named = _topology(plan, topology)
     if batch is None and (profile is not None or reading):
-        given = "profile" if profile is not None else next(iter(reading))
-        raise OperError(f"doctor: {given} is for reading a batch; give the batch too")
+        argument = "profile" if profile is not None else next(iter(reading))
+        raise OperError(f"doctor: {argument} is for reading a batch; give the batch too")
     devices, refused = usable_devices() if for_devices(plan) else ([], [])
     findings, matched = table_findings(plan, model)
     if any(finding.level == "problem" for finding in findings):
@@ -115,8 +116,8 @@ def doctor(
 
 
 def _topology(plan: Plan, given: Topology | Path | str | None) -> Topology | None:
-    """The topology that says what devices and hosts hold, which a plan does not: the given one, or
-    the preset of the plan's name. None where there is none for so many ranks."""
+    """Return the topology with the memory of devices and hosts, which a plan lacks: the given one,
+    or the preset of the plan's name. None if there is none for the plan's number of ranks."""
     if given is not None:
         topology = given if isinstance(given, Topology) else Topology.load(given)
         name = topology.name if isinstance(given, Topology) else given
@@ -134,7 +135,7 @@ def _topology(plan: Plan, given: Topology | Path | str | None) -> Topology | Non
 
 
 def _devices(plan: Plan, named: Topology | None) -> tuple[str, Sequence[int]] | None:
-    """Where the sizes of the devices' memory are from, and the bytes of each rank's, [M]."""
+    """Return the source of the devices' memory sizes, and the bytes of each rank's device, [M]."""
     if named is not None and named.memory_for_plans is not None:
         return named.name, named.memory_for_plans
     if torch.cuda.device_count() and "shared" not in plan.topology.memory:
@@ -144,7 +145,7 @@ def _devices(plan: Plan, named: Topology | None) -> tuple[str, Sequence[int]] | 
 
 
 def _hosts(named: Topology | None) -> tuple[str, Sequence[int]] | None:
-    """Where the sizes of the hosts' memory are from, and the bytes of each rank's share, [M]."""
+    """Return the source of the hosts' memory sizes, and the bytes of each rank's share, [M]."""
     if named is None or named.host_memory_bytes is None:
         return None
     return named.name, named.host_memory_bytes

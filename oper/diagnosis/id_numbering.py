@@ -1,30 +1,30 @@
-"""Whether ids are numbered as in the profile: how often they are on the rows that were hot there.
+"""Test of the numbering of ids against the profile's, by their accesses to the profile's hot rows.
 
-A plan is right for any numbering of a table's rows, and slow for one by which other rows are hot
-than those that it knows. A batch tells: let H be k of a table's N rows, which took the share p of
-the profile's accesses. Ids of the same numbering are in H with probability p; of a numbering that
-has nothing to do with the profile's, with q = k / N, whatever the frequencies. Of all sets of the
-hottest rows H is the one whose hits tell the most, that with the largest Kullback-Leibler
-divergence of p from q. As H is chosen by the counts that p is taken from, p leaves one access out:
-it counts only accesses to rows that would be in H without that access.
+A plan is correct for any numbering of a table's rows, but slow if it makes other rows hot than
+those that the plan knows. A batch decides: let H be k of a table's N rows, with the share p of the
+profile's accesses. Ids of the same numbering are in H with probability p; ids of an unrelated
+numbering with q = k / N, whatever the frequencies. Of all sets of the hottest rows, H is the most
+informative: it has the largest Kullback-Leibler divergence of p from q. Because H is chosen by the
+counts from which p is computed, p leaves one access out: it counts only accesses to rows that would
+be in H without that access.
 
 The share h of a batch's n accesses in H is judged by a threshold, the least of three:
 
 * Chernoff's, at which h is as unlikely under p as under q;
 * p / 3, so that a log whose hot rows drift is no false alarm: of six real logs, profiled in their
   first half, hot rows keep 0.51 of p or more to the end (docs/design/numbered-ids.md);
-* p less what chance may take from it. Of independent samples with m_i accesses each, by Hoeffding's
+* p less a margin for chance. For independent samples with m_i accesses each, by Hoeffding's
   inequality P(h <= p - s) <= exp(-2 s^2 n^2 / sum m_i^2), however the accesses of one sample depend
   on each other; and p was measured on the profile's samples, by the same inequality. With odds of
-  1e-9 a table, of 1,000 tables a false alarm comes once in a million batches.
+  1e-9 per table, 1,000 tables give one false alarm in a million batches.
 
-Nothing is said of a table where ids of an unrelated numbering could pass the threshold too. Their h
-is a sum over the batch's distinct rows, each in H or not, so that its mean is q and its variance at
-most q (1 - q) sum f_i^2, where f_i is the share of row i in the batch. The threshold has to be five
-standard deviations above q: by Cantelli's inequality it then misses such a numbering in less than 4
-of 100 tables, and as the sum is of many rows, far more seldom. So uniform tables, tables of few
-rows, and batches of few samples are not judged; nor does this see a shift by one of ids that are
-in the order of their frequency, which moves hardly a hot row.
+A table is not judged if ids of an unrelated numbering could pass the threshold too. Their h is a
+sum over the batch's distinct rows, each in H or not, so its mean is q and its variance at most q (1
+- q) sum f_i^2, with f_i the share of row i in the batch. The threshold has to be five standard
+deviations above q: by Cantelli's inequality it then misses such a numbering in less than 4 of 100
+tables, and far less often because the sum is over many rows. So uniform tables, tables of few rows,
+and batches of few samples are not judged; and a shift by one of ids in the order of their frequency
+goes unnoticed, because it moves few hot rows.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 
 _ODDS = 1e-9  # of a false alarm, for each table
-_DEVIATIONS = 5.0  # between a threshold and what ids of another numbering come to
+_DEVIATIONS = 5.0  # between a threshold and the expected share of another numbering
 _LEFT_BY_DRIFT = 1 / 3  # at least, of the share of hot rows
 
 
 class Verdict(Enum):
-    """What a batch tells of the numbering of a table's ids."""
+    """Verdict of a batch on the numbering of a table's ids."""
 
     ALIKE = "as the profile's"
     OTHER = "unlike the profile's"
@@ -59,9 +59,9 @@ class Verdict(Enum):
 class HotRows:
     """Rows of a table that were hot in the profile.
 
-    rows: how many they are, of `of_rows`. share: of the table's accesses, that such rows are to
-    take in samples that the profile has not seen. samples: that this was measured on. contains:
-    whether each id, int64 [N], is one of them, bool [N].
+    rows: their number, of `of_rows`. share: their expected share of the table's accesses in samples
+    that the profile has not seen. samples: number of samples on which it was measured. contains:
+    returns a mask, bool [N], of the ids, int64 [N], that are hot rows.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class HotRows:
 
 @dataclass(frozen=True)
 class Numbering:
-    """What a batch's accesses to a table tell: `share` of them are to `hot` rows (None: no rows
+    """Verdict on a batch's accesses to a table: `share` of them are to `hot` rows (None: no rows
     stand out)."""
 
     table: str
@@ -83,13 +83,13 @@ class Numbering:
 
 
 def hot_rows_of_profile(profile: Profile, table: int) -> HotRows | None:
-    """The hot rows of a table by which ids tell the most; None where no rows stand out."""
+    """Return the most informative hot rows of a table; None if no rows stand out."""
     first, end = (int(n) for n in profile.offsets[table : table + 2])
     accesses = profile.accesses[first:end]
     none, edges = accesses[:0], np.array([0, end - first], dtype=np.int64)
-    found = histogram(accesses, none, edges, np.zeros(2, dtype=np.int64))
-    total = float(found.accesses @ found.rows)
-    best = _most_telling(found.accesses, found.rows, end - first, total)
+    by_accesses = histogram(accesses, none, edges, np.zeros(2, dtype=np.int64))
+    total = float(by_accesses.accesses @ by_accesses.rows)
+    best = _most_telling(by_accesses.accesses, by_accesses.rows, end - first, total)
     if best is None:
         return None
     return HotRows(
@@ -102,9 +102,9 @@ def hot_rows_of_profile(profile: Profile, table: int) -> HotRows | None:
 
 
 def hot_rows_of_plan(plan: Plan, table: int, accesses_per_sample: float) -> HotRows | None:
-    """The hot rows of a table among those that a plan lists, by which ids tell the most; None where
-    none stand out. A plan has no counts of the others: shares are those of a table that samples
-    read so often on average."""
+    """Return the most informative hot rows of a table among those that a plan lists; None if none
+    stand out. A plan has no counts of the other rows: shares assume a table with
+    `accesses_per_sample` accesses on average."""
     layout, counts = plan.layout, plan.counts
     coded_rows = list(rows_of_tables(layout.listed_offset - layout.everywhere_offset))[table]
     coded = np.asarray(counts.accesses[coded_rows], dtype=np.int64)
@@ -132,15 +132,15 @@ def hot_rows_of_plan(plan: Plan, table: int, accesses_per_sample: float) -> HotR
 
 
 class _Everywhere(NamedTuple):
-    """Rows of a plan that have a mark in place of a code, and their accesses together. They are the
-    first that a plan replicates, so that they are in any set of hot rows."""
+    """Rows of a plan with a mark in place of a code, and their total accesses. A plan replicates
+    them first, so they are in any set of hot rows."""
 
     rows: int = 0
     accesses: int = 0
 
 
 class _Telling(NamedTuple):
-    """The rows with at least so many accesses, how many, and their share."""
+    """Rows with at least `least` accesses: their number, and their share."""
 
     least: int
     rows: int
@@ -154,13 +154,13 @@ def _most_telling(
     total: float,
     everywhere: _Everywhere = _Everywhere(),  # noqa: B008 - immutable
 ) -> _Telling | None:
-    """Of the sets of rows with at least accesses[n] accesses, descending, of which there are
-    rows[n] with so many, the one that tells the most; None where none tells anything. `total` are
-    the accesses of all of a table's `of_rows` rows."""
+    """Return the most informative set of the rows with at least accesses[n] accesses; None if no
+    set is informative. `accesses` descend, and rows[n] rows have accesses[n] each; `total` are the
+    accesses of all of a table's `of_rows` rows."""
     if not len(rows) or not total:
         return None
     within = everywhere.rows + np.cumsum(rows)
-    # Of a row with the fewest accesses in a set none would be without one of them.
+    # A row with the fewest accesses of a set would leave it without one of them.
     without_one = everywhere.accesses + np.cumsum(accesses * rows) - accesses * rows
     share = np.minimum(without_one / total, 1.0)
     told = _divergence(share, within / of_rows)
@@ -175,9 +175,9 @@ def judge(table: str, hot: HotRows | None, ids: Ints, of_samples: Ints) -> Numbe
 
     Args:
         table: its name.
-        hot: its hot rows; None where none stand out.
+        hot: its hot rows; None if none stand out.
         ids: all ids that the samples read, int64 [n], each a row of the table; n > 0.
-        of_samples: how many of them each sample reads, int64 [samples].
+        of_samples: number of ids per sample, int64 [samples].
     """
     if hot is None:
         return Numbering(table, Verdict.UNKNOWN, 0.0, None)
@@ -194,8 +194,8 @@ def judge(table: str, hot: HotRows | None, ids: Ints, of_samples: Ints) -> Numbe
 
 
 def _threshold(hot: HotRows, unevenness: float) -> float:
-    """The share of hot rows below which ids are numbered otherwise. `unevenness` is 1 over the
-    square root of as many samples of equal size as tell as much."""
+    """Return the share of hot rows below which ids are numbered differently. `unevenness` is 1 over
+    the square root of the number of equally informative samples of equal size."""
     share, chance = min(hot.share, 1 - 1e-12), hot.rows / hot.of_rows
     if share <= chance:
         return 0.0
@@ -206,8 +206,8 @@ def _threshold(hot: HotRows, unevenness: float) -> float:
 
 
 def _divergence(share: Floats, chance: Floats) -> Floats:
-    """What a hit or a miss tells on average, in nats, where hits have the probability `share`, and
-    not `chance`; 0 where they have no more."""
+    """Return the mean information of a hit or a miss, in nats, if hits have the probability `share`
+    instead of `chance`; 0 if `share` is not larger."""
     p, q = np.clip(share, 1e-300, 1 - 1e-12), np.clip(chance, 1e-300, 1 - 1e-12)
     told = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
     return np.where(p > q, told, 0.0)

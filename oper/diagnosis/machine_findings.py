@@ -1,4 +1,5 @@
-"""What is here: ranks that torchrun started, devices, versions of packages, oper's own kernels."""
+"""Findings on this machine: ranks that torchrun started, devices, versions of packages, oper's
+kernels."""
 
 import contextlib
 import os
@@ -21,17 +22,17 @@ PACKAGES = ("torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
 def rank_findings(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """The plan's ranks against those that torchrun started, where it did."""
+    """Compare the plan's ranks with those that torchrun started, if it did."""
     a_node = _most_a_node(plan)
     if "WORLD_SIZE" not in environment:
         start = f"torchrun --nproc-per-node {a_node}"
         if plan.topology.nodes > 1:
             start += f" --nnodes {plan.topology.nodes}"
         return [Finding("ok", "ranks", f"the plan is for {plan.ranks}; start them by {start}")]
-    found, here = environment["WORLD_SIZE"], environment.get("LOCAL_WORLD_SIZE")
-    if found != str(plan.ranks):
-        text = f"the plan is for {plan.ranks} ranks, and WORLD_SIZE is {found}"
-        do = f"start {plan.ranks} ranks, or plan with a topology of {found}"
+    started, here = environment["WORLD_SIZE"], environment.get("LOCAL_WORLD_SIZE")
+    if started != str(plan.ranks):
+        text = f"the plan is for {plan.ranks} ranks, and WORLD_SIZE is {started}"
+        do = f"start {plan.ranks} ranks, or plan with a topology of {started}"
         return [Finding("problem", "ranks", text, do)]
     if here is not None and here != str(a_node):
         text = (
@@ -39,11 +40,12 @@ def rank_findings(plan: Plan, environment: Mapping[str, str] = os.environ) -> li
             "what is near in the plan is not near here"
         )
         return [Finding("note", "ranks", text, "plan with the topology of these hosts")]
-    return [Finding("ok", "ranks", f"the plan and torchrun both have {found}")]
+    return [Finding("ok", "ranks", f"the plan and torchrun both have {started}")]
 
 
 def ranks_here(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[int]:
-    """The ranks of this host: those that torchrun started here, else those of the first node."""
+    """Return the ranks of this host: those that torchrun started here, else those of the first
+    node."""
     if environment.get("WORLD_SIZE") == str(plan.ranks):
         count = int(environment.get("LOCAL_WORLD_SIZE", plan.ranks))
         first = int(environment.get("GROUP_RANK", 0)) * count
@@ -52,24 +54,24 @@ def ranks_here(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[
 
 
 def usable_devices() -> tuple[list[Cuda], list[Finding]]:
-    """The CUDA devices here that oper serves from, and what keeps it from the others."""
+    """Return the CUDA devices here that oper can use, and the reasons against the others."""
     found, refused = [], []
     for number in range(torch.cuda.device_count()):
         try:
             found.append(Cuda(f"cuda:{number}"))
         except OperError as error:
             refused.append(Finding.of_error("devices", error))
-    return found, list(dict.fromkeys(refused))  # a driver or a library is every device's
+    return found, list(dict.fromkeys(refused))  # a driver or a library is common to all devices
 
 
 def for_devices(plan: Plan) -> bool:
-    """Whether several ranks of a plan are devices, which links join."""
+    """Return whether a plan has several ranks that are devices joined by links."""
     return "linked" in plan.topology.memory and plan.ranks > 1
 
 
 def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Finding]:
-    """The devices that the plan is for against those `here` that can be used; `refused` are what
-    was found of those that cannot."""
+    """Compare the devices of the plan with the `here` usable ones on this host; `refused` are the
+    findings on the others."""
     if not for_devices(plan):
         return []
     needed = f"the plan has {_most_a_node(plan)} a node ({plan.topology.name})"
@@ -89,7 +91,7 @@ def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Find
 
 
 def version_findings() -> list[Finding]:
-    """The installed versions against the tested ones, and whether oper's kernels load."""
+    """Compare the installed versions with the tested ones, and check that oper's kernels load."""
     found, installed = [], {}
     for package in ("torch", *PACKAGES):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,4 +1,5 @@
-"""Memory of each rank: the plan's rows, a step's buffers and the dense part, against what there is.
+"""Memory of each rank: needs of the plan's rows, a step's buffers and the dense part, against its
+capacity.
 
 In: `Plan`, the model, its matched collections, and the bytes that each rank's device has. Rows are
 counted as the heap allocates them, with the state of the optimizers that the model has.
@@ -24,12 +25,13 @@ from oper.runtime.tables.optimizer_buckets import make_buckets
 from oper.topology.transports import NVSHMEM, STAGE_BYTES
 from oper.torchrec import module_tables
 
-# A dense parameter is taken to have Adam's two states, as no script says here what trains it.
+# A dense parameter is taken to have Adam's two states, because its optimizer is unknown here.
 _STATES = 2
 
 
 def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
-    """Bytes of rows and their state on each rank's device and in its tier, int64 [M] each."""
+    """Return the bytes of rows and their state on each rank's device and in its tier, int64 [M]
+    each."""
     device, tier = np.zeros((2, plan.ranks), dtype=np.int64)
     for found in matched:
         part = found.plan
@@ -46,7 +48,8 @@ def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
 
 
 def dense_bytes(model: nn.Module, matched: Sequence[Matched], training: bool) -> int:
-    """Bytes of what every rank has whole: values, and in training gradients and states."""
+    """Return the bytes of the parameters that every rank has whole: values, and in training
+    gradients and states."""
     sharded = {
         id(weight)
         for found in matched
@@ -71,7 +74,8 @@ def device_findings(
     dense: int,
     devices: tuple[str, Sequence[int]] | None,
 ) -> list[Finding]:
-    """Whether each rank's part fits its device; `devices`: where the sizes are from, and [M]."""
+    """Check that each rank's part fits its device; `devices`: the source of the sizes, and the
+    sizes [M]."""
     step = plan.cost.step_bytes
     needed = rows + step + dense
     fullest = int(needed.argmax())
@@ -82,7 +86,7 @@ def device_findings(
     if plan.workload.training:
         parts += " with gradients and two states a value"
     if devices is None:
-        if "shared" in plan.topology.memory:  # What the host of CPU ranks has is looked at apart.
+        if "shared" in plan.topology.memory:  # The host memory of CPU ranks is checked separately.
             return []
         text = f"rank {fullest} needs {_size(needed[fullest])}: {parts}; its device is not known"
         return [
@@ -106,7 +110,7 @@ def device_findings(
             f"{option('--tier')}, or for more ranks"
         )
         return [Finding("problem", "device memory", text, do)]
-    found = [
+    findings = [
         Finding(
             "ok",
             "device memory",
@@ -120,15 +124,15 @@ def device_findings(
             f"the dense part takes {_size(dense)}, and the plan left {reserve:.0%} of "
             f"{_size(min(have))} for it and its activations ({option('--reserve')})"
         )
-        found.append(
+        findings.append(
             Finding("note", "device memory", text, f"plan with a larger {option('--reserve')}")
         )
-    return found
+    return findings
 
 
 def tier_findings(tier: Ints, hosts: tuple[str, Sequence[int]] | None) -> list[Finding]:
-    """Whether each rank's part of the tier fits its share of its host's memory; `hosts`: where the
-    sizes are from, and [M]."""
+    """Check that each rank's part of the tier fits its share of its host's memory; `hosts`: the
+    source of the sizes, and the sizes [M]."""
     fullest = int(tier.argmax())
     if tier[fullest] == 0:
         return []
@@ -152,7 +156,7 @@ def tier_findings(tier: Ints, hosts: tuple[str, Sequence[int]] | None) -> list[F
 def host_findings(
     plan: Plan, bytes: Ints, dense: int, ranks_here: Sequence[int], limits: Sequence[FreeMemory]
 ) -> list[Finding]:
-    """Whether the ranks of this host fit its memory: CPU ranks' rows lie in anonymous shared
+    """Check that the ranks of this host fit its memory: CPU ranks' rows lie in anonymous shared
     memory, which /dev/shm does not limit."""
     mine = [int(bytes[rank]) + plan.cost.mailbox_bytes + dense for rank in ranks_here]
     tightest = min(limits, key=lambda limit: limit.free_bytes)
@@ -170,9 +174,9 @@ def host_findings(
 def free_device_findings(
     plan: Plan, rows: Ints, dense: int, ranks_here: Sequence[int], free: Sequence[FreeMemory]
 ) -> list[Finding]:
-    """Whether the ranks of this host fit what is free of its devices, which they take in turn."""
+    """Check that the ranks of this host, which use its devices in turn, fit their free memory."""
     step = plan.cost.step_bytes
-    found = []
+    findings = []
     for number, left in enumerate(free):
         ranks = ranks_here[number :: len(free)]
         needed = sum(int(rows[rank]) + step + dense for rank in ranks)
@@ -186,10 +190,10 @@ def free_device_findings(
                 f"free it, use more devices, or plan with a larger {option('--reserve')}, less "
                 f"{option('--extra-memory')} or a smaller batch"
             )
-            found.append(Finding("problem", "device memory here", text, do))
-    if free and not found:
+            findings.append(Finding("problem", "device memory here", text, do))
+    if free and not findings:
         return [Finding("ok", "device memory here", text)]
-    return found
+    return findings
 
 
 def _size(bytes: float) -> str:

@@ -16,14 +16,15 @@ from oper.base.errors import OperError
 from oper.base.process_signals import Stopped
 from oper.plan.plan import Plan
 
-_MOST_LETTERS = 300  # The message of a user's error may be a whole array.
+_MOST_LETTERS = 300  # The message of a user's error may contain a whole array.
 
 
 def make_model(spec: str, plan: Plan) -> nn.Module:
-    """What the function that `spec` names returns: of no arguments, or of the plan.
+    """Call the function that `spec` names, without arguments or with the plan, and return its
+    model.
 
-    OperError where there is none, or what it returns is no module; and of an error in the user's
-    file, its last line with the place.
+    Raise OperError if there is no such function, if it does not return a module, or for an error in
+    the user's file, with its last line and place.
     """
     name, colon, wanted = spec.rpartition(":")
     path = Path(name)
@@ -46,12 +47,12 @@ def make_model(spec: str, plan: Plan) -> nn.Module:
 
 
 def _loaded(path: Path) -> ModuleType:
-    """The file as a module; what lies beside it can be imported, as when it is run."""
+    """Load the file as a module, which can import its neighbours, as if it were run."""
     spec = importlib.util.spec_from_file_location(f"_oper_doctor_{path.stem}", path)
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Its dataclasses need that, and what it pickles.
+    sys.modules[spec.name] = module  # Its dataclasses and its pickles need that.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         _called(path, spec.loader.exec_module, module)
@@ -62,7 +63,7 @@ def _loaded(path: Path) -> ModuleType:
 
 def _called(path: Path, function: Any, *arguments: Any) -> Any:
     try:
-        # What the user's file prints is no part of the findings.
+        # Output of the user's file is kept out of the findings.
         with contextlib.redirect_stdout(sys.stderr):
             return function(*arguments)
     except (KeyboardInterrupt, Stopped):

@@ -1,4 +1,5 @@
-"""Tables of a plan and of a model: by the rules of oper.torchrec, but all findings, not the first.
+"""Comparison of the tables of a plan and of a model by the rules of oper.torchrec, with all
+findings.
 
 In: `Plan`, the unsharded model. Out: findings, and the parts of the plan that the model's
 collections would get.
@@ -24,7 +25,7 @@ _PLAN_AGAIN = "plan again, for a profile of this model's tables (oper.profile(ba
 
 
 class Matched(NamedTuple):
-    """A collection that a sharder would take, and its part of the plan."""
+    """Collection that a sharder would take, and its part of the plan."""
 
     path: str
     collection: Any
@@ -33,7 +34,7 @@ class Matched(NamedTuple):
 
 
 class _Heard(ModelWarnings):
-    """Keeps the warnings of a model instead of logging them."""
+    """Recorder of a model's warnings, which are not logged."""
 
     def __init__(self) -> None:
         super().__init__(speaks=False)
@@ -44,7 +45,7 @@ class _Heard(ModelWarnings):
 
 
 def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Matched]]:
-    """All that is to say of the tables, and the collections whose tables are as planned."""
+    """Return all findings on the tables, and the collections whose tables match the plan."""
     findings: list[Finding] = []
     matched: list[Matched] = []
     planned = {table.name for table in plan.tables}
@@ -56,9 +57,9 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
         if planned.isdisjoint(names):
             continue  # `planned_module` says so, below.
         in_plan.append((path, collection))
-        found = list(_of_collection(plan, model, path, collection))
-        findings += found
-        if any(finding.level == "problem" for finding in found):
+        findings_of = list(_of_collection(plan, model, path, collection))
+        findings += findings_of
+        if any(finding.level == "problem" for finding in findings_of):
             continue
         heard = _Heard()
         try:
@@ -74,7 +75,7 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
         findings.append(Finding.of_error("tables", error))
     findings += _as_sharded(plan, model, findings)
     if not any(finding.level == "problem" for finding in findings):
-        number = sum(len(found.tables) for found in matched)
+        number = sum(len(findings_of.tables) for findings_of in matched)
         text = f"all {number} of the model's tables are in the plan, as they are in the model"
         findings.insert(0, Finding("ok", "tables", text))
     return findings, matched
@@ -105,7 +106,7 @@ def _of_collection(plan: Plan, model: nn.Module, path: str, collection: Any) -> 
 
 
 def _differences(planned: Table, mine: Table) -> Iterator[Finding]:
-    """What a plan does not depend on, or not for long."""
+    """Yield notes on differences that leave the plan valid."""
     if set(mine.features) != set(planned.columns):
         yield Finding(
             "note",
@@ -125,7 +126,8 @@ def _differences(planned: Table, mine: Table) -> Iterator[Finding]:
 
 
 def _not_taken(model: nn.Module, planned: set[str]) -> Iterator[Finding]:
-    """Modules with rows that the sharders leave as they are: on every rank, or to others."""
+    """Yield findings on modules with rows that the sharders leave alone: whole on every rank, or
+    for other sharders."""
     for other in other_modules(model):
         text = f"{other.named}: no sharder of OPER's takes it"
         as_it_is = other.kind != Kind.FUSED and planned.isdisjoint(other.tables)
@@ -134,7 +136,8 @@ def _not_taken(model: nn.Module, planned: set[str]) -> Iterator[Finding]:
 
 
 def _as_sharded(plan: Plan, model: nn.Module, known: list[Finding]) -> Iterator[Finding]:
-    """What `oper.shard` itself says, so that the doctor never passes what it would refuse."""
+    """Yield the errors and warnings of `oper.shard` itself, so that the doctor never passes a model
+    that it would refuse."""
     heard = _Heard()
     try:
         planned_module(plan, model, heard)
