@@ -1,7 +1,7 @@
-"""The caches of M workers and their synchronisation with the tier, a batch a call.
+"""Caches of M workers and their synchronisation with the tier, one batch per call.
 
-The state of all caches follows from the batches and their assignment, so that every rank can keep
-it by itself and nothing is exchanged (Herald's snapshots). The kernels, which say what moves when:
+The state of all caches follows from the batches and their assignment, so every rank can keep it
+without communication (Herald's snapshots). The kernels decide the transmissions:
 csrc/include/oper/scheduler/bulk_synchronous.h (Herald, App. A) and bounded_staleness.h (HET).
 """
 
@@ -25,8 +25,8 @@ MOST_WORKERS = 64
 
 
 class CacheTooSmallError(OperError):
-    """The rows that a worker trains in one batch do not fit its cache; `needed` [W] are the most
-    of each width that any worker trains."""
+    """Error of a batch of which a worker's rows exceed its cache; `needed` [W] are the most rows of
+    each width that any worker trains."""
 
     def __init__(self, message: str, needed: Ints) -> None:
         super().__init__(message)
@@ -34,28 +34,28 @@ class CacheTooSmallError(OperError):
 
 
 class LookedUp(NamedTuple):
-    """A batch whose rows have numbers: the distinct rows of sample s are
-    `rows[offsets[s] : offsets[s + 1]]`."""
+    """Batch whose rows have numbers: the distinct rows of sample s are `rows[offsets[s] : offsets[s
+    + 1]]`."""
 
     rows: torch.Tensor  # int32
     offsets: torch.Tensor  # int64 [samples + 1]
     positions: torch.Tensor  # int64, of the rows among the addresses that were looked up
 
     def only(self, rows: NDArray[np.bool_]) -> "LookedUp":
-        """Return the batch with some of its rows alone, to be scored."""
+        """Return the batch with only the rows that `rows` marks, for scoring."""
         positions = np.flatnonzero(rows)
         offsets = torch.from_numpy(np.searchsorted(positions, self.offsets.numpy()))
         chosen = torch.from_numpy(positions)
         return LookedUp(self.rows[chosen], offsets, self.positions[chosen])
 
     def first(self, samples: int) -> "LookedUp":
-        """The batch with its first samples alone, to be scored."""
+        """Return the batch with only its first `samples` samples, for scoring."""
         end = int(self.offsets[samples])
         return LookedUp(self.rows[:end], self.offsets[: samples + 1], self.positions[:end])
 
 
 class Caches:
-    """The caches of `workers`, each with room for `capacity[c]` rows of width c.
+    """Caches of `workers` workers, each with room for `capacity[c]` rows of width c.
 
     Batches are trained in the order in which they were looked up. `row_bytes` and `gradient_bytes`
     are those of each width, with and without the optimizer's state.
@@ -91,13 +91,14 @@ class Caches:
         )
 
     def look_up(self, addresses: Ints, offsets: Ints) -> LookedUp:
-        """Number the rows of the next batch: sample s reads those of
-        `addresses[offsets[s] : offsets[s + 1]]`, each of the form width << 56 | row."""
-        found = self._states.look_up(torch.from_numpy(addresses), torch.from_numpy(offsets))
-        return LookedUp(*found)
+        """Number the rows of the next batch: sample s reads the rows at `addresses[offsets[s] :
+        offsets[s + 1]]`, each of the form width << 56 | row."""
+        numbered = self._states.look_up(torch.from_numpy(addresses), torch.from_numpy(offsets))
+        return LookedUp(*numbered)
 
     def cached(self) -> tuple[Ints, Ints]:
-        """The addresses of the rows that are cached, and by how many workers, [R] each."""
+        """Return the addresses of the cached rows, and the number of workers that cache each, [R]
+        each."""
         addresses, copies = self._states.cached()
         return addresses.numpy(), copies.numpy()
 
@@ -108,13 +109,14 @@ class Caches:
         return found
 
     def expected_costs(self, batch: LookedUp, seconds_per_byte: Floats) -> Floats:
-        """Seconds of link time that each sample would cost on each worker, [samples, M] (ESD)."""
+        """Return the seconds of link time that each sample would cost on each worker, [samples, M]
+        (ESD)."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
         found: NDArray[np.float64] = self._states.expected_costs(*batch[:2], seconds).numpy()
         return found
 
     def group(self, batch: LookedUp, room: Ints, seconds_per_byte: Floats, rounds: int = 1) -> Ints:
-        """Assign samples so that those that share rows meet, in so many rounds; worker w gets at
+        """Assign samples that share rows to the same worker, in `rounds` rounds; worker w gets at
         most `room[w]` of them, which sum to at least the samples."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
         limits = torch.from_numpy(np.ascontiguousarray(room, dtype=np.int64))
@@ -122,43 +124,45 @@ class Caches:
         return found
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
-        """Train a batch, sample s by worker `assignment[s]`; what each worker transmitted,
-        TRANSMISSIONS [M].
+        """Train a batch, sample s by worker `assignment[s]`, and return each worker's TRANSMISSIONS
+        [M].
 
-        CacheTooSmallError where a worker's rows of the batch do not fit; nothing has changed then.
+        Raise CacheTooSmallError, with the caches unchanged, if a worker's rows of the batch do not
+        fit.
         """
         return self._checked(self._states.train, batch, assignment)
 
     def record_moves(self) -> None:
-        """Write down what moves from now on (`take_moves`)."""
+        """Record moves from now on (`take_moves`)."""
         self._states.record()
 
     def take_moves(self) -> NDArray[np.void]:
-        """Take the moves that were written down since they were last taken, MOVES [n]."""
+        """Take the moves recorded since the last call, MOVES [n]."""
         return as_moves(self._states.moves())
 
     def read(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
-        """The first half of `train`: what is transmitted before the batch is trained. One that was
-        read before and not trained is over. Raises as `train` does."""
+        """Do the first half of `train`: the transmissions before the batch is trained. A batch that
+        was read but not trained is dropped. Raise the errors of `train`."""
         return self._checked(self._states.read, batch, assignment)
 
     def update(self) -> NDArray[np.void]:
-        """The second half of `train`: the batch that was read is trained."""
+        """Do the second half of `train`: train the batch that was read."""
         return _by_name(self._states.update())
 
     def settle(self, addresses: Ints) -> NDArray[np.void]:
-        """The tier gets what it lacks of these rows, and trains them by itself: no copy is the
-        latest then."""
+        """Push all pending updates of these rows, which the tier then trains itself, so that no
+        copy is the latest."""
         return _by_name(self._states.settle(torch.from_numpy(addresses)))
 
     def move(self, before: Ints, after: Ints) -> NDArray[np.void]:
-        """Rows at these addresses of the tier are at others from now on, [n] each. The tier gets
-        what it lacks of them, at their old addresses; copies stay as they are."""
+        """Move rows of the tier from addresses `before` to `after`, [n] each. Their pending updates
+        are pushed to the old addresses; copies stay unchanged."""
         moved = self._states.move(torch.from_numpy(before), torch.from_numpy(after))
         return _by_name(moved)
 
     def numbers(self, addresses: Ints) -> Ints:
-        """The numbers of the rows at these addresses, -1 of those that nobody caches or reads."""
+        """Return the numbers of the rows at these addresses, -1 for rows that nobody caches or
+        reads."""
         found: Ints = self._states.numbers(torch.from_numpy(addresses)).numpy()
         return found
 
@@ -172,7 +176,7 @@ class Caches:
         return _by_name(moved)
 
     def _too_small(self, batch: LookedUp, assignment: Ints) -> CacheTooSmallError | None:
-        """The error where a worker's rows do not fit; None if they do."""
+        """Return the error if a worker's rows do not fit; None if they do."""
         worker_of = np.repeat(assignment, np.diff(batch.offsets.numpy()))
         trained = np.unique(np.stack([worker_of, batch.rows.numpy()]), axis=1)
         widths = self._states.widths_of(batch.rows).numpy()
@@ -191,7 +195,8 @@ class Caches:
         )
 
     def flush(self) -> NDArray[np.void]:
-        """Push whatever the tier lacks, as before a checkpoint; TRANSMISSIONS [M]."""
+        """Push all pending updates to the tier, as before a checkpoint; return TRANSMISSIONS
+        [M]."""
         return _by_name(self._states.flush())
 
 
@@ -201,48 +206,52 @@ def _by_name(moved: torch.Tensor) -> NDArray[np.void]:
 
 
 def rows_that_fit(total_bytes: float, addresses: Ints, rows: Ints, row_bytes: Ints) -> Ints:
-    """Rows of each of W widths that a cache of `total_bytes` holds, [W], where `addresses` are
-    those of the first batch; see `split`."""
+    """Return the rows of each of W widths that a cache of `total_bytes` holds, [W], given the
+    `addresses` of the first batch; see `split`."""
     return split(total_bytes, rows_asked(addresses, len(row_bytes)), rows, row_bytes)
 
 
 def rows_asked(addresses: Ints, widths: int) -> Ints:
-    """Distinct rows of each width among a batch's addresses, [W]."""
+    """Return the number of distinct rows of each width among a batch's addresses, [W]."""
     return np.bincount(width_of(np.unique(addresses)), minlength=widths)
 
 
 def split(total_bytes: float, asked: Ints, rows: Ints, row_bytes: Ints) -> Ints:
-    """Rows of each of W widths that a cache of `total_bytes` holds, [W].
+    """Return the rows of each of W widths that a cache of `total_bytes` holds, [W].
 
-    Each width gets of the bytes what its rows take of those that a batch asks for, `asked` [W],
-    and no more than all of its `rows` [W], of `row_bytes` [W] each.
+    The bytes are divided in proportion to the bytes of the rows that a batch reads, `asked` [W]; no
+    width gets more than all of its `rows` [W], of `row_bytes` [W] each.
     """
-    each = np.maximum(asked, 1)
-    return np.minimum(rows, np.ceil(each * (total_bytes / int(each @ row_bytes))).astype(np.int64))
+    asked_or_one = np.maximum(asked, 1)
+    return np.minimum(
+        rows, np.ceil(asked_or_one * (total_bytes / int(asked_or_one @ row_bytes))).astype(np.int64)
+    )
 
 
 def least_bytes(needed: Ints, asked: Ints, row_bytes: Ints) -> int:
-    """The least bytes of a cache that `split` gives room for `needed` [W] rows of each width."""
+    """Return the fewest bytes of a cache in which `split` leaves room for `needed` [W] rows of each
+    width."""
     each = np.maximum(asked, 1)
     return math.ceil((needed / each).max() * int(each @ row_bytes))
 
 
 class CacheDivision:
-    """Division of a cache of `total_bytes` among rows of W widths, each of `rows` [W] of
-    `row_bytes` [W], while batches come that ask for others: a new one if a batch does not fit.
+    """Division of a cache of `total_bytes` among W widths with `rows` [W] rows of `row_bytes` [W].
+    It changes if a batch does not fit.
 
-    Training and the replay of its caches in a loader divide by the same rule, so that they agree.
+    Training and the loader's replay of its caches divide by the same rule, so they agree.
     """
 
     def __init__(self, total_bytes: float, rows: Ints, row_bytes: Ints) -> None:
         self._bytes, self._rows, self._row_bytes = total_bytes, rows, row_bytes
-        self._asked = np.zeros(len(rows), dtype=np.int64)  # the most of the batches so far
+        self._asked = np.zeros(len(rows), dtype=np.int64)  # the most in a batch so far
 
     def capacity(self, addresses: Ints) -> Ints:
-        """Rows of each width, [W], by this batch and those by which it was divided before."""
+        """Return the rows of each width, [W], for this batch and the batches of earlier
+        divisions."""
         self._asked = np.maximum(self._asked, rows_asked(addresses, len(self._rows)))
         return split(self._bytes, self._asked, self._rows, self._row_bytes)
 
     def least_bytes(self, needed: Ints) -> int:
-        """The least bytes that give room for `needed` [W] rows by the last division."""
+        """Return the fewest bytes that leave room for `needed` [W] rows by the last division."""
         return least_bytes(needed, self._asked, self._row_bytes)

@@ -1,6 +1,6 @@
 """Settings of the ranks' caches of the tier: their size, synchronisation and eviction.
 
-What moves when: csrc/include/oper/scheduler/bulk_synchronous.h (Herald) and bounded_staleness.h
+The transmissions: csrc/include/oper/scheduler/bulk_synchronous.h (Herald) and bounded_staleness.h
 (HET).
 """
 
@@ -14,21 +14,21 @@ from oper.base.units import parse_bytes, parse_share
 EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
 PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
 _MOST = 1 << 40  # updates: more than any row gets
-# Of `het`: HET's staleness, and what an update counts of a row that all samples of a batch read. So
-# copies are also at most a tenth of a batch apart, which is what was found to keep the AUC
+# For `het`: HET's staleness, and the weight of an update of a row that all samples of a batch read.
+# So copies are also at most a tenth of a batch apart, which was found to keep the AUC
 # (docs/design/staleness-by-frequency.md).
 _HET_STALENESS, _HET_BATCH = 100, 1000
 
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """When updates reach the tier.
+    """Time at which updates reach the tier.
 
-    `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
-    `peer`: as on demand, straight to the workers that train it and have a copy. `het-exact` and
-    `het-printed` (HET as the paper has it): copies are at most `staleness` updates apart. `het`:
-    as `het-exact`, and the more samples read a row, the fewer updates. `fae`: the share `frequent`
-    of all rows lies on all workers, and no other row is cached.
+    `bsp`: all updates after every iteration. `on-demand`: when another worker trains the row next.
+    `peer`: like on demand, but straight to the workers that train the row and have a copy.
+    `het-exact` and `het-printed` (HET as printed in the paper): copies are at most `staleness`
+    updates apart. `het`: like `het-exact`, with fewer updates for rows that more samples read.
+    `fae`: the share `frequent` of all rows lies on all workers, and no other row is cached.
     """
 
     kind: str
@@ -37,8 +37,8 @@ class Synchronisation:
 
     @classmethod
     def parse(cls, text: str) -> "Synchronisation":
-        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het`, `het:S` or `het-exact:S`, S a number or
-        inf."""
+        """Parse `bsp`, `on-demand`, `peer`, `fae:SHARE`, `het`, `het:S` or `het-exact:S`, S a
+        number or inf."""
         kind, colon, bound = text.partition(":")
         if kind == "fae":
             return cls(kind, frequent=parse_share(bound, f"{option('--sync')} fae"))
@@ -64,18 +64,18 @@ class Synchronisation:
 
     @property
     def bound(self) -> int:
-        """The staleness as the kernels take it."""
+        """Staleness in the form that the kernels take."""
         return int(min(self.staleness, _MOST))
 
     @property
     def batch_weight(self) -> int:
-        """Weight that the kernels count for an update of a row that all samples of a batch read,
-        and of it the share of the samples for others; 0 if each update counts 1."""
+        """Weight that the kernels count for an update of a row that all samples of a batch read, in
+        proportion to the samples for other rows; 0 if each update counts 1."""
         return _HET_BATCH if self.kind == "het" else 0
 
     @property
     def exact(self) -> bool:
-        """Whether every read has all updates of earlier iterations, whatever the log is."""
+        """True if every read has all updates of earlier iterations, for any log."""
         pushed_at_once = self.kind == "het-exact" and self.staleness == 0
         return pushed_at_once or self.kind in (*PUSHES, "fae")
 
@@ -85,17 +85,17 @@ ON_DEMAND = Synchronisation("on-demand")
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Settings of each rank's cache of the rows of tables that a plan has in the tier.
+    """Settings of each rank's cache of rows of the tier's tables.
 
     Args:
-        size: of a rank's cache: a share of the bytes of the tables that are cached, "10%", as
-            TorchRec's cache load factor is, or bytes, "4GB"; states of their optimizers included.
-        sync: when updates reach the tier, as `oper simulate --sync` has it, but for fae, which is
+        size: of a rank's cache, including optimizer states: a share of the bytes of the cached
+            tables, "10%", like TorchRec's cache load factor, or bytes, "4GB".
+        sync: when updates reach the tier, as in `oper simulate --sync`, except fae, which is
             simulated only.
         evict: what leaves a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
 
     Raises:
-        OperError: one is not of these.
+        OperError: a setting is invalid.
     """
 
     size: str = "10%"
@@ -129,7 +129,7 @@ class CacheSettings:
         return Synchronisation.parse(self.sync)
 
     def bytes_of(self, all_bytes: int) -> float:
-        """The size in bytes, where all rows take `all_bytes`."""
+        """Return the size in bytes, given `all_bytes` of all rows."""
         if self.size.strip().endswith("%"):
             return parse_share(self.size, "size") * all_bytes
         return float(parse_bytes(self.size, "size"))

@@ -1,8 +1,8 @@
-"""Dispatch: which worker trains which sample of the next global batch, m each.
+"""Dispatch: assignment of the next global batch's samples to workers, m each.
 
-A policy sees the batch, what the caches hold, and the links. Every rank that has the same of them
-makes the same assignment: random choices come from the seed and the batch's number, and the work
-is bounded by numbers of the policy and never by a clock.
+A policy sees the batch, the rows in the caches, and the links. All ranks make the same assignment
+from equal inputs: random choices come from the seed and the batch's number, and the work is bounded
+by numbers of the policy, never by a clock.
 
     random       a seeded choice (the papers' vanilla)
     in-order     sample s by worker s // m, as loaders yield them
@@ -11,14 +11,13 @@ is bounded by numbers of the policy and never by a clock.
     esd:ALPHA    by expected cost of transmissions (ESD): the ALPHA share of samples for which the
                  choice matters most exactly, then the others in order, each to the cheapest worker
                  with room (HybridDis). esd is esd:1, the optimum of the score
-    grouped:N    each sample to the worker with room where the whole batch then transmits least, by
-                 where the others are, in N rounds over the samples: a score counts a row for each
-                 of them (beyond the papers). grouped is grouped:6
-    POLICY@SHARE only the first SHARE of the batch's samples so, and the others in order, into the
-                 room that is left
+    grouped:N    each sample to the worker with room with which the whole batch transmits least,
+                 given the other samples, in N rounds over the samples: a score counts a row once
+                 for each of them (beyond the papers). grouped is grouped:6
+    POLICY@SHARE only the first SHARE of the batch's samples by POLICY, and the others in order,
+                 into the remaining room
 
-Training's pace lowers ALPHA, K, N and SHARE where dispatch takes longer than training
-(`Policy.at`).
+Training's pace lowers ALPHA, K, N and SHARE if dispatch takes longer than training (`Policy.at`).
 """
 
 import contextlib
@@ -39,15 +38,15 @@ from oper.scheduler.laia_infrequency import REFRESH, Infrequency
 _MOST_TABLES = 1 << 24
 _MOST_ROUNDS = 1024
 ROUNDS = 6  # of `grouped`: docs/design/dispatch-by-groups.md
-BLIND = ("random", "in-order")  # policies that look at nothing the caches hold
+BLIND = ("random", "in-order")  # policies that ignore the caches
 _KINDS = (*BLIND, "laia", "esd", "grouped")
 _FORMS = "random, in-order, laia, laia:K, esd, esd:ALPHA, grouped or grouped:N"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to dispatch: `alpha` is that of esd, `tables` the number that laia looks at, `rounds`
-    those of grouped, and `share` that of the samples which are looked at."""
+    """Dispatch policy: `alpha` is that of esd, `tables` the number that laia considers, `rounds`
+    those of grouped, and `share` that of the samples that the policy considers."""
 
     kind: str
     alpha: float = 1.0
@@ -57,15 +56,15 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """`random`, `in-order`, or with an optional `@SHARE` after it `laia`, `laia:K`, `esd`,
-        `esd:ALPHA`, `grouped` or `grouped:N`."""
+        """Parse `random`, `in-order`, or, with an optional `@SHARE` after it, `laia`, `laia:K`,
+        `esd`, `esd:ALPHA`, `grouped` or `grouped:N`."""
         name, at, share = text.partition("@")
         kind, colon, number = name.partition(":")
         with contextlib.suppress(ValueError):
-            found = cls._of(kind, number) if colon else cls(kind)
+            policy = cls._of(kind, number) if colon else cls(kind)
             looked_at = float(share) if at else 1.0
             if kind in _KINDS and 0 <= looked_at <= 1 and (kind not in BLIND or not at):
-                return replace(found, share=looked_at)
+                return replace(policy, share=looked_at)
         raise OperError(
             f"{option('--policy', text[:40])}: expected {_FORMS}, with K tables that are looked "
             "at, ALPHA from 0 to 1, the share of samples that are assigned exactly, and N rounds, "
@@ -75,7 +74,7 @@ class Policy:
 
     @classmethod
     def _of(cls, kind: str, number: str) -> "Policy":
-        """The policy of this kind with a number; ValueError for one that it cannot have."""
+        """Return the policy of this kind with a number; raise ValueError for an invalid number."""
         if kind == "esd" and 0 <= float(number) <= 1:
             return cls(kind, alpha=float(number))
         if number.isdecimal():
@@ -96,8 +95,9 @@ class Policy:
         return self.kind + number + (f"@{self.share:g}" if self.share != 1 else "")
 
     def at(self, effort: float) -> "Policy":
-        """The policy with this part of its work, from 0 to 1: from 1 to ½ α, K and N fall to what
-        costs least, and then the share of samples that are looked at. LAIA has that alone."""
+        """Return the policy with this part of its work, from 0 to 1: from 1 to ½ α, K and N fall to
+        their cheapest values, and then the share of samples that are considered. LAIA has only that
+        share."""
         if self.kind in BLIND or effort >= 1:
             return self
         if self.kind == "laia" and self.tables is None:
@@ -113,7 +113,7 @@ class Policy:
 
 @dataclass
 class Dispatcher:
-    """Assigns batches of M · m samples by a policy."""
+    """Dispatcher of batches of M · m samples by a policy."""
 
     policy: Policy
     seconds_per_byte: Floats  # [M], of each worker's link to the tier
@@ -126,9 +126,10 @@ class Dispatcher:
     def assign(
         self, caches: Caches | FrequentRows, addresses: Ints, batch: LookedUp, number: int
     ) -> Ints:
-        """The worker of each sample of batch `number`, [samples]; the last batch may be smaller.
+        """Return the worker of each sample of batch `number`, [samples]; the last batch may be
+        smaller.
 
-        `batch` is what the caches made of `addresses`.
+        `batch` is the caches' `look_up` of `addresses`.
         """
         samples, workers = len(batch.offsets) - 1, caches.workers
         room = capacities(samples, workers)
@@ -137,14 +138,14 @@ class Dispatcher:
         looked_at = round(self.policy.share * samples)
         if looked_at == samples:
             return self._assigned(caches, addresses, batch, room, number)
-        found = self._assigned(caches, addresses, batch.first(looked_at), room, number)
-        left = room - np.bincount(found, minlength=workers)
-        return np.concatenate([found, np.repeat(np.arange(workers), left)])
+        assigned = self._assigned(caches, addresses, batch.first(looked_at), room, number)
+        left = room - np.bincount(assigned, minlength=workers)
+        return np.concatenate([assigned, np.repeat(np.arange(workers), left)])
 
     def _assigned(
         self, caches: Caches, addresses: Ints, batch: LookedUp, room: Ints, number: int
     ) -> Ints:
-        """The worker of each sample of `batch`, within `room` [M]."""
+        """Return the worker of each sample of `batch`, within `room` [M]."""
         policy = self.policy
         if policy.kind == "grouped":
             return caches.group(batch, room, self.seconds_per_byte, policy.rounds)
@@ -154,7 +155,7 @@ class Dispatcher:
         return hybrid(caches.expected_costs(batch, self.seconds_per_byte), room, policy.alpha)
 
     def _scored(self, caches: Caches, addresses: Ints, batch: LookedUp, number: int) -> LookedUp:
-        """The rows of a batch that laia looks at."""
+        """Return the rows of a batch that laia considers."""
         if self.policy.tables is None or self.infrequency is None:
             return batch
         rows = self.infrequency.rows_of(addresses[batch.positions.numpy()])
@@ -167,28 +168,30 @@ class Dispatcher:
 
 
 def assign_blindly(kind: str, room: Ints, seed: int, number: int) -> Ints:
-    """The worker of each sample of batch `number`, by a policy that is BLIND; room [M]."""
+    """Return the worker of each sample of batch `number`, by a BLIND policy; room [M]."""
     in_order = np.repeat(np.arange(len(room)), room)
     random = np.random.default_rng([seed, number])
     return random.permutation(in_order) if kind == "random" else in_order
 
 
 def capacities(samples: int, workers: int) -> Ints:
-    """Samples of each worker, [M], as even as can be; the first ones have more."""
+    """Return the number of samples of each worker, [M], as even as possible; the first workers have
+    more."""
     return samples // workers + (np.arange(workers) < samples % workers).astype(np.int64)
 
 
 def hybrid(costs: Floats, room: Ints, alpha: float) -> Ints:
-    """HybridDis(α): the share `alpha` of samples with the largest regret, second least less least
-    cost, is assigned exactly within `room` [M], then the rest in order, into what is left."""
+    """Assign by HybridDis(α): the share `alpha` of samples with the largest regret, the second
+    least minus the least cost, exactly within `room` [M], then the rest in order, into the
+    remaining room."""
     if alpha == 1:
         return assign_exactly(costs, room)
     return _assigned(native.ops().assign_partly, costs, room, round(alpha * len(costs)))
 
 
 def assign_in_order(costs: Floats, room: Ints, drawn: tuple[int, int] | None = None) -> Ints:
-    """Samples in order, each to its cheapest worker with room, of equals to the first one, or to
-    one that is drawn by two numbers; costs [samples, M], room [M]."""
+    """Assign samples in order, each to its cheapest worker with room, in ties to the first one, or
+    to one that is drawn with the numbers `drawn`; costs [samples, M], room [M]."""
     seed = None
     if drawn is not None:
         seed = int(np.random.SeedSequence(drawn).generate_state(1, np.uint64)[0] >> 1)
@@ -196,7 +199,7 @@ def assign_in_order(costs: Floats, room: Ints, drawn: tuple[int, int] | None = N
 
 
 def assign_exactly(costs: Floats, room: Ints) -> Ints:
-    """The assignment of the least total cost; costs [samples, M], room [M]."""
+    """Return the assignment of least total cost; costs [samples, M], room [M]."""
     return _assigned(native.ops().assign_exactly, costs, room)
 
 

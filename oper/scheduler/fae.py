@@ -1,8 +1,8 @@
-"""FAE, a baseline: the rows that are read most often lie on all workers, no other row is cached.
+"""FAE, a baseline: the most frequently read rows lie on all workers, no other row is cached.
 
-The gradients of the frequent rows are summed by a dense AllReduce in every iteration, in which a
-worker sends 2 (M − 1) / M times as many rows as there are, whether they were trained or not. Every
-other row that a worker trains is pulled and pushed in that iteration (Herald, §6).
+A dense AllReduce sums the gradients of all frequent rows in every iteration, trained or not; in it
+a worker sends 2 (M − 1) / M times their number of rows. Every other row that a worker trains is
+pulled and pushed in that iteration (Herald, §6).
 """
 
 import numpy as np
@@ -17,10 +17,10 @@ from oper.scheduler.transmissions import TRANSMISSIONS
 
 
 class FrequentRows:
-    """What `workers` transmit when the rows at `frequent` lie on all of them.
+    """Transmissions of `workers` workers if the rows at `frequent` lie on all of them.
 
     `row_bytes` are those of each width, with the optimizer's state, and `gradient_bytes` those of a
-    gradient, as in `Caches`, whose place it takes in the simulator.
+    gradient, as in `Caches`, which this class replaces in the simulator.
     """
 
     def __init__(
@@ -38,8 +38,7 @@ class FrequentRows:
         return LookedUp(rows, torch.from_numpy(offsets), rows.long())
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
-        """Train the batch that was looked up first; what each worker transmitted, TRANSMISSIONS
-        [M]."""
+        """Train the batch that was looked up first, and return each worker's TRANSMISSIONS [M]."""
         addresses = self._waiting.pop(0)
         worker = np.repeat(assignment, np.diff(batch.offsets.numpy()))
         order = np.lexsort((addresses, worker))
@@ -62,7 +61,7 @@ class FrequentRows:
         return moved
 
     def flush(self) -> NDArray[np.void]:
-        """Nothing is left to push."""
+        """Return no transmissions: nothing is left to push."""
         return np.zeros(self.workers, dtype=TRANSMISSIONS)
 
     def _sum(self, worker: Ints, amount: Ints) -> Ints:
@@ -70,12 +69,11 @@ class FrequentRows:
 
 
 def most_frequent(trace: Trace, share: float) -> Ints:
-    """The addresses of the share of all rows that are read most often; the first in ties."""
+    """Return the addresses of the most frequently read share of all rows; the first in ties."""
     counts = np.zeros(int(trace.rows_of_width.sum()), dtype=np.uint32)
     for batch in trace:
         np.add.at(counts, batch.addresses & ROW_MASK, counts.dtype.type(1))
-    # Only the most frequent are put in order, and stably: of millions of rows most are read
-    # once.
+    # Only the most frequent rows are sorted, and stably: most of millions of rows are read once.
     wanted = round(share * len(counts))
     least = np.partition(counts, -wanted)[-wanted] if wanted else 0
     above, equal = np.flatnonzero(counts > least), np.flatnonzero(counts == least)

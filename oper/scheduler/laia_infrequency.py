@@ -1,8 +1,9 @@
-"""The degree of infrequency (DoI) of tables: which of them decide where a sample goes (Herald).
+"""Degree of infrequency (DoI) of tables, by which Herald selects those that decide the worker of a
+sample.
 
-A cached row is infrequent if it was in fewer samples so far than one worker trained: a frequent one
-is needed by every worker in nearly every iteration, wherever samples go. DoI of a table: infrequent
-rows over all rows, of those that are cached.
+A cached row is infrequent if fewer samples have read it so far than one worker trained: every
+worker needs a frequent row in nearly every iteration, whatever the assignment. DoI of a table:
+infrequent rows over all rows, of the cached ones.
 """
 
 from typing import Any
@@ -18,25 +19,27 @@ REFRESH = 100  # batches, after which the tables are chosen anew
 
 
 class Infrequency:
-    """The samples that contain each of R rows, and the degree of infrequency of each table."""
+    """Numbers of samples that contain each of R rows, and the degree of infrequency of each
+    table."""
 
     def __init__(self, table_of: NDArray[np.integer[Any]], tables: int, workers: int) -> None:
-        """`table_of` [R] is the table of each row, by the row's number (`rows_of`)."""
+        """Start with no samples; `table_of` [R] is the table of each row, by the row's number
+        (`rows_of`)."""
         self._table_of, self._tables, self._workers = table_of, tables, workers
         self._samples = 0
         self._samples_with_row = np.zeros(len(table_of), dtype=np.uint32)
 
     @staticmethod
     def of_numbered_rows(first: Ints, workers: int) -> "Infrequency":
-        """The infrequency of rows that are numbered through all tables, which begin at `first`
-        [T + 1]."""
+        """Return the infrequency of rows that are numbered through all tables, which begin at
+        `first` [T + 1]."""
         tables = len(first) - 1
         numbers = np.arange(tables, dtype=np.min_scalar_type(tables))
         return Infrequency(np.repeat(numbers, np.diff(first)), tables, workers)
 
     def count(self, rows: Ints, samples: int) -> None:
         """Count a batch: the numbers of its samples' distinct rows."""
-        # Of the counters' own type: NumPy adds up numbers of another type 40 times as slowly.
+        # One in the counters' own type: NumPy adds numbers of another type 40 times as slowly.
         np.add.at(self._samples_with_row, rows, self._samples_with_row.dtype.type(1))
         self._samples += samples
 

@@ -1,7 +1,7 @@
-"""Row addresses, by which caches know rows, the same on all ranks; and accesses sample by sample.
+"""Row addresses, by which caches know rows, equal on all ranks; and accesses sample by sample.
 
-An address is width << 56 | row. Where rows are those of a plan, row is the owner's number << 40 |
-its slot there.
+An address is width << 56 | row. For the rows of a plan, row is the owner's number << 40 | its slot
+there.
 """
 
 from typing import TypeVar
@@ -19,23 +19,23 @@ Numbers = TypeVar("Numbers", Ints, torch.Tensor)
 
 
 def width_of(addresses: Numbers) -> Numbers:
-    """The numbers of the rows' widths."""
+    """Return the numbers of the rows' widths."""
     return addresses >> WIDTH_SHIFT
 
 
 def owner_of(addresses: Numbers) -> Numbers:
-    """The ranks that a plan gave the rows."""
+    """Return the ranks that own the rows in a plan."""
     return (addresses & ROW_MASK) >> SLOT_BITS
 
 
 def slot_of(addresses: Numbers) -> Numbers:
-    """The slots of the rows at the ranks that a plan gave them."""
+    """Return the slots of the rows at their owners in a plan."""
     return addresses & SLOT_MASK
 
 
 def sample_major(lengths: Ints) -> Ints:
-    """Where the accesses of features, one feature after the other, with lengths [F, samples], are
-    when all of a sample's come together: positions [N]."""
+    """Return the positions [N] of accesses in sample-major order; the accesses are in feature-major
+    order, with lengths [F, samples]."""
     flat = lengths.reshape(-1)
     starts = (np.cumsum(flat) - flat).reshape(lengths.shape).T.reshape(-1)
     counts = lengths.T.reshape(-1)

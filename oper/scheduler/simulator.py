@@ -1,9 +1,9 @@
-"""The simulator: a log replayed through the caches of M workers, for any ways to run them.
+"""Simulator: a log replayed through the caches of M workers, by any combination of methods.
 
-Every combination of dispatch, synchronisation and eviction sees the same global batches in the
-same order, of which each of M workers trains an equal part, and has caches of its own. What they
-transmit is counted after the warm-up (the papers drop ten iterations), and what they still hold at
-the end is flushed, which counts apart.
+Every combination of dispatch, synchronisation and eviction has its own caches and sees the same
+global batches in the same order; each of M workers trains an equal part. Transmissions are counted
+after the warm-up (the papers drop ten iterations); updates that remain at the end are flushed, and
+counted separately.
 """
 
 import time
@@ -41,7 +41,7 @@ from oper.scheduler.trace import Batch, Trace
 from oper.scheduler.transmissions import PUSHES, TRANSMISSIONS, add_to
 from oper.tables.table import offsets
 
-# Herald's settings: values of a row, and its optimizer, of tables that a log alone describes.
+# Herald's settings: values per row, and optimizer, of tables that only a log describes.
 POLICIES, SYNCS, EVICT = "random,laia,esd,grouped", "bsp,on-demand", "lru"
 
 
@@ -55,20 +55,20 @@ def _cache(share: float) -> str:
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """The workers of a simulation, their caches and their links; the defaults are Herald's.
+    """Workers of a simulation, their caches and their links; the defaults are Herald's.
 
     Args:
         workers: how many workers train, 1 to 64, each with a cache.
-        batch_size: samples of an iteration, of all workers together; each trains as many of them,
-            so that it must be a multiple of `workers`.
+        batch_size: samples of an iteration over all workers, a multiple of `workers`, because each
+            trains an equal part.
         cache_share: bytes of a worker's cache, as a share of the bytes of all rows.
         link_bandwidth: bytes per second between a worker and the tier: one number, or one for each
             worker.
         warm_up: iterations at the start that are not counted.
-        seed: that of random choices.
+        seed: seed of random choices.
 
     Raises:
-        OperError: a number is none of these.
+        OperError: a number is out of range.
     """
 
     workers: int = 8
@@ -122,7 +122,7 @@ class SimulationSettings:
 
 @dataclass(frozen=True)
 class Methods:
-    """The ways to dispatch, to synchronise and to evict; all combinations are simulated."""
+    """Methods of dispatch, synchronisation and eviction; all combinations are simulated."""
 
     policies: tuple[Policy, ...]
     syncs: tuple[Synchronisation, ...]
@@ -132,8 +132,8 @@ class Methods:
     def parse(
         cls, policy: str | Sequence[str], sync: str | Sequence[str], evict: str | Sequence[str]
     ) -> "Methods":
-        """The methods of these names, each a text with commas or several texts. OperError for a
-        name that is none, and for combinations that make no sense."""
+        """Parse the names of methods, each a text with commas or several texts. Raise OperError for
+        an unknown name or an impossible combination."""
         evictions = tuple(_names(evict))
         if unknown := [name for name in evictions if name not in EVICTIONS]:
             raise OperError(
@@ -152,7 +152,7 @@ class Methods:
         return cls(policies, syncs, evictions)
 
     def check_optimizers(self, trace: Trace) -> None:
-        """Raise OperError if HET is to train with another optimizer than SGD."""
+        """Raise OperError if HET would train with another optimizer than SGD."""
         wrong = [table for table in trace.tables if table.optimizer not in ("sgd", "none")]
         for sync in self.syncs if wrong else ():
             if sync.kind.startswith("het"):
@@ -170,10 +170,10 @@ def _names(given: str | Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Milliseconds a batch took in the simulator, parted.
+    """Milliseconds of a batch in the simulator, by part.
 
-    `look_up`: to number its rows. `assign`: scores and the assignment. `replay`: what is pushed and
-    pulled, and the caches' next state.
+    `look_up`: to number its rows. `assign`: scores and the assignment. `replay`: pushes and pulls,
+    and the caches' next state.
     """
 
     look_up: float
@@ -182,7 +182,7 @@ class BatchTime:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Milliseconds of all parts."""
         return self.look_up + self.assign + self.replay
 
 
@@ -193,10 +193,10 @@ class SimulatedRun:
     A transmission is one row, or its gradient, one way. `miss_pull`: rows that were absent or
     outdated, from the tier. `update_push`: updates to the tier, and `evict_push`: those of rows
     that left a cache. `peer_push`: rows straight to another worker. `reads`: distinct rows of a
-    worker and iteration; `hits`: of them present and the latest; `wrong_reads`: of them without an
-    update of an earlier iteration, and `most_lag`: without so many updates at the most.
+    worker and iteration; `hits`: reads of present and latest rows; `wrong_reads`: reads that lack
+    an update of an earlier iteration; `most_lag`: the most updates that a read lacks.
     `cost_seconds`: link time, of all workers together (ESD). `barrier_cost`: rows, the largest push
-    and the largest pull of each iteration (Herald). `flushed`: updates that were left at the end.
+    and the largest pull of each iteration (Herald). `flushed`: updates that remained at the end.
     """
 
     policy: str
@@ -224,22 +224,22 @@ class SimulatedRun:
 
     @property
     def exact(self) -> bool:
-        """Whether its synchronisation lets no read lack an update, whatever the log is."""
+        """True if its synchronisation guarantees that every read has all updates, for any log."""
         return Synchronisation.parse(self.sync).exact
 
     @property
     def wrong_read_ratio(self) -> float | None:
-        """Reads that lacked an update of an earlier iteration, of all; None if nothing was
+        """Share of the reads that lacked an update of an earlier iteration; None if nothing was
         read."""
         return self.wrong_reads / self.reads if self.reads else None
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits of the reads; None if nothing was read."""
+        """Share of the reads that were hits; None if nothing was read."""
         return self.hits / self.reads if self.reads else None
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `policies` of `oper simulate --json`."""
+        """Return an entry of `policies` of `oper simulate --json`."""
         content = asdict(self)
         flushed, parts = content.pop("flushed"), content.pop("dispatch")
         seconds, barrier = content.pop("cost_seconds"), content.pop("barrier_cost")
@@ -259,12 +259,11 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Results of a log under several ways to run the caches.
+    """Results of a log with several combinations of methods.
 
-    `iterations` are those that counted, after `settings.warm_up`. A worker caches `cache_rows` rows
-    of each width of row, ascending, of the tables' `rows`. `runs` are by the names of their
-    methods, in the order in which these were given: "laia+bsp", and "laia+bsp+lfu" where there are
-    several evictions.
+    `iterations` are those counted, after `settings.warm_up`. A worker caches `cache_rows` rows of
+    each width of row, ascending, of the tables' `rows`. `runs` are by the names of their methods,
+    in the order in which these were given: "laia+bsp", and "laia+bsp+lfu" with several evictions.
     """
 
     settings: SimulationSettings
@@ -275,18 +274,18 @@ class Simulation:
 
     @property
     def least_sent(self) -> str | None:
-        """The name of the exact run with the fewest transmissions, the first of several; None
-        where none is exact."""
+        """Name of the exact run with the fewest transmissions, the first of several; None if no run
+        is exact."""
         exact = [name for name, run in self.runs.items() if run.exact]
         return min(exact, key=lambda name: self.runs[name].total) if exact else None
 
     @property
     def least_sent_of_all(self) -> str:
-        """The name of the run with the fewest transmissions, whatever its reads lack."""
+        """Name of the run with the fewest transmissions, exact or not."""
         return min(self.runs, key=lambda name: self.runs[name].total)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `oper simulate --json` prints, without the names of the log's files."""
+        """Return the output of `oper simulate --json` without the names of the log's files."""
         return {
             "workers": self.settings.workers,
             "batch_size": self.settings.batch_size,
@@ -313,19 +312,19 @@ def simulate(
     optimizer: str = "sgd",
     **reading: Unpack[LogKeywords],
 ) -> Simulation:
-    """Replay a log through the caches of several workers, and count what they transmit.
+    """Replay a log through the caches of several workers, and count their transmissions.
 
         found = oper.simulate("clicks.parquet", settings=oper.SimulationSettings(workers=4))
         print(found.least_sent, found.runs["laia+bsp"].hit_ratio)
 
     Args:
         log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files, as for
-            `oper.profile`. Samples are put together anew, to batches of `settings.batch_size`.
+            `oper.profile`. Samples are regrouped into batches of `settings.batch_size`.
         tables: as for `oper.profile`; None infers them from the log.
         settings: the workers, the samples of an iteration over all of them, caches and links;
             Herald's unless given.
-        policy: which worker trains which sample: random, in-order, laia, laia:TABLES, esd,
-            esd:ALPHA, grouped or grouped:N, with @SHARE or not; several as a sequence or by
+        policy: assignment of samples to workers: random, in-order, laia, laia:TABLES, esd,
+            esd:ALPHA, grouped or grouped:N, optionally with @SHARE; several as a sequence or with
             commas.
         sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het, het:S or
             het-exact:S; several as `policy`. fae is simulated only: no training has it.
@@ -337,7 +336,7 @@ def simulate(
         The figures of every combination of the three.
 
     Raises:
-        OperError: a name is none of these, the log ends within the warm-up, a batch's rows do not
+        OperError: a name is unknown, the log ends within the warm-up, a batch's rows do not
             fit a cache, or the log is damaged.
     """
     settings = SimulationSettings() if settings is None else settings
@@ -351,7 +350,7 @@ def simulate(
 
 @dataclass
 class _Run:
-    """One combination while it is replayed: its caches, and sums over the iterations so far."""
+    """One combination during its replay: its caches, and sums over the iterations so far."""
 
     sync: Synchronisation
     eviction: str
@@ -388,7 +387,7 @@ class _Run:
         self.cost_seconds += float(moved_bytes @ seconds_per_byte)
 
     def finish(self) -> SimulatedRun:
-        """Push what the caches still hold, and give the figures."""
+        """Flush the caches, and return the figures."""
         left = self.caches.flush()
         summed = {name: int(self.moved[name].sum()) for name in self.moved.dtype.names or ()}
         del summed["lag"]
@@ -452,7 +451,7 @@ def replay(
 def _runs(
     trace: Trace, settings: SimulationSettings, methods: Methods, capacity: Ints
 ) -> dict[str, _Run]:
-    """Every combination by its name, with empty caches of `capacity` rows of each width."""
+    """Return every combination by its name, with empty caches of `capacity` rows of each width."""
     runs = {}
     for policy, sync, eviction in product(methods.policies, methods.syncs, methods.evictions):
         name = "+".join(map(str, (policy, sync, *[eviction][: len(methods.evictions) > 1])))
@@ -485,15 +484,15 @@ def _run(
 
 
 def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:
-    """Rows of each width that a worker caches: a share of all rows' bytes."""
+    """Return the rows of each width that a worker caches: a share of all rows' bytes."""
     row_bytes = np.array([width.row_bytes for width in trace.widths])
     total = share * float(trace.rows_of_width @ row_bytes)
     return rows_that_fit(total, batch.addresses, trace.rows_of_width, row_bytes)
 
 
 def least_share(trace: Trace, batch: Batch, needed: Ints) -> float:
-    """The least share of all rows' bytes with which `cache_rows` gives room for `needed` rows of
-    each width, where `batch` is the first one."""
+    """Return the least share of all rows' bytes with which `cache_rows` leaves room for `needed`
+    rows of each width, if `batch` is the first batch."""
     row_bytes = np.array([width.row_bytes for width in trace.widths])
     asked = rows_asked(batch.addresses, len(row_bytes))
     return least_bytes(needed, asked, row_bytes) / float(trace.rows_of_width @ row_bytes)

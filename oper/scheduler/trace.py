@@ -1,4 +1,4 @@
-"""A log as global batches of row addresses, for the caches.
+"""Log as global batches of row addresses, for the caches.
 
 A row's address here is the number of its width, then its number among the rows of all tables.
 """
@@ -17,19 +17,19 @@ from oper.tables.table import Table, offsets
 
 
 class Width(NamedTuple):
-    """What a row takes on a link: with its optimizer's state, and its gradient."""
+    """Bytes of a row on a link: with its optimizer's state, and of its gradient."""
 
     row_bytes: int
     gradient_bytes: int
 
     @classmethod
     def of(cls, table: Table) -> "Width":
-        """The width of a table's rows."""
+        """Return the width of a table's rows."""
         return cls(table.memory_bytes("training"), table.row_bytes)
 
 
 class Batch(NamedTuple):
-    """Sample s reads the rows `addresses[offsets[s] : offsets[s + 1]]`."""
+    """Global batch: sample s reads the rows `addresses[offsets[s] : offsets[s + 1]]`."""
 
     addresses: Ints
     offsets: Ints  # [samples + 1]
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The batches of a log, `batch_size` samples each; the last one may have fewer."""
+    """Batches of a log, `batch_size` samples each; the last one may have fewer."""
 
     reader: RowReader
     batch_size: int
@@ -57,13 +57,13 @@ class Trace:
 
     @property
     def rows_of_width(self) -> Ints:
-        """The rows of each width."""
+        """Number of rows of each width."""
         of_table = [self.widths.index(Width.of(table)) for table in self.tables]
         rows = [table.rows for table in self.tables]
         return np.bincount(of_table, rows, len(self.widths)).astype(np.int64)
 
     def addresses_of(self, rows: Ints) -> Ints:
-        """The addresses of rows that are numbered through all tables."""
+        """Return the addresses of rows that are numbered through all tables."""
         of_table = np.array([self.widths.index(Width.of(table)) for table in self.tables])
         table = np.searchsorted(offsets(self.tables), rows, side="right") - 1
         return rows | of_table[table] << WIDTH_SHIFT

@@ -1,8 +1,8 @@
-"""What moved between caches and tier: counts, and moves for the ranks that carry them out.
+"""Transmissions between caches and tier: counts, and moves for the ranks that carry them out.
 
 One transmission is one row, or its gradient, one way. A row counts once for a worker and iteration.
-A move says what one transmission carries, from whom to whom. All ranks have the same moves in the
-same order, as each replays all caches (csrc/include/oper/scheduler/transmissions.h).
+A move is the content of one transmission, with sender and receiver. All ranks have the same moves
+in the same order, because each replays all caches (csrc/include/oper/scheduler/transmissions.h).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from oper.base import native
 from oper.base.arrays import Ints
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
-# What each worker transmitted, as in csrc/include/oper/scheduler/transmissions.h.
+# Transmissions of each worker, as in csrc/include/oper/scheduler/transmissions.h.
 TRANSMISSIONS = native.shared(
     "struct Transmissions",
     np.dtype(
@@ -27,9 +27,9 @@ TRANSMISSIONS = native.shared(
                 "pull_bytes",
                 "push_bytes",  # of the three kinds
                 "reads",  # distinct rows of a worker and iteration
-                "hits",  # of them, present and the latest
-                "wrong_reads",  # of them, without an update of an earlier iteration
-                "lag",  # the most updates that one of them was without
+                "hits",  # of present and latest rows
+                "wrong_reads",  # reads that lack an update of an earlier iteration
+                "lag",  # the most updates that a read lacks
             )
         ]
     ),
@@ -39,7 +39,7 @@ _SUMMED = [name for name in TRANSMISSIONS.names or () if name != "lag"]
 
 
 def add_to(total: NDArray[np.void], moved: NDArray[np.void]) -> None:
-    """Add what was transmitted to a total, TRANSMISSIONS [M] each."""
+    """Add transmissions to a total, TRANSMISSIONS [M] each."""
     for name in _SUMMED:
         total[name] += moved[name]
     total["lag"] = np.maximum(total["lag"], moved["lag"])
@@ -49,9 +49,9 @@ MOVES = native.shared(
     "struct Move",
     np.dtype([(name, np.int64) for name in ("kind", "worker", "row", "address", "other")]),
 )
-# The kinds of moves. A copy (PUSH_ROW) or a waiting gradient goes to the tier. The tier's row
-# (PULL), or that of worker `other` (PEER), comes to the worker. A row gets a place in its cache
-# (INSERT): that of row `other`, or a free one. A row was trained by `other` workers (JOINT).
+# Kinds of moves. A copy (PUSH_ROW) or a waiting gradient goes to the tier. The tier's row (PULL),
+# or that of worker `other` (PEER), comes to the worker. A row gets a place in its cache (INSERT):
+# that of row `other`, or a free one. A row was trained by `other` workers (JOINT).
 PUSH_ROW, PUSH_GRADIENT, PULL, PEER, INSERT, JOINT = range(6)
 
 
@@ -61,15 +61,15 @@ def as_moves(words: torch.Tensor) -> NDArray[np.void]:
 
 
 def owners(moves: NDArray[np.void]) -> Ints:
-    """The ranks whose shards hold the rows that move."""
+    """Return the ranks whose shards hold the moved rows."""
     return owner_of(moves["address"])
 
 
 def slots(moves: NDArray[np.void]) -> Ints:
-    """The slots of the rows that move, in those shards."""
+    """Return the slots of the moved rows in their shards."""
     return slot_of(moves["address"])
 
 
 def buckets(moves: NDArray[np.void]) -> Ints:
-    """The buckets of the rows."""
+    """Return the buckets of the rows."""
     return width_of(moves["address"])

@@ -1,10 +1,10 @@
-"""Assigners: from what the ranks tell each other of their samples, the rank that trains each.
+"""Assigners of samples to ranks, from messages in which the ranks describe their samples.
 
-By locality a sample goes to the rank that holds most of the rows that it reads. That needs no
-cache: a rank holds the rows that the plan gives it, and all replicas, which therefore decide
+By locality a sample goes to the rank that holds most of the rows that it reads. This works without
+a cache: a rank holds the rows that the plan gives it, and all replicas, which therefore decide
 nothing. By the caches of a host tier every rank replays the caches of all ranks: their state
-follows from the batches and the assignments (Herald's snapshots), so that nothing but the rows of
-the next batch is exchanged. `Pace` is how much work the assignment may take.
+follows from the batches and the assignments (Herald's snapshots), so only the rows of the next
+batch are exchanged. `Pace` limits the work of the assignment.
 """
 
 from collections import deque
@@ -25,52 +25,52 @@ from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
-_CHUNK = 1 << 22  # rows that are translated at once
-# Of `Pace`: batches after which rank 0's word holds, those that are measured then, and by how much
-# and when it changes.
+_CHUNK = 1 << 22  # rows translated at once
+# For `Pace`: batches after which rank 0's effort applies, batches that are then measured, and the
+# size and condition of a change.
 _DELAY = 2
 _MEASURED = 2
-_SLACK = 0.8  # of the time of training, below which there is time for more
-_FASTEST = 0.25  # the most that the effort falls at once
-_STEP = 1 / 16  # by which it rises
+_SLACK = 0.8  # share of the training time below which there is time for more
+_FASTEST = 0.25  # lowest factor by which the effort falls at once
+_STEP = 1 / 16  # by which the effort rises
 _LEAST = 1 / 64
 
 
 class Assigner(Protocol):
-    """Assigns the samples of global batches in order: first those of rank 0's loader."""
+    """Assigner of the samples of global batches in order: first those of rank 0's loader."""
 
     def follow(self, effort: float) -> None:
-        """Assign with this part of the work that was asked for, from 0 to 1, from now on."""
+        """Do this part of the requested work, from 0 to 1, from now on."""
 
     def message(self, batch: Structure) -> torch.Tensor:
-        """What all ranks must know of this rank's samples: uint8."""
+        """Return the description of this rank's samples for all ranks: uint8."""
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
-        """The rank of each sample of global batch `number`, as many each; `samples` are those of
-        one rank."""
+        """Return the rank of each sample of global batch `number`, equally many per rank; `samples`
+        is the number of one rank's samples."""
 
 
 class BlindAssigner:
-    """Assigns samples to `ranks` by a policy that looks at nothing."""
+    """Assigner to `ranks` ranks by a policy that ignores rows and caches."""
 
     def __init__(self, policy: Policy, ranks: int, seed: int) -> None:
         self._policy, self._ranks, self._seed = policy, ranks, seed
 
     def follow(self, effort: float) -> None:
-        """Nothing: there is no work to save."""
+        """Do nothing: there is no work to save."""
 
     def message(self, batch: Structure) -> torch.Tensor:
-        """An empty message: the policy looks at no rows."""
+        """Return an empty message: the policy ignores rows."""
         return torch.empty(0, dtype=torch.uint8)
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
-        """The rank of each sample of global batch `number`."""
+        """Return the rank of each sample of global batch `number`."""
         room = capacities(samples * self._ranks, self._ranks)
         return assign_blindly(self._policy.kind, room, self._seed, number)
 
 
 class LocalityAssigner:
-    """Assigns samples to the `ranks` that hold most of their rows by a plan's placement."""
+    """Assigner of samples to the ranks that hold most of their rows by a plan's placement."""
 
     def __init__(self, rows: PlanRows, ranks: int) -> None:
         self._rows, self._ranks, self._effort = rows, ranks, 1.0
@@ -80,35 +80,33 @@ class LocalityAssigner:
         self._effort = effort
 
     def message(self, batch: Structure) -> torch.Tensor:
-        """The reads of each sample that each rank alone could serve from its memory, int32
-        [samples, M]."""
+        """Return the number of reads of each sample that each rank alone could serve from its
+        memory, int32 [samples, M]."""
         counts, _ = self._rows.counts(batch)
         return torch.from_numpy(counts.astype(np.int32).reshape(-1).view(np.uint8))
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
-        """The assignment with the most local reads; in ties samples stay where they are."""
+        """Return the assignment with the most local reads; in ties samples stay on their rank."""
         counts = np.concatenate([message.numpy().view(np.int32) for message in messages])
         return most_local(counts.reshape(-1, self._ranks), self._effort)
 
 
 def most_local(counts: Ints, exactly: float = 1.0) -> Ints:
-    """The ranks of M · m samples, m each, of which rank r could serve counts[s, r] reads; the share
-    `exactly` of them, for which the choice matters most, are assigned exactly."""
+    """Return the ranks of M · m samples, m each; rank r could serve counts[s, r] reads of sample s.
+    The share `exactly` of the samples, for which the choice matters most, is assigned exactly."""
     samples, ranks = counts.shape
     costs: Floats = -counts.astype(np.float64)
     room = np.full(ranks, samples // ranks, dtype=np.int64)
     at_home = np.repeat(np.arange(ranks), room)
-    costs[np.arange(samples), at_home] -= 0.5 / (
-        samples + 1
-    )  # all of them together are less than one read
+    costs[np.arange(samples), at_home] -= 0.5 / (samples + 1)  # their total is less than one read
     return hybrid(costs, room, exactly)
 
 
 class CachedRowsAssigner:
-    """Assigns samples by the ranks' caches and their links to the tier, as `oper simulate` does.
+    """Assigner of samples by the ranks' caches and their links to the tier, like `oper simulate`.
 
-    A cache is divided among rows of several widths as training divides its own: by what the first
-    batch asks for, and anew, empty, where a later one does not fit.
+    A cache is divided among rows of several widths like training's: by the rows of the first batch,
+    and again, empty, if a later batch does not fit.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class CachedRowsAssigner:
         size = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
         widths = len(rows.plan.layout.slots)
         of_width, self._row_bytes, self._gradient_bytes = np.zeros((3, widths), dtype=np.int64)
-        self._row_bytes += 1  # widths that none of the tables has must not divide by 0
+        self._row_bytes += 1  # avoids division by 0 for widths that none of the tables has
         for t, table in zip(tables, cached, strict=True):
             width = rows.plan.layout.width_of_table[t]
             of_width[width] += table.rows
@@ -137,16 +135,16 @@ class CachedRowsAssigner:
         self._dispatcher = Dispatcher(policy, seconds_per_byte, seed, infrequency)
 
     def message(self, batch: Structure) -> torch.Tensor:
-        """The rows of each sample: their numbers, int64 [samples], and their addresses."""
+        """Return the rows of each sample: their numbers, int64 [samples], and their addresses."""
         addresses, lengths = self._rows.accesses(batch)
         return torch.from_numpy(np.concatenate([lengths, addresses]).view(np.uint8))
 
     def follow(self, effort: float) -> None:
-        """Dispatch by the policy with this part of its work."""
+        """Do this part of the policy's work from now on."""
         self._dispatcher.policy = self._policy.at(effort)
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
-        """The assignment, after which the caches are those after training the batch."""
+        """Return the assignment, and advance the caches to their state after training the batch."""
         given = [message.numpy().view(np.int64) for message in messages]
         addresses = np.concatenate([content[samples:] for content in given])
         lengths = np.concatenate([content[:samples] for content in given])
@@ -158,7 +156,7 @@ class CachedRowsAssigner:
         try:
             self._caches.train(batch, assignment)
         except CacheTooSmallError:
-            # Training gets this assignment, divides its caches anew and goes on.
+            # Training gets this assignment, divides its caches again and continues.
             self._caches = self._make_caches(addresses)
             try:
                 self._caches.train(self._caches.look_up(addresses, offsets), assignment)
@@ -167,7 +165,7 @@ class CachedRowsAssigner:
         return assignment
 
     def _make_caches(self, addresses: Ints) -> Caches:
-        """Empty caches, divided among the widths by what batches ask for."""
+        """Return empty caches, divided among the widths by the rows that batches read."""
         settings = self._settings
         return Caches(
             self._rows.plan.ranks,
@@ -187,7 +185,7 @@ class CachedRowsAssigner:
 
 
 class _PlanInfrequency(Infrequency):
-    """The infrequency of a plan's rows: they are counted by slots, numbered through all arenas."""
+    """Infrequency of a plan's rows, which are counted by slots, numbered through all arenas."""
 
     def __init__(self, rows: PlanRows, tables: Sequence[int]) -> None:
         plan: Plan = rows.plan
@@ -207,24 +205,24 @@ class _PlanInfrequency(Infrequency):
 
 
 class Pace:
-    """How much of its work the policy does for each batch, so that batches are ready when training
-    needs them: the effort, from 0 to 1.
+    """Effort of the policy: the part of its work, from 0 to 1, that it does for each batch, so that
+    batches are ready when training needs them.
 
-    Rank 0 measures how long a batch takes to train and how long to dispatch. Where dispatching
-    takes longer the effort falls, by how much longer it takes; where there is time it rises again,
-    up to 1. Rank 0's word is in its header, and holds on all ranks from two batches later on, so
-    that it is judged by the batches after these. With `fixed` the effort is always 1.
+    Rank 0 measures the times of training and of dispatching a batch. If dispatching takes longer,
+    the effort falls by that ratio; if there is time, it rises again, up to 1. Rank 0 announces the
+    effort in its header, and all ranks apply it from two batches later on, so it is judged by the
+    batches after these. With `fixed` the effort is always 1.
     """
 
     def __init__(self, fixed: bool) -> None:
-        self.effort = 1.0  # for two batches later, by what this rank has measured
+        self.effort = 1.0  # for two batches later, by this rank's measurements
         self._fixed = fixed
         self._coming: deque[float] = deque([1.0] * _DELAY)
-        self._measured = -_DELAY  # batches; those before the word holds do not count
+        self._measured = -_DELAY  # batches; those before the announced effort applies do not count
         self._training = self._dispatching = 0.0
 
     def hear(self, effort: float) -> float:
-        """Take rank 0's word, and return the effort of this batch."""
+        """Take rank 0's announced effort, and return the effort of this batch."""
         if self._fixed:
             return 1.0
         self._coming.append(effort)

@@ -1,11 +1,11 @@
 """Structure of a batch: parts that have samples, in the containers that a loader yields; and
-samples on their way: chosen from the parts, as bytes, and joined again.
+samples in flight: chosen from the parts, as bytes, and joined again.
 
 Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers, whose
 first dimension must be the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
-dataclasses. All else in a batch (None, numbers, texts, tensors of no dimension) must be equal on
-all ranks, and is kept. A tensor that has as many rows as there are samples might be something else;
-what else has a first dimension is therefore refused, and not told apart by its size.
+dataclasses. Everything else in a batch (None, numbers, texts, tensors without dimensions) must be
+equal on all ranks, and is kept. Other values with a first dimension are rejected, because their
+size cannot distinguish them from a tensor with one row per sample.
 """
 
 import copy
@@ -31,8 +31,8 @@ _LEAVES = (*_JAGGED, torch.Tensor, type(None), bool, int, float, complex, str, b
 
 @dataclass(frozen=True)
 class Jagged:
-    """Bags of F features: those of feature f come one after the other in `values`, feature after
-    feature; sample s has lengths[f, s] of them."""
+    """Bags of F features, feature after feature in `values`; of feature f, sample s has lengths[f,
+    s] values."""
 
     lengths: torch.Tensor  # [F, samples]
     values: torch.Tensor  # [N, …]
@@ -44,10 +44,10 @@ Part = Jagged | torch.Tensor  # a tensor: [samples, …]
 
 @dataclass(frozen=True)
 class Structure:
-    """A batch's parts with samples, in order, and what all ranks must have in common.
+    """Parts of a batch with samples, in order, and a description that must be equal on all ranks.
 
-    `description`: of each part and each other value its path in the batch, and what it is.
-    `features`: wherever a batch has a feature, its ids and how many of them each sample has.
+    `description`: by its path in the batch, the kind of each part and each other value. `features`:
+    for each occurrence of a feature in the batch, its ids and their number per sample.
     """
 
     batch: Any
@@ -58,7 +58,8 @@ class Structure:
 
     @classmethod
     def of(cls, batch: Any) -> "Structure":
-        """The structure of a batch; OperError if it has parts that cannot be dispatched."""
+        """Return the structure of a batch; raise OperError if it has parts that cannot be
+        dispatched."""
         leaves: list[tuple[Any, str, str]] = []
         _replace(batch, "", "", lambda leaf, *path: leaves.append((_as_tensor(leaf), *path)))
         samples = _samples(leaves, batch)
@@ -84,11 +85,11 @@ class Structure:
 
     @property
     def digest(self) -> bytes:
-        """A digest that is equal for batches that are made of the same."""
+        """Digest that is equal for batches of equal structure."""
         return hashlib.sha256(repr(self.description).encode()).digest()[:16]
 
     def with_parts(self, parts: Iterable[Part], samples: int) -> Any:
-        """A batch like this one, with other samples."""
+        """Return a batch like this one, with other samples."""
         left = iter(parts)
 
         def filled(leaf: Any, path: str, name: str) -> Any:
@@ -104,8 +105,8 @@ class Structure:
 
 
 def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
-    """A copy of a batch in which `function` of it, its path and the path's last name stands for
-    each leaf."""
+    """Return a copy of a batch in which each leaf is replaced by `function` of the leaf, its path
+    and the path's last name."""
     numbers = isinstance(given, np.ndarray) and given.dtype.kind in "biufc"
     if numbers or isinstance(given, _LEAVES):
         return function(given, path or "the batch", name)
@@ -122,7 +123,7 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
         for field in dataclasses.fields(given):
             value = getattr(given, field.name)
             item = _replace(value, f"{path}.{field.name}", field.name, function)
-            object.__setattr__(made, field.name, item)  # frozen ones refuse setattr
+            object.__setattr__(made, field.name, item)  # frozen dataclasses refuse setattr
         return made
     raise OperError(
         f"{path or 'the batch'}: expected KeyedJaggedTensors, JaggedTensors, tensors or arrays of "
@@ -132,12 +133,12 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """A leaf, or the tensor that is the same array of numbers."""
+    """Return a leaf, or an equal tensor if it is an array of numbers."""
     return as_tensor(leaf).reshape(leaf.shape) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
-    """The samples that all jagged parts of a batch have."""
+    """Return the number of samples, which all jagged parts of a batch share."""
     found: dict[int, str] = {}
     for leaf, path, _ in leaves:
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout != torch.strided):
@@ -242,7 +243,7 @@ def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
 
 
 def choose(part: Part, samples: torch.Tensor) -> Part:
-    """Some samples of a part, by their numbers, in that order."""
+    """Return some samples of a part, by their numbers, in that order."""
     if isinstance(part, torch.Tensor):
         return part[samples]
     lengths = part.lengths.reshape(-1).long()
@@ -257,7 +258,7 @@ def choose(part: Part, samples: torch.Tensor) -> Part:
 
 
 def join(pieces: Sequence[Part]) -> Part:
-    """The samples of several parts, one after the other."""
+    """Return the samples of several parts, one after the other."""
     jagged = [piece for piece in pieces if isinstance(piece, Jagged)]
     if not jagged:
         return torch.cat([piece for piece in pieces if isinstance(piece, torch.Tensor)])
@@ -277,9 +278,9 @@ def join(pieces: Sequence[Part]) -> Part:
 
 
 def to_bytes(parts: Sequence[Part]) -> torch.Tensor:
-    """The bytes of n samples, uint8, part after part: of jagged ones their lengths [F, n], then the
-    values of each feature, then the weights; of tensors their rows. The ranks' batches are made of
-    the same, so that n is all that a receiver has to know. Every array begins at a multiple of 16
+    """Return the bytes of n samples, uint8, part after part: of jagged parts their lengths [F, n],
+    then the values of each feature, then the weights; of tensors their rows. The ranks' batches
+    have equal structures, so a receiver only has to know n. Every array begins at a multiple of 16
     bytes."""
     arrays = []
     for part in parts:
@@ -294,8 +295,7 @@ def to_bytes(parts: Sequence[Part]) -> torch.Tensor:
 
 
 def from_bytes(content: torch.Tensor, like: Sequence[Part], samples: int) -> list[Part]:
-    """Read `samples` samples from what `to_bytes` made; `like` are parts that are made of the
-    same."""
+    """Read `samples` samples from the bytes of `to_bytes`; `like` are parts of equal structure."""
     position = 0
 
     def next_array(rows: int, model: torch.Tensor) -> torch.Tensor:
@@ -321,7 +321,8 @@ def from_bytes(content: torch.Tensor, like: Sequence[Part], samples: int) -> lis
 
 
 def _bytes_of(array: torch.Tensor) -> torch.Tensor:
-    """The content of a tensor, uint8; where it is empty its strides may be any, and not view it."""
+    """Return the content of a tensor, uint8. An empty tensor may have strides that do not allow a
+    view."""
     if array.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
     return array.contiguous().reshape(-1).view(torch.uint8)

@@ -1,11 +1,11 @@
-"""DispatchingLoader: wraps a rank's loader, and decides which rank trains which sample.
+"""DispatchingLoader: wraps a rank's loader, and assigns samples to ranks.
 
     loader = oper.DispatchingLoader(loader, plan, policy="locality")
     for batch in loader:  # what `loader` yields, with other samples
         …
 
 The order of samples over iterations stays: the global batch of an iteration has the samples that
-the ranks' loaders yielded for it, and each rank trains as many of them as it yielded.
+the ranks' loaders yielded for it, and each rank trains as many samples as it yielded.
 """
 
 import hashlib
@@ -45,16 +45,16 @@ _EXIT_SECONDS = 5.0
 
 
 class _Stage:
-    """A thread that makes batches ahead of the training loop.
+    """Thread that makes batches ahead of the training loop.
 
-    It calls `make(stopped)`, at most `ahead` results before they are asked for, until it returns
-    None or raises. `stopped` is None, or else why no more are wanted.
+    It calls `make(stopped)`, at most `ahead` results before they are requested, until the function
+    returns None or raises. `stopped` is None, or the reason to stop.
     """
 
     def __init__(self, make: Callable[[str | None], Any], ahead: int) -> None:
         self._make, self._made = make, queue.SimpleQueue[Any]()
-        # Room is taken before a batch is begun and not when it is ready: ranks whose loops have
-        # asked for as many batches then stand at the same one, and none waits for another in a
+        # Room is taken before a batch is begun, not when it is ready: ranks whose loops have
+        # requested equally many batches are then at the same batch, and none waits for another in a
         # collective.
         self._room = threading.Semaphore(ahead)
         self._stopped: str | None = None
@@ -62,7 +62,7 @@ class _Stage:
         self._thread.start()
 
     def next(self) -> Any:
-        """The next result; None after the last one. Raises what `make` raised."""
+        """Return the next result; None after the last one. Raise the error of `make`."""
         made = self._made.get()
         self._room.release()
         if isinstance(made, BaseException):
@@ -70,8 +70,8 @@ class _Stage:
         return made
 
     def stop(self, seconds: float, reason: str = "") -> bool:
-        """Want no more, for a `reason` that is told to the others, or for none; whether the thread
-        has ended within so long."""
+        """Stop the thread, with an optional `reason` for the other ranks. Return whether the thread
+        has ended within `seconds`."""
         if self._stopped is None:
             self._stopped = reason
         self._room.release()
@@ -91,7 +91,7 @@ class _Stage:
 
 
 class DispatchingLoader:
-    """Dispatches the samples of all ranks' loaders; every rank of the plan makes one.
+    """Dispatcher of the samples of all ranks' loaders; every rank of the plan makes one.
 
     Args:
         loader: yields this rank's batches, of equal numbers of samples on all ranks.
@@ -100,17 +100,17 @@ class DispatchingLoader:
             esd:ALPHA, grouped or grouped:N; @SHARE may follow.
         alpha: of `esd`, the share of samples that are assigned exactly; 1 unless given.
         ahead: batches that are ready before they are needed.
-        group: of all the plan's ranks; torch.distributed's unless given.
-        features: those that read each table, by its name, where they are not the plan's.
-        cache: how the ranks cache rows, as it is given to `oper.shard`; its defaults unless given.
-        links: of each rank to the tier, in any unit of bandwidth; equal unless given.
-        drop_last: leave out a last batch of which some rank has fewer samples, or none.
-        deterministic: do all of the policy's work for every batch, whatever time that takes.
-            Otherwise it does less where dispatch takes longer than training.
+        group: process group of all the plan's ranks; torch.distributed's unless given.
+        features: the features that read each table, by the table's name; the plan's unless given.
+        cache: the cache settings given to `oper.shard`; its defaults unless given.
+        links: bandwidth of each rank to the tier, in any unit; equal unless given.
+        drop_last: leave out a last batch if some rank has fewer samples of it, or none.
+        deterministic: do all of the policy's work for every batch, however long it takes. Otherwise
+            the policy does less if dispatch takes longer than training.
         deadline_seconds: how long a rank waits for another before it fails.
 
     Raises:
-        OperError: here and in the loop, on all ranks, saying what is wrong and where.
+        OperError: here and in the loop, on all ranks, with the fault and its place.
     """
 
     def __init__(
@@ -172,14 +172,14 @@ class DispatchingLoader:
 
     @property
     def counters(self) -> Counters:
-        """Counts of what this rank has moved so far, and the seconds that it took."""
+        """Counts of the samples that this rank has moved so far, and the seconds of the work."""
         return self._state.counters
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch, and end the one before: there is one at a time."""
+        """Begin an epoch, and end the previous one: only one runs at a time."""
         peers = self._state.peers
         while self._stages:
             if not self._stages[-1].stop(peers.deadline_seconds):
@@ -193,7 +193,7 @@ class DispatchingLoader:
                 f"the DispatchingLoader cannot go on after its error ({peers.failure}): start the "
                 "ranks again, or make a new one on all of them"
             ) from peers.failure
-        # The iterator is made here and not in the thread: loaders with workers start them now.
+        # The iterator is made here, not in the thread: loaders with workers start them now.
         batches = GlobalBatches(iter(self.loader), self._state)
         self._stages.append(_Stage(batches.next, self._ahead))
         return self._epoch(self._stages[-1])
@@ -213,7 +213,7 @@ class DispatchingLoader:
 
 
 def _leave(peers: Peers, stages: list[_Stage]) -> None:
-    """End what still runs when the loader is gone, or the process ends."""
+    """End running stages when the loader is deleted, or the process ends."""
     for stage in stages:
         if not stage.stop(_STOP_SECONDS):
             peers.abandon()
@@ -237,7 +237,7 @@ def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
 
 
 def _policy(text: str, alpha: float | None) -> Policy | None:
-    """The policy of that name; None is locality."""
+    """Return the policy of that name; None is locality."""
     if text == LOCALITY and alpha is None:
         return None
     if alpha is not None:
@@ -263,8 +263,8 @@ def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:
 def _check_equal(peers: Peers, plan: Plan, settings: str) -> None:
     """Raise OperError on all ranks if their plans or settings differ."""
     digest = hashlib.sha256(plan_digest(plan) + settings.encode()).digest()
-    found = peers.gather(digest, "make its DispatchingLoader")
-    other = [rank for rank, given in enumerate(found) if given != found[0]]
+    digests = peers.gather(digest, "make its DispatchingLoader")
+    other = [rank for rank, digest_of_rank in enumerate(digests) if digest_of_rank != digests[0]]
     if other:
         raise OperError(
             f"{rank_names(other)} made the DispatchingLoader with other settings than rank 0, or "

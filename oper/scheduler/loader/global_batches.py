@@ -1,7 +1,8 @@
-"""Global batches: what all ranks' loaders yield at once, dispatched, a batch a call.
+"""Global batches: the samples that all ranks' loaders yield at once, dispatched, one batch per
+call.
 
-A global batch is rank 0's m samples, then rank 1's, and so on. The samples that a rank is given
-keep the order that they have there. All ranks raise for what one of them finds wrong.
+A global batch is rank 0's m samples, then rank 1's, and so on. The samples assigned to a rank keep
+this order. All ranks raise an error that one of them finds.
 """
 
 import hashlib
@@ -35,15 +36,16 @@ PARTS = ("load", "wait", "gather", "scoring", "exchange")
 
 @dataclass
 class Counters:
-    """Counts of what one rank has moved in the global batches so far, and the seconds that it took.
+    """Counts of the samples that one rank has moved in the global batches so far, and the seconds
+    of the work.
 
-    Seconds: `load` in the rank's own loader, `wait` for the other ranks' batches, `gather` of what
-    scores need, `scoring` with the assignment, `exchange` of the samples.
+    Seconds: `load` in the rank's own loader, `wait` for the other ranks' batches, `gather` of the
+    inputs of scores, `scoring` with the assignment, `exchange` of the samples.
     """
 
     batches: int = 0
-    samples: int = 0  # those that this rank was given to train
-    samples_moved: int = 0  # those of its own loader that went to other ranks
+    samples: int = 0  # assigned to this rank
+    samples_moved: int = 0  # from its own loader to other ranks
     bytes_moved: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
@@ -58,11 +60,11 @@ class Counters:
 
     @property
     def dispatching(self) -> float:
-        """Seconds of all that dispatch adds to loading."""
+        """Seconds that dispatch adds to loading."""
         return sum(self.seconds[part] for part in ("gather", "scoring", "exchange"))
 
     def to_dict(self) -> dict[str, Any]:
-        """The counters by name; times in milliseconds of a batch."""
+        """Return the counters by name; times in milliseconds per batch."""
         times = {
             f"{part}_ms": 1e3 * spent / max(self.batches, 1) for part, spent in self.seconds.items()
         }
@@ -76,22 +78,21 @@ class Counters:
 
 
 class LoaderState:
-    """State that stays from epoch to epoch: the ranks, the assigner with its state, and the
-    counters."""
+    """State that persists over epochs: the ranks, the assigner with its state, and the counters."""
 
     def __init__(self, peers: Peers, assigner: Assigner, pace: Pace, drop_last: bool) -> None:
         self.peers, self.pace, self.drop_last = peers, pace, drop_last
         self.assigner, self.counters = assigner, Counters()
-        self.training = 0.0  # seconds that the last batch trained
+        self.training = 0.0  # seconds of the last batch's training
 
     def assign(self, messages: list[torch.Tensor], samples: int, word: Header) -> Ints:
-        """The rank of each sample of the next global batch; `word` is rank 0's header."""
+        """Return the rank of each sample of the next global batch; `word` is rank 0's header."""
         self.assigner.follow(self.pace.hear(word.effort))
         return self.assigner.assign(messages, samples, self.counters.batches)
 
 
 class GlobalBatches:
-    """The global batches of an epoch, of which each rank calls `next` equally often."""
+    """Global batches of an epoch, of which each rank calls `next` equally often."""
 
     def __init__(self, own: Iterator[Any], state: LoaderState) -> None:
         self._own, self._of_all = own, state
@@ -103,10 +104,11 @@ class GlobalBatches:
         self._failure: BaseException | None = None  # of this rank's own
 
     def next(self, stopped: str | None) -> Any:
-        """This rank's part of the next global batch; None if the epoch has ended, on all ranks.
+        """Return this rank's part of the next global batch; None if the epoch has ended, on all
+        ranks.
 
-        `stopped` is None, or this rank trains no more, and says so to the others, with the reason
-        if it has one.
+        If `stopped` is given, this rank stops training and tells the others, with the reason unless
+        it is empty.
         """
         while True:
             header, batch, message = self._load(stopped)
@@ -122,18 +124,18 @@ class GlobalBatches:
             self._number += 1
 
     def _load(self, stopped: str | None) -> tuple[Header, Structure | None, torch.Tensor]:
-        """Return this rank's header, its batch, and what others must know of it."""
+        """Return this rank's header, its batch, and the batch's message for the other ranks."""
         nothing = torch.empty(0, dtype=torch.uint8)
         if stopped is not None:
             return Header(State.STOPPED, self._loaded, failure=stopped), None, nothing
         try:
             with self._counters.timed("load"):
                 try:
-                    given = next(self._own)
+                    yielded = next(self._own)
                 except StopIteration:
                     return Header(State.ENDED, self._loaded), None, nothing
             self._loaded += 1
-            batch = Structure.of(given)
+            batch = Structure.of(yielded)
             with self._counters.timed("gather"):
                 message = self._of_all.assigner.message(batch)
         except Exception as error:
@@ -147,7 +149,7 @@ class GlobalBatches:
         return header, batch, message
 
     def _ends(self, headers: list[Header], stopped: bool) -> bool:
-        """Whether all ranks end here; raises where only some do."""
+        """Return whether all ranks end here; raise an error if only some do."""
         by_state: dict[State, list[int]] = {}
         for rank, header in enumerate(headers):
             by_state.setdefault(header.state, []).append(rank)
@@ -184,7 +186,8 @@ class GlobalBatches:
         )
 
     def _is_complete(self, headers: list[Header]) -> bool:
-        """Whether all ranks have a batch of m samples; raises where that must be."""
+        """Return whether all ranks have a batch of m samples; raise an error if they must but do
+        not."""
         if self._samples == 0:
             self._samples = max(header.samples for header in headers)
         wrong = [rank for rank, header in enumerate(headers) if header.samples != self._samples]
@@ -223,7 +226,7 @@ class GlobalBatches:
         return batch.with_parts(parts, self._samples)
 
     def _exchange(self, batch: Structure, assignment: Ints) -> list[Part]:
-        """The parts of this rank's samples of a global batch."""
+        """Return the parts of this rank's samples of a global batch."""
         peers, m = self._peers, self._samples
         of_rank = assignment.reshape(peers.ranks, m)  # of each loader's samples
         mine = of_rank[peers.rank]
@@ -245,7 +248,7 @@ class GlobalBatches:
         return [join(part) for part in zip(*pieces, strict=True)]
 
     def _raise_difference(self, batch: Structure) -> None:
-        """Compare what the ranks' batches are made of, which differs."""
+        """Raise the first difference between the structures of the ranks' batches."""
         mine = json.dumps(batch.description).encode()
         action = f"compare batch {self._number}"
         sizes = self._peers.gather(len(mine).to_bytes(8, "little"), action)

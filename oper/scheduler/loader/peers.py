@@ -1,8 +1,8 @@
-"""The ranks that exchange samples: collectives of their own, which end in time and name who failed.
+"""Ranks that exchange samples: separate collectives, which end in time and name the failed rank.
 
-For each global batch: headers, which say what each rank has; a message for the scores; the samples,
-with a digest of the assignment. They run over a gloo group that nothing else uses, so that they may
-run beside the collectives of a training step.
+For each global batch: headers with each rank's state; a message for the scores; the samples, with a
+digest of the assignment. They run over a separate gloo group, so that they may overlap the
+collectives of a training step.
 """
 
 import struct
@@ -22,28 +22,28 @@ _HEADER = struct.Struct("=Bqqqd16s600s")
 
 
 class State(IntEnum):
-    """What a rank has to offer for the next global batch."""
+    """State of a rank before the next global batch."""
 
     BATCH = 0
     ENDED = 1  # its loader has no more
-    STOPPED = 2  # its training loop ended before
+    STOPPED = 2  # its training loop ended earlier
     FAILED = 3
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a rank says before a global batch."""
+    """Message of a rank before a global batch."""
 
     state: State
-    batches: int  # as many as its loader has yielded, this one included
+    batches: int  # yielded by its loader so far, including this one
     samples: int = 0
-    message_bytes: int = 0  # size of what the others need for the scores
-    effort: float = 1.0  # rank 0's word for a later batch
-    digest: bytes = b""  # tells what the batch is made of
+    message_bytes: int = 0  # size of the message for the scores
+    effort: float = 1.0  # rank 0's effort for a later batch
+    digest: bytes = b""  # of the batch's structure
     failure: str = ""
 
     def pack(self) -> bytes:
-        """The header as bytes, of one length for all headers."""
+        """Return the header as bytes, of one length for all headers."""
         text = self.failure.encode()[:600]
         return _HEADER.pack(
             self.state, self.batches, self.samples, self.message_bytes, self.effort, self.digest,
@@ -52,14 +52,14 @@ class Header:
 
     @classmethod
     def unpack(cls, content: bytes) -> "Header":
-        """Read what `pack` made."""
+        """Read the bytes of `pack`."""
         state, batches, samples, message, effort, digest, text = _HEADER.unpack(content)
         failure = text.rstrip(b"\0").decode(errors="replace")
         return cls(State(state), batches, samples, message, effort, digest, failure)
 
 
 class _Interruptible(Group):
-    """A group whose waits end when this process does."""
+    """Group whose waits end when this process does."""
 
     def __init__(self, group: dist.ProcessGroup, deadline_seconds: float) -> None:
         super().__init__(group, deadline_seconds)
@@ -72,13 +72,13 @@ class _Interruptible(Group):
 
 
 class Peers:
-    """All ranks of a process group, over a new one of their own; one rank alone without a group."""
+    """All ranks of a process group, over a new separate group; a single rank without a group."""
 
     def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
-        """Make the new group. All ranks of `group` are to call it together."""
+        """Make the new group; all ranks of `group` call this together."""
         self.rank, self.ranks = 0, 1
         self.deadline_seconds = deadline_seconds
-        self.failure: BaseException | None = None  # after one the group cannot be used
+        self.failure: BaseException | None = None  # after a failure the group is unusable
         self._group: _Interruptible | None = None
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
@@ -95,28 +95,29 @@ class Peers:
         self.rank, self.ranks = self._group.rank, self._group.ranks
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
-        """The message, of one length, of every rank."""
+        """Return every rank's message; all have one length."""
         if self._group is None:
             return [message]
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        found = self.gather_all(sent, [len(message)] * self.ranks, action)
-        return [box.numpy().tobytes() for box in found]
+        messages = self.gather_all(sent, [len(message)] * self.ranks, action)
+        return [box.numpy().tobytes() for box in messages]
 
     def gather_all(
         self, message: torch.Tensor, lengths: Sequence[int], action: str
     ) -> list[torch.Tensor]:
-        """The messages of all ranks, uint8, of lengths that all know."""
+        """Return the messages of all ranks, uint8, whose lengths all ranks know."""
         if self._group is None:
             return [message]
-        # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
+        # all_to_all, not all_gather: it reaches every other rank, so each notices a dead rank.
         return self._all_to_all(message.repeat(self.ranks), [len(message)] * self.ranks, lengths,
                                 action)  # fmt: skip
 
     def exchange(
         self, parts: Sequence[torch.Tensor], digest: bytes, number: int
     ) -> list[torch.Tensor]:
-        """Send `parts[j]`, uint8, to rank j; what each rank sent here. OperError on all ranks where
-        their digests (8 bytes), of the assignment of batch `number`, differ."""
+        """Send `parts[j]`, uint8, to rank j, and return the parts that each rank sent here. Raise
+        OperError on all ranks if their digests (8 bytes) of the assignment of batch `number`
+        differ."""
         if self._group is None:
             return list(parts)
         mine = int.from_bytes(digest[:8], "big", signed=True)
@@ -144,7 +145,7 @@ class Peers:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Let the other ranks raise for an error of this rank's that they cannot know of."""
+        """Make the other ranks raise an error that only this rank knows."""
         self.failure = self.failure or error
         if self._group is not None:
             self._group.fail(error)

@@ -1,8 +1,8 @@
-"""The rows that a batch's samples read, by their addresses in a plan.
+"""Rows that a batch's samples read, by their addresses in a plan.
 
-The address of a row is here the same on all ranks: width << 56 | owner << 40 | slot, where a row
-that all ranks hold, at one slot, counts as rank 0's. Ids that are no rows read row 0; whether they
-are an error is for the tables to say when the batch trains.
+Here the address of a row is equal on all ranks: width << 56 | owner << 40 | slot; a row that all
+ranks hold, at one slot, counts as rank 0's. Invalid ids read row 0; the tables decide when the
+batch trains whether they are an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ class Accesses(NamedTuple):
 
 
 class PlanRows:
-    """The rows of some tables of a plan, which must be one for training.
+    """Rows of some tables of a plan, which must be for training.
 
-    `features` [table's name] are the features that read it; those of the plan's tables unless
-    given. Tables without any are left out.
+    `features` [table's name] are the features that read it; the plan's unless given. Tables without
+    features are left out.
     """
 
     def __init__(
@@ -51,19 +51,20 @@ class PlanRows:
                 f"features {dict(features or {})!r}: none of them reads a table whose rows decide "
                 "where samples go; name the features by table"
             )
-        # What is LOCAL to two ranks is LOCAL to all: plans for training have no other copies.
+        # A row that is LOCAL to two ranks is LOCAL to all: plans for training have no other copies.
         ranks = range(min(plan.ranks, 2))
         self._maps = [AddressMap.of(plan, rank).flattened(FLAT_BYTES) for rank in ranks]
 
     def accesses(self, batch: Structure) -> Accesses:
-        """The rows that a batch reads. OperError names a feature that it lacks."""
+        """Return the rows that a batch reads; raise OperError, which names a feature that it
+        lacks."""
         read = self._read(batch)
         addresses = self.of_rows(read.rows, read.sizes, read.tables)
         return Accesses(addresses[sample_major(read.lengths)], read.lengths.sum(axis=0))
 
     def counts(self, batch: Structure) -> tuple[Ints, int]:
-        """How many reads of each sample each rank alone could serve from its memory, [samples, M],
-        and how many reads every rank could."""
+        """Return the number of reads of each sample that each rank alone could serve from its
+        memory, [samples, M], and the number of reads that every rank could serve."""
         read = self._read(batch)
         owner, _, everywhere = self._located(read.rows, read.sizes, read.tables)
         features, samples = read.lengths.shape
@@ -73,7 +74,7 @@ class PlanRows:
         return counts.reshape(samples, self.plan.ranks), int(everywhere.sum())
 
     def of_rows(self, rows: torch.Tensor, sizes: Ints, tables: Ints) -> Ints:
-        """The addresses of rows, of which `sizes[n]` are of table `tables[n]` each."""
+        """Return the addresses of rows, of which `sizes[n]` are of table `tables[n]` each."""
         owner, slot, _ = self._located(rows, sizes, tables)
         width = np.repeat(self.plan.layout.width_of_table[tables], sizes)
         return width << WIDTH_SHIFT | owner << SLOT_BITS | slot
@@ -81,12 +82,13 @@ class PlanRows:
     def _located(
         self, rows: torch.Tensor, sizes: Ints, tables: Ints
     ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        """The owner of each row, its slot there, and whether all ranks hold it."""
+        """Return the owner of each row, its slot there, and a mask of the rows that all ranks
+        hold."""
         offsets = torch.from_numpy(np.append(0, np.cumsum(sizes)))
         segments = torch.from_numpy(tables)
-        found = [given.translate_features(rows, offsets, segments) for given in self._maps]
-        owner, slot = (part.numpy() for part in unpack(found[0]))
-        local = [owner == LOCAL] + [(unpack(other)[0] == LOCAL).numpy() for other in found[1:]]
+        located = [given.translate_features(rows, offsets, segments) for given in self._maps]
+        owner, slot = (part.numpy() for part in unpack(located[0]))
+        local = [owner == LOCAL] + [(unpack(other)[0] == LOCAL).numpy() for other in located[1:]]
         return np.where(local[0], 0, owner), slot, np.logical_and.reduce(local)
 
     def _read(self, batch: Structure) -> "_Read":
@@ -113,8 +115,8 @@ class PlanRows:
 
 
 class _Read(NamedTuple):
-    """Rows that a batch reads, one feature after the other: of feature f `sizes[f]` of table
-    `tables[f]`, lengths[f, s] of them by sample s."""
+    """Rows that a batch reads, one feature after the other: feature f reads `sizes[f]` rows of
+    table `tables[f]`, sample s lengths[f, s] of them."""
 
     rows: torch.Tensor  # int64 [N]
     lengths: Ints  # [F, samples]

@@ -1,7 +1,7 @@
-"""Arenas: the rows that this rank caches, with their optimizer's state and waiting gradients.
+"""Arenas of the rows that this rank caches, with their optimizer's state and waiting gradients.
 
-A bucket's rows lie in the arena of its width, from the bucket's first place on. Places are given
-out as the caches' states say: a row takes that of the one that leaves for it, or the next free one.
+A bucket's rows lie in the arena of its width, from the bucket's first place on. The caches' states
+decide the places: a row takes the place of the row that it replaces, or the next free one.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from oper.scheduler.training.host_step import take_step
 
 
 class CacheArenas:
-    """The cache of one rank: `capacity` [B] rows of each of its buckets, whose rows take
-    `row_bytes` [B] without their state."""
+    """Cache of one rank: `capacity` [B] rows of each of its buckets, whose rows take `row_bytes`
+    [B] without their state."""
 
     def __init__(self, buckets: Sequence[Bucket], capacity: Ints, row_bytes: Sequence[int]) -> None:
         self.buckets = buckets
@@ -46,19 +46,19 @@ class CacheArenas:
         return sum(part.numel() * part.element_size() for part in parts)
 
     def value_bytes(self, bucket: int) -> int:
-        """Bytes of a row of a bucket, without its state."""
+        """Return the bytes of a row of a bucket, without its state."""
         return self._rows[self.buckets[bucket].width].shape[1]
 
     def pointers(self) -> dict[int, int]:
-        """Where the arena of each width begins."""
+        """Return the address of the arena of each width."""
         return {width: rows.data_ptr() for width, rows in self._rows.items()}
 
     def places(self, numbers: Ints) -> Ints:
-        """Places of rows in their buckets, by their numbers."""
+        """Return the places of rows in their buckets, by their numbers."""
         return self._place_of[numbers]
 
     def places_in_arena(self, bucket: int, numbers: Ints) -> Ints:
-        """Places of a bucket's rows in the arena of its width, by the rows' numbers."""
+        """Return the places of a bucket's rows in the arena of its width, by the rows' numbers."""
         return self._place_of[numbers] + self._first[bucket]
 
     def insert(self, inserted: NDArray[np.void]) -> None:
@@ -70,7 +70,7 @@ class CacheArenas:
             grown = np.full(2 * most + 2, -1, dtype=np.int64)
             grown[: len(self._place_of)] = self._place_of
             self._place_of = grown
-        # A row that leaves is not in the batch, so that no place is given twice here.
+        # An evicted row is not in the batch, so no place is given twice here.
         replaced = inserted["other"] >= 0
         places = self._place_of[inserted["other"]]
         for b in range(len(self.buckets)):
@@ -81,7 +81,7 @@ class CacheArenas:
         self._place_of[inserted["row"]] = places
 
     def take_rows(self, bucket: int, numbers: Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of rows and of their states, as bytes."""
+        """Return copies of rows and of their states, as bytes."""
         places = torch.from_numpy(self._place_of[numbers])
         width = self.buckets[bucket].width
         return self._rows[width][places + self._first[bucket]], self._states[bucket][places]
@@ -96,20 +96,20 @@ class CacheArenas:
         self._states[bucket][places] = states
 
     def take_gradients(self, bucket: int, numbers: Ints) -> torch.Tensor:
-        """The gradients that wait, float32 [n, dim]; none wait then."""
+        """Remove and return the waiting gradients, float32 [n, dim]."""
         places = torch.from_numpy(self._place_of[numbers])
         taken = self._grads[bucket][places]
         self._grads[bucket][places] = 0
         return taken
 
     def add_gradients(self, bucket: int, places: Ints, grads: torch.Tensor) -> None:
-        """Let gradients wait, beside those that do, [n, dim]."""
+        """Add gradients [n, dim] to the waiting ones."""
         self._grads[bucket][torch.from_numpy(places)] += grads
 
     def step(
         self, bucket: int, places: Ints, grads: torch.Tensor, rate: float, number: int
     ) -> None:
-        """Take the optimizer's step number `number` with rows in a bucket's places, [n]."""
+        """Take the optimizer's step `number` with rows in a bucket's places, [n]."""
         if not len(places):
             return
         of = self.buckets[bucket]

@@ -1,21 +1,21 @@
-"""Cached rows: a step on rows of the tier, of which each rank caches some.
+"""Cached rows: a training step on rows of the tier, of which each rank caches some.
 
-Every rank replays the caches of all (Herald's snapshots), so that each knows what it sends and what
-comes. A step:
+Every rank replays the caches of all ranks (Herald's snapshots), so each knows the rows that it
+sends and receives. A step:
 
-    read     the ranks tell each other which rows they train; updates that must be in the tier are
-             pushed to the owners of the rows, rows that a rank lacks are pulled from them, and the
-             batch reads its cache
-    update   what a rank alone trained takes its step in the cache; gradients of what several did
-             wait there until they are pushed
+    read     the ranks exchange the numbers of the rows that they train; updates that must be in the
+             tier are pushed to the rows' owners, rows that a rank lacks are pulled from them, and
+             the batch reads its cache
+    update   rows that one rank alone trained take their step in the cache; gradients of rows that
+             several ranks trained wait there until they are pushed
 
-What does not go that way (gradients that were accumulated, a backward pass after another batch was
-read) is settled: the tier gets what it lacks of the rows, and takes the step by itself.
+Other cases (accumulated gradients, a backward pass after another batch was read) are settled:
+pending updates of the rows are pushed to the tier, which takes the step itself.
 
-The tier's rows of a batch have addresses that are the same on all ranks: bucket << 56 | rank whose
-shard has the row << 40 | slot. Sample comes after sample, as the loader of a rank has them, and in
-a sample feature after feature: so the caches see the rows in the order in which a simulation of the
-same log sees them.
+The tier's rows of a batch have addresses that are equal on all ranks: bucket << 56 | rank whose
+shard has the row << 40 | slot. They are in the order of the rank's loader, sample after sample, and
+in a sample feature after feature: so the caches see the rows in the same order as a simulation of
+the log.
 """
 
 import math
@@ -50,8 +50,8 @@ _OWN_ROWS = LOCAL - 1  # fields from here on are the reader's own
 
 
 class _TierAccesses(NamedTuple):
-    """The accesses of a batch that read the tier: which features and accesses they are, and in the
-    batch's order their buckets and addresses there, [n] each."""
+    """Accesses of a batch that read the tier: masks of their features and of the accesses, and in
+    the batch's order their buckets and addresses there, [n] each."""
 
     features: torch.Tensor  # bool [F]
     chosen: torch.Tensor  # bool [N]
@@ -60,15 +60,15 @@ class _TierAccesses(NamedTuple):
 
 
 def source_of(settings: CacheSettings) -> Callable[[SourceParts], RowSource]:
-    """A function that makes an engine's source of rows, by these settings."""
+    """Return a function that makes an engine's source of rows with these settings."""
     return lambda parts: CachedRows(parts, settings)
 
 
 class CachedRows:
-    """The cache of this rank, and its shard of the tier, for one engine."""
+    """Cache of this rank, and its shard of the tier, for one engine."""
 
     def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
-        # Every rank replays the caches of all, and needs the same settings for it.
+        # Every rank replays the caches of all ranks, for which it needs equal settings.
         parts.node.agree(repr(settings).encode(), "the settings of caches")
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
         self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
@@ -87,11 +87,11 @@ class CachedRows:
         self._caches: Caches | None = None
         size = settings.bytes_of(all_bytes)
         self._division = CacheDivision(size, self._rows, self._row_bytes)
-        self._read: torch.Tensor | None = None  # the addresses of the batch that was read last
+        self._read: torch.Tensor | None = None  # addresses of the batch that was read last
         self._settled = True
         self.transmissions = np.zeros(self._ranks, dtype=TRANSMISSIONS)
 
-    # The methods of RowSource, which says what they are for.
+    # The methods of RowSource, documented there.
 
     def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Bring the rows of a batch into the cache."""
@@ -103,7 +103,7 @@ class CachedRows:
         try:
             self._replay(self._caches or self._make_caches(parts), parts)
         except CacheTooSmallError:
-            # Batches ask for other buckets than they did when the cache was divided among them.
+            # Batches read other buckets than at the division of the cache.
             self.settle()
             try:
                 self._replay(self._make_caches(parts), parts)
@@ -113,14 +113,14 @@ class CachedRows:
         return self._in_cache(accesses, heap)
 
     def holds(self, batch: PreparedBatch) -> bool:
-        """Whether it was the last that was read, and its rows have not moved since."""
+        """Return whether it was the last batch that was read, and its rows have not moved since."""
         if self._read is batch.addresses:
             return True
         self.settle()
         return False
 
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """Where the rows of a batch are now."""
+        """Return the current places of the rows of a batch."""
         return self._in_cache(_tier_accesses(batch, self._rank, self._first), heap)
 
     def update(
@@ -150,7 +150,7 @@ class CachedRows:
                 self._arenas.add_gradients(b, places[~alone], of_bucket[~chosen])
 
     def settle(self) -> None:
-        """Push all that the tier lacks."""
+        """Push all pending updates to the tier."""
         if self._settled or self._caches is None:
             return
         add_to(self.transmissions, self._caches.flush())
@@ -159,8 +159,8 @@ class CachedRows:
         self._settled = True
 
     def move(self, before: HeapPlaces, after: HeapPlaces) -> None:
-        """Push what the tier lacks of rows, which are at other addresses then. Caches keep them."""
-        self._read = None  # by addresses of before
+        """Push pending updates of rows that move to other addresses. Caches keep the rows."""
+        self._read = None  # has the old addresses
         self._tier.resize()
         if self._caches is not None:
             moved = self._caches.move(_addresses(before), _addresses(after))
@@ -169,22 +169,22 @@ class CachedRows:
             self._wait_for_writes("push rows that move")
 
     def forget(self) -> None:
-        """Empty the caches, which are settled."""
+        """Empty the settled caches."""
         self._caches, self._read = None, None
 
     def to_dict(self) -> dict[str, Any]:
-        """The transmissions of each rank since the start: the fields of TRANSMISSIONS."""
+        """Return the transmissions of each rank since the start: the fields of TRANSMISSIONS."""
         names = TRANSMISSIONS.names or ()
         return {name: self.transmissions[name].tolist() for name in names}
 
-    # What those methods are made of.
+    # Parts of those methods.
 
     def _wait_for_writes(self, what: str) -> None:
-        """Until all ranks have written to their shards: nobody may read there before."""
+        """Wait until all ranks have written to their shards, which nobody may read earlier."""
         gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), what)
 
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
-        """Empty caches, divided among the buckets by what batches ask for."""
+        """Return empty caches, divided among the buckets by the rows that batches read."""
         addresses = np.concatenate([addresses for _, addresses in parts])
         capacity = self._division.capacity(addresses)
         caches = Caches(
@@ -215,7 +215,7 @@ class CachedRows:
         )
 
     def _replay(self, caches: Caches, parts: Sequence[tuple[Ints, Ints]]) -> None:
-        """Find out what the step moves, and move it. `parts` are the ranks' batches."""
+        """Find the step's moves, and carry them out. `parts` are the ranks' batches."""
         starts = np.cumsum([0, *(len(addresses) for _, addresses in parts)])
         ends = [offsets[1:] + start for (offsets, _), start in zip(parts, starts[:-1], strict=True)]
         samples = [len(offsets) - 1 for offsets, _ in parts]
@@ -229,7 +229,7 @@ class CachedRows:
         self._transfers.carry_out(caches.take_moves())
 
     def _expect(self, joint: NDArray[np.void], step: Step) -> None:
-        """Tell the shard which of its rows will get gradients of several ranks."""
+        """Tell the shard the rows for which gradients of several ranks will come."""
         if self._bounded:
             return
         mine = joint[m.owners(joint) == self._rank]
@@ -239,8 +239,9 @@ class CachedRows:
             self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
 
     def _in_cache(self, accesses: _TierAccesses, heap: Fetched) -> Fetched:
-        """A batch's addresses in the cache, which to the kernels is one more rank's arenas, behind
-        those of rows that were fetched: of tables of the tier that are not trained."""
+        """Return a batch's addresses in the cache. Kernels see the cache as the arenas of one more
+        rank, after those of fetched rows, which belong to tables of the tier that are not
+        trained."""
         assert self._caches is not None
         numbers = self._caches.numbers(accesses.addresses.numpy())
         places = np.zeros(len(numbers), dtype=np.int64)
@@ -256,7 +257,7 @@ class CachedRows:
 
     def _update_tier(self, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step) -> None:
         """Take the step in the tier, with the rows' gradients of all ranks."""
-        self._read = None  # its rows may not be the latest any more
+        self._read = None  # its rows may be outdated now
         buckets = range(len(self._buckets))
         mine = [_distinct_addresses(rows, b, self._first) for b in buckets]
         sent = torch.from_numpy(np.concatenate(mine))
@@ -287,20 +288,20 @@ class CachedRows:
 
 
 def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
-    """(offsets of samples, addresses) of what a rank said of its batch."""
+    """Return (offsets of samples, addresses) from a rank's message about its batch."""
     size = int(given[0])
     numbers = given.numpy()
     return numbers[1 : 1 + size], numbers[1 + size :]
 
 
 def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> torch.Tensor:
-    """The gradients of those rows of a bucket that the shard of a rank has."""
+    """Return the gradients of the rows of a bucket that are in a rank's shard."""
     base, owned = rows.bucket(bucket).start, rows.owned(bucket, rank)
     return grads[owned.start - base : owned.stop - base]
 
 
 def _check_replay(parts: SourceParts, settings: CacheSettings, rows: int, all_bytes: int) -> None:
-    """OperError on all ranks where the hosts have no memory for the replay of all caches."""
+    """Raise OperError on all ranks if the hosts lack memory for the replay of all caches."""
     share = min(settings.bytes_of(all_bytes) / max(all_bytes, 1), 1.0)
     replay = CacheReplay.of(
         parts.node.ranks,
@@ -321,7 +322,8 @@ def _check_replay(parts: SourceParts, settings: CacheSettings, rows: int, all_by
 
 
 def _check_rounding(buckets: Sequence[Any]) -> None:
-    """Random bits go by a row's slot, and a cached row has one only while it is cached."""
+    """Raise OperError for stochastic rounding: its random bits follow a row's slot, which a row has
+    only while it is cached."""
     for bucket in buckets:
         if bucket.optimizer.stochastic_rounding:
             raise OperError(
@@ -346,7 +348,8 @@ def _addresses(rows: HeapPlaces) -> Ints:
 
 
 def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierAccesses:
-    """The accesses of the buckets from `first_bucket` on, which count from 0 in addresses."""
+    """Return the accesses of the buckets from `first_bucket` on, which are numbered from 0 in
+    addresses."""
     of_feature = batch.features[:, _BUCKET] - first_bucket
     buckets = of_feature.repeat_interleave(batch.segment_offset.diff())
     chosen = buckets >= 0
@@ -358,8 +361,8 @@ def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierA
 
 
 def _by_sample(batch: PreparedBatch, accesses: _TierAccesses) -> tuple[torch.Tensor, torch.Tensor]:
-    """The addresses sample after sample, and where each sample's begin and end, [samples + 1]."""
-    # Features behind the batch's own are bags of other nodes, whose tables are not in the tier.
+    """Return the addresses sample after sample, and the offsets of the samples, [samples + 1]."""
+    # Features after the batch's own are bags of other nodes, whose tables are not in the tier.
     of_tier = batch.lengths[accesses.features[: len(batch.keys)]].numpy().astype(np.int64)
     order = torch.from_numpy(sample_major(of_tier))
     ends = torch.from_numpy(np.append(0, np.cumsum(of_tier.sum(axis=0))))
@@ -367,7 +370,7 @@ def _by_sample(batch: PreparedBatch, accesses: _TierAccesses) -> tuple[torch.Ten
 
 
 def _distinct_addresses(rows: SortedRows, bucket: int, first_bucket: int) -> np.ndarray:
-    """The addresses of a bucket's distinct rows, in their order."""
+    """Return the addresses of a bucket's distinct rows, in their order."""
     parts = []
     for owner in range(rows.ranks):
         slots = rows.slots[rows.owned(first_bucket + bucket, owner)]

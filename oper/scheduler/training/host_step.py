@@ -1,4 +1,4 @@
-"""An optimizer's step with rows in the host's memory, by gradients that have slots beside them."""
+"""Optimizer step with rows in the host's memory, from gradients with their slots."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Transfers of rows and gradients between all ranks' caches and the tier: the moves of a step.
 
-First everything that is pushed goes to the owners of the rows, then what is pulled comes from them,
-or from other caches. Every rank knows from the moves what it sends to whom and what comes.
+First all pushes go to the owners of the rows, then all pulls come from them, or from other caches.
+Every rank derives its messages from the moves.
 """
 
 from collections.abc import Iterator
@@ -20,19 +20,18 @@ _KINDS = (m.PUSH_ROW, m.PUSH_GRADIENT, m.PULL, m.PEER)  # in the order of parcel
 
 
 class Parcels:
-    """Packs and unpacks, as bytes, what moves between a rank's cache and its shard, and those of
-    others.
+    """Packing, as bytes, of the moves between a rank's cache and shard, and those of other ranks.
 
-    Both ends know the moves and their order. A parcel holds, of each kind of move and of it each
-    bucket, the rows' values and then their states, or gradients; nothing else. `bounded`: gradients
-    that are pushed are sums of SGD's steps.
+    Both ends know the moves and their order. A parcel holds, for each kind of move and each bucket,
+    only the rows' values and then their states, or gradients. `bounded`: pushed gradients are sums
+    of SGD's steps.
     """
 
     def __init__(self, arenas: CacheArenas, tier: TierShard, bounded: bool) -> None:
         self.arenas, self._tier, self._bounded = arenas, tier, bounded
 
     def pack(self, moves: NDArray[np.void]) -> torch.Tensor:
-        """The bytes that this rank sends in these moves, uint8."""
+        """Return the bytes that this rank sends in these moves, uint8."""
         parts = [torch.empty(0, dtype=torch.uint8)]
         for kind, bucket, of in self._groups(moves):
             if kind == m.PUSH_GRADIENT:
@@ -44,7 +43,7 @@ class Parcels:
         return torch.cat(parts)
 
     def unpack(self, moves: NDArray[np.void], parcel: torch.Tensor) -> None:
-        """Put what came into its places."""
+        """Write a received parcel into its places."""
         for kind, bucket, of in self._groups(moves):
             description = self.arenas.buckets[bucket]
             if kind == m.PUSH_GRADIENT:
@@ -65,20 +64,20 @@ class Parcels:
         assert not parcel.numel(), "a rank sent what this one's replay does not know of"
 
     def _groups(self, moves: NDArray[np.void]) -> Iterator[tuple[int, int, NDArray[np.void]]]:
-        """(kind, bucket, its moves), in the order of parcels."""
+        """Yield (kind, bucket, its moves), in the order of parcels."""
         for kind in _KINDS:
             of_kind = moves[moves["kind"] == kind]
             if not len(of_kind):
                 continue
             buckets = m.buckets(of_kind)
             for bucket in range(len(self.arenas.buckets)):
-                found = of_kind[buckets == bucket]
-                if len(found):
-                    yield kind, bucket, found
+                moves_of_bucket = of_kind[buckets == bucket]
+                if len(moves_of_bucket):
+                    yield kind, bucket, moves_of_bucket
 
 
 class RowTransfers:
-    """Carries moves out for one rank. `due` are moves of the last step that come before the next
+    """Execution of moves for one rank. `due` are moves of the last step that precede the next
     ones."""
 
     def __init__(self, rank: int, ranks: int, exchange: Exchange, parcels: Parcels) -> None:
@@ -87,7 +86,7 @@ class RowTransfers:
         self.due = np.zeros(0, dtype=m.MOVES)
 
     def carry_out(self, moves: NDArray[np.void]) -> None:
-        """Send and receive what moves. Collective: all ranks have the same moves."""
+        """Send and receive the moves. Collective: all ranks have the same moves."""
         moves = np.concatenate([self.due, moves])
         self.due = moves[:0]
         kinds = moves["kind"]
@@ -106,7 +105,7 @@ class RowTransfers:
     def _send(
         self, moves: NDArray[np.void], source: Ints, target: Ints, action: str
     ) -> list[torch.Tensor]:
-        """Send what moves; returns what came from each rank. Each move has one source and one
+        """Send the moves, and return the parcel from each rank. Each move has one source and one
         target."""
         mine, to = moves[source == self._rank], target[source == self._rank]
         parts = [self._parcels.pack(mine[to == rank]) for rank in range(self._ranks)]
@@ -121,6 +120,7 @@ class RowTransfers:
 
 
 def _cut(parcel: torch.Tensor, rows: int, bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first rows of so many bytes each, [rows, bytes], and what follows them."""
+    """Return the first `rows` rows of `bytes` bytes each, [rows, bytes], and the rest of the
+    parcel."""
     size = rows * bytes
     return parcel[:size].clone().view(rows, bytes), parcel[size:]

@@ -1,4 +1,4 @@
-"""The tier's shard of one rank: rows that it alone writes, and gradients that wait there.
+"""Shard of the tier on one rank: rows that it alone writes, and gradients that wait there.
 
 A row that several workers trained at once takes one step with the sum of their gradients, once all
 of them have been pushed; until then they wait here with the number of the step and its learning
@@ -16,34 +16,34 @@ from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.scheduler.training.host_step import take_step
 
-# `step` tells steps apart, which their numbers do not: a checkpoint may set those back.
+# `step` distinguishes steps; their numbers cannot, because a checkpoint may set them back.
 _WAITING = np.dtype(
     [("missing", np.int64), ("step", np.int64), ("number", np.int64), ("rate", np.float64)]
 )
 
 
 class _Sums:
-    """Gradients of a bucket's rows that wait for others of the same step. They are added up in the
-    order of the workers, in whatever order they come: which of them leaves a cache first depends
-    on what moves and is flushed."""
+    """Gradients of a bucket's rows that wait for others of the same step. They are added in the
+    order of the workers, because the order of their arrival depends on moves and flushes."""
 
     def __init__(self, slots: int, dim: int, workers: int) -> None:
         self.index_of = np.full(slots, -1, dtype=np.int32)  # by the row's slot
         self.waiting = np.zeros(0, dtype=_WAITING)
         self._steps = 0
         self._free = np.zeros(0, dtype=np.int64)
-        # Which of the gradients is each worker's of a row that waits; -1 while it has not come.
+        # Index of each worker's gradient of a waiting row; -1 until it has come.
         self._part = np.full((0, workers), -1, dtype=np.int64)
         self._grads = torch.zeros(0, dim)
         self._free_grads = np.zeros(0, dtype=np.int64)
 
     def resize(self, slots: int) -> None:
-        """Rows have so many slots."""
+        """Set the number of slots of rows."""
         more = max(slots - len(self.index_of), 0)
         self.index_of = np.append(self.index_of, np.full(more, -1, dtype=np.int32))
 
     def expect(self, slots: Ints, workers: Ints, number: int, rate: float) -> None:
-        """Gradients of one step, of so many workers, will come for each of these rows."""
+        """Note that gradients of one step, from `workers` workers, will come for each of these
+        rows."""
         more = _lacking(len(slots), self._free, len(self.waiting))
         if more:
             known = len(self.waiting)
@@ -58,7 +58,7 @@ class _Sums:
         self.waiting["number"][at], self.waiting["rate"][at] = number, rate
 
     def add(self, slots: Ints, worker: int, grads: torch.Tensor) -> Ints:
-        """Take one worker's gradients; the slots of rows for which none are missing now."""
+        """Take one worker's gradients, and return the slots of rows that are now complete."""
         at = self.index_of[slots].astype(np.int64)
         more = _lacking(len(slots), self._free_grads, len(self._grads))
         if more:
@@ -72,15 +72,15 @@ class _Sums:
         return slots[self.waiting["missing"][at] == 0]
 
     def sums(self, at: Ints) -> torch.Tensor:
-        """The sums of rows for which none are missing, by where they wait, float32 [n, dim]."""
-        found = torch.zeros(len(at), self._grads.shape[1])
+        """Return the sums of complete rows, by their waiting places, float32 [n, dim]."""
+        sums = torch.zeros(len(at), self._grads.shape[1])
         for part in self._part[at].T:
             came = part >= 0
-            found[torch.from_numpy(came)] += self._grads[torch.from_numpy(part[came])]
-        return found
+            sums[torch.from_numpy(came)] += self._grads[torch.from_numpy(part[came])]
+        return sums
 
     def remove(self, slots: Ints) -> None:
-        """Nothing waits for these rows any more."""
+        """Remove these rows from the waiting ones."""
         at = self.index_of[slots].astype(np.int64)
         parts = self._part[at]
         self._free = np.concatenate([self._free, at])
@@ -90,13 +90,14 @@ class _Sums:
 
 
 def _lacking(wanted: int, free: Ints, known: int) -> int:
-    """How many places more there are to be, where so many are wanted: at least twice as many."""
+    """Return the number of places to add if `wanted` are needed, at least `known`, so that their
+    number doubles."""
     lacking = wanted - len(free)
     return max(lacking, known) if lacking > 0 else 0
 
 
 class TierShard:
-    """The rows of buckets that this rank's part of the heap has."""
+    """Rows of buckets in this rank's part of the heap."""
 
     def __init__(self, heap: Heap, buckets: Sequence[Bucket]) -> None:
         self._heap, self._buckets = heap, buckets
@@ -109,7 +110,7 @@ class TierShard:
             sums.resize(len(self._heap.rows(bucket.width)))
 
     def take_rows(self, bucket: int, slots: Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of rows and of their states, as bytes."""
+        """Return copies of rows and of their states, as bytes."""
         rows, states = self._arenas(bucket)
         at = torch.from_numpy(slots)
         return rows[at], states[at]
@@ -122,11 +123,11 @@ class TierShard:
             arena[at] = given
 
     def expect(self, bucket: int, slots: Ints, workers: Ints, step: Step, rate: float) -> None:
-        """Gradients of this step will come for rows from so many workers each."""
+        """Note that gradients of this step will come for rows, from `workers` workers each."""
         self._sums[bucket].expect(slots, workers, step.number, rate)
 
     def add_gradients(self, bucket: int, slots: Ints, worker: int, grads: torch.Tensor) -> None:
-        """Add one worker's gradients; rows for which none are missing then take their step."""
+        """Add one worker's gradients; rows that are then complete take their step."""
         sums = self._sums[bucket]
         done = np.sort(sums.add(slots, worker, grads))
         at = sums.index_of[done].astype(np.int64)
@@ -139,7 +140,7 @@ class TierShard:
         sums.remove(done)
 
     def subtract(self, bucket: int, slots: Ints, steps: torch.Tensor) -> None:
-        """Take steps of plain SGD, which are given with their learning rates in them."""
+        """Take steps of plain SGD, which already include their learning rates."""
         order = np.argsort(slots)
         self.step(bucket, [slots[order]], [steps[torch.from_numpy(order)]], 1.0, 1)
 
