@@ -1,5 +1,5 @@
 """OPER in a TorchRec script: sharders, planner, sharded modules, state dicts.
 
 In: a TorchRec model and a plan or profile. Out: a sharded model. Imports: runtime and planner,
-which do not know each other.
+which never import each other.
 """

@@ -1,10 +1,10 @@
-"""The optimizers of a module's tables as TorchRec sees them: KeyedOptimizers that step in backward.
+"""Optimizers of a module's tables in TorchRec's form: KeyedOptimizers that step in backward.
 
 One for each bucket (tables with the same settings). Learning rates are set through `param_groups`
-and take effect with `step` and `zero_grad`, as in TorchRec; schedules and warm-up work. State
-dicts have TorchRec's keys: `embedding_bags.TABLE.weight` -> `TABLE.momentum1`, `TABLE.exp_avg_sq`;
-Adam's number of steps, without which training could not go on from a checkpoint exactly, stands
-beside them as `TABLE.iter`.
+and take effect with `step` and `zero_grad`, as in TorchRec; schedules and warm-up work. State dicts
+have TorchRec's keys: `embedding_bags.TABLE.weight` -> `TABLE.momentum1`, `TABLE.exp_avg_sq`; Adam's
+number of steps, which an exact continuation from a checkpoint needs, is stored with them as
+`TABLE.iter`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from oper.runtime.tables.optimizers import State
 from oper.torchrec.state_dict import STEPS, TableBlocks
 from oper.torchrec.uncopied import Uncopied
 
-# Settings that torch's optimizers read from their groups. Groups of tables have none of them, so
-# that a script has set those that are there.
+# Settings that torch's optimizers read from their groups. Groups of tables have none of them, so a
+# script must have set those that are present.
 _FIXED = {
     "amsgrad",
     "betas",
@@ -39,17 +39,17 @@ _FIXED = {
 
 
 class TableState:
-    """A state of one table's optimizer, as a value in an optimizer's `state`.
+    """State of one table's optimizer, as a value in an optimizer's `state`.
 
-    CombinedOptimizer reads and loads what has these two methods through them, and everything else
-    as it is.
+    CombinedOptimizer reads and loads values with these two methods through them, and all other
+    values directly.
     """
 
     def __init__(self, blocks: TableBlocks, table: int, state: State) -> None:
         self._blocks, self._table, self._state = blocks, table, state
 
     def state_dict(self) -> Any:
-        """A copy, in blocks of rows: see TableBlocks."""
+        """Return a copy, in blocks of rows: see TableBlocks."""
         return self._blocks.read([self._table], self._state)[0]
 
     def load_state_dict(self, value: Any) -> None:
@@ -57,7 +57,7 @@ class TableState:
 
 
 class StepCount:
-    """The number of steps that Adam's bias corrections go by, as a state of one table."""
+    """Number of steps for Adam's bias corrections, as a state of one table."""
 
     def __init__(self, blocks: TableBlocks, table: int) -> None:
         self._blocks, self._table = blocks, table
@@ -70,7 +70,7 @@ class StepCount:
 
 
 class TableOptimizers(CombinedOptimizer):
-    """The optimizers of all tables of a model."""
+    """Optimizers of all tables of a model."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by the parameters' names."""
@@ -96,10 +96,10 @@ class _StatesByName(dict[str, Any]):
 
 
 class BucketOptimizer(Uncopied, FusedOptimizer):
-    """The optimizer of tables that share settings.
+    """Optimizer of tables that share settings.
 
-    `params` maps keys to parameters, which are empty; `tables` maps the same keys to the numbers of
-    the tables that the parameters stand for.
+    `params` maps keys to the empty parameters; `tables` maps the same keys to the numbers of the
+    parameters' tables.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class BucketOptimizer(Uncopied, FusedOptimizer):
         self._take_learning_rate()
 
     def set_optimizer_step(self, step: int) -> None:
-        """The number of steps taken so far, for Adam and for stochastic rounding."""
+        """Set the number of steps taken so far, for Adam and for stochastic rounding."""
         self._blocks.write_steps(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ class BucketOptimizer(Uncopied, FusedOptimizer):
             self._take_learning_rate()
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse a group: the tables of the model are all there are."""
+        """Refuse a group: the model has no further tables."""
         raise OperError(
             "add_param_group: expected the tables' own groups, got another one: give other "
             "parameters to an optimizer of their own"

@@ -1,11 +1,11 @@
-"""A training step of a model as CUDA graphs, for batches of one shape.
+"""Training step of a model as CUDA graphs, for batches of one shape.
 
     step = oper.graph_step(model, train)      # train(batch) goes forward, backward, and updates
     for batch in batches:
         loss = step(batch)
 
-The first steps are run as they are. Then the step is captured (runtime/step_graph.py), and from
-there on run as a graph of all of it, or as some with the waits for other ranks between.
+The first steps run eagerly. Then the step is captured (runtime/step_graph.py), and from then on
+runs as one graph, or as several with waits for other ranks in between.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from oper.runtime.step_graph import StepGraph, device_of, memory_of, same_memory
 from oper.torchrec.sharded_model import sharded_collections
 from oper.torchrec.static_inputs import Inputs, StaticInputs, cloned, mapped
 
-WARM_UP = 3  # steps that are run as they are before one is captured
-_WARM_UP_IN_PARALLEL = 11  # as DistributedDataParallel takes times of its first ten steps
-_NEVER = 2**31 - 1  # steps from one to the next that it takes times of, which no graph can have
+WARM_UP = 3  # eager steps before one is captured
+_WARM_UP_IN_PARALLEL = 11  # because DistributedDataParallel times its first ten steps
+_NEVER = 2**31 - 1  # steps between two that it times, which no graph may contain
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
-_in_line: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # that have our hook
+_in_line: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with our hook
 
 
 class GraphedStep(Generic[Result]):
-    """A step of a model; made by `graph_step`."""
+    """Step of a model; made by `graph_step`."""
 
     def __init__(self, model: nn.Module, step: Callable[..., Result]) -> None:
         self._model, self._step = model, step
@@ -53,57 +53,57 @@ class GraphedStep(Generic[Result]):
             self._reduce_in_line()
         self._static: StaticInputs | None = None
         self._graph: StepGraph | None = None
-        # The inputs of the last step that was run as it is, and how many had that shape till then.
+        # Inputs of the last eager step, and the number of steps of that shape until then.
         self._last: Inputs | None = None
         self._alike = 0
-        self._memory: list[object] = []  # that the tables had when it had been run
-        self._mode: tuple[Any, ...] = ()  # that they were run in
+        self._memory: list[object] = []  # of the tables after that step
+        self._mode: tuple[Any, ...] = ()  # of those steps
         self._modules = list(model.modules())
-        # Lookups that are not pooled need as many values of each key.
+        # Unpooled lookups need equally many values of each key.
         self._counts_too = not all(engine.features.pooled for engine in self._engines)
         self._dense = [parameter for parameter in model.parameters() if parameter.numel()]
-        # Those whose gradient the step lets go before it looks at it.
+        # Parameters whose gradient the step releases before it reads it.
         self._let_go: set[nn.Parameter] = set()
-        self._there: list[tuple[bool, int, int]] = []  # before the step that was captured
-        self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []  # as it left them
-        # Gradients that the step looks at before it lets them go, and those that it then makes,
-        # which come to where the next one looks.
+        self._there: list[tuple[bool, int, int]] = []  # before the captured step
+        self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []  # after the captured step
+        # Gradients that the step reads before it releases them, and those that it then makes, which
+        # are copied to where the next step reads them.
         self._looked_at: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        self._elsewhere = 0  # steps since then whose dense part, or gradients, lay elsewhere
+        self._elsewhere = 0  # later steps whose dense part or gradients lay elsewhere
         self._warned = False
 
     @property
     def captured(self) -> bool:
-        """Whether steps of the shape that was captured are run as graphs now."""
+        """True if steps of the captured shape now run as graphs."""
         return self._graph is not None and not self._graph.out_of_date
 
     def release(self) -> None:
-        """Let the graph go, with its memory; the next steps are run as they are again."""
+        """Release the graph and its memory; the next steps run eagerly again."""
         self._graph = self._static = self._last = None
         self._there, self._grads, self._looked_at = [], [], ([], [])
         self._elsewhere = 0
 
     def __call__(self, *inputs: Any) -> Result:
-        """One step. Inputs are tensors and KeyedJaggedTensors on the model's device, and lists,
-        tuples, dicts and dataclasses of them. Of another shape than what was captured the step is
-        run as it is.
+        """Run one step. Inputs are tensors and KeyedJaggedTensors on the model's device, and lists,
+        tuples, dicts and dataclasses of them. With inputs of another shape than the captured one
+        the step runs eagerly.
 
-        Raises what the step raises; OperError if it cannot be captured.
+        Raise the step's errors, and OperError if it cannot be captured.
         """
-        given = Inputs(inputs)
-        given.check_on(self._device.torch_device)
+        step_inputs = Inputs(inputs)
+        step_inputs.check_on(self._device.torch_device)
         if self._graph is not None and (self._graph.out_of_date or self._elsewhere > self._warm_up):
             self.release()
         if self._graph is None:
-            if not self._is_warm(given):
-                return self._as_it_is(given)
-            self._capture(given)
+            if not self._is_warm(step_inputs):
+                return self._as_it_is(step_inputs)
+            self._capture(step_inputs)
         assert self._static is not None
         assert self._graph is not None
-        if not self._fits(given):
-            return self._as_it_is(given)
+        if not self._fits(step_inputs):
+            return self._as_it_is(step_inputs)
         static = self._static
-        result: Result = self._graph.run(lambda: static.fill(given), _cloned)
+        result: Result = self._graph.run(lambda: static.fill(step_inputs), _cloned)
         if self._looked_at[0]:
             torch._foreach_copy_(*self._looked_at, non_blocking=True)
         for parameter, grad in self._grads:
@@ -111,7 +111,7 @@ class GraphedStep(Generic[Result]):
         return result
 
     def _fits(self, inputs: Inputs) -> bool:
-        """Whether a step is the one that was captured."""
+        """Return whether a step equals the captured one."""
         assert self._static is not None
         if self._mode != self._mode_now() or self._counted() or not self._static.fit(inputs):
             return False
@@ -120,8 +120,8 @@ class GraphedStep(Generic[Result]):
         return same
 
     def _there_now(self) -> list[tuple[bool, int, int]]:
-        """Of each parameter of the dense part whether it is trained, where it lies, and where its
-        gradient does, which the step may add to or use; 0, where the step does neither."""
+        """Return for each parameter of the dense part whether it is trained, its address, and the
+        address of its gradient, which the step may add to or use; 0 if the step does neither."""
         return [
             (
                 parameter.requires_grad,
@@ -134,7 +134,7 @@ class GraphedStep(Generic[Result]):
         ]
 
     def _is_warm(self, inputs: Inputs) -> bool:
-        """Whether the steps before had this shape, and can be captured."""
+        """Return whether the previous steps had this shape, and can be captured."""
         mode = self._mode_now()
         if (
             self._last is None
@@ -149,7 +149,7 @@ class GraphedStep(Generic[Result]):
         return self._alike > self._warm_up
 
     def _mode_now(self) -> tuple[Any, ...]:
-        """What else makes a step another one."""
+        """Return the settings, other than inputs and memory, that a captured step depends on."""
         kind = self._device.torch_device.type
         return (
             *[module.training for module in self._modules],
@@ -161,10 +161,11 @@ class GraphedStep(Generic[Result]):
 
     def _as_it_is(self, inputs: Inputs) -> Result:
         before = [(parameter, parameter.grad) for parameter in self._dense]
-        # The last one before the step is captured, if it is of that shape.
+        # True in the last step before the capture, if its shape is the same.
         looks = self._graph is None and self._alike == self._warm_up
         used = _Used(grad for _, grad in before) if looks else contextlib.nullcontext()
-        # Beside, as torch lets a parameter's gradient be added up on the stream of its first use.
+        # On a side stream, because torch accumulates a parameter's gradient on the stream of its
+        # first use.
         with self._device.beside(), used:
             result = self._step(*inputs.given)
         self._memory = memory_of(self._engines)
@@ -174,7 +175,7 @@ class GraphedStep(Generic[Result]):
                 for parameter, grad in before
                 if grad is not None and parameter.grad is not grad and not used.one(grad)
             }
-        mapped(result, lambda leaf: leaf)  # for its error before the step is captured
+        mapped(result, lambda leaf: leaf)  # raises its error before the step is captured
         return result
 
     def _capture(self, inputs: Inputs) -> None:
@@ -193,11 +194,12 @@ class GraphedStep(Generic[Result]):
             ) from error
         finally:
             for parameter, grad in zip(self._dense, before, strict=True):
-                parameter.grad = grad  # as nothing was run
+                parameter.grad = grad  # because nothing was run
         self._static, self._last = static, None
 
     def _keep_grads(self, before: list[torch.Tensor | None]) -> None:
-        """As the step that was captured leaves them, where there were those before it."""
+        """Record the gradients that the captured step leaves, in place of the gradients `before`
+        it."""
         self._grads, self._looked_at = [], ([], [])
         for parameter, old in zip(self._dense, before, strict=True):
             made = parameter.grad
@@ -212,8 +214,12 @@ class GraphedStep(Generic[Result]):
             self._looked_at[1].append(made)
 
     def _counted(self) -> bool:
-        """Whether batches are counted on the host, so that steps are run as they are."""
-        hooks = (hook for each in self._collections for hook in each._forward_pre_hooks.values())
+        """Return whether batches are counted on the host, so that steps run eagerly."""
+        hooks = (
+            hook
+            for collection in self._collections
+            for hook in collection._forward_pre_hooks.values()
+        )
         if not any(getattr(hook, "counts_batches", False) for hook in hooks):
             return False
         if not self._warned:
@@ -225,8 +231,8 @@ class GraphedStep(Generic[Result]):
         return True
 
     def _reduce_in_line(self) -> None:
-        """Have the gradients of the dense part summed where the backward comes to them: what goes
-        on beside it would have to end before ranks wait for each other, where a graph ends."""
+        """Have the gradients of the dense part summed in line with the backward pass: concurrent
+        work would have to end before ranks wait for each other, at the end of a graph."""
         for module in self._model.modules():
             if not isinstance(module, DistributedDataParallel):
                 continue
@@ -245,15 +251,15 @@ class GraphedStep(Generic[Result]):
 
 
 def graph_step(model: nn.Module, step: Callable[..., Result]) -> GraphedStep[Result]:
-    """A step of a model, that is run as CUDA graphs from the fourth call with one shape of inputs
-    on: what the host takes for it no longer grows with its operators.
+    """Return a step of a model that runs as CUDA graphs from the fourth call with one shape of
+    inputs on, so that the host's time no longer grows with the number of operators.
 
     Args:
         model: sharded by OPER, on a CUDA device, for training or inference.
-        step: what a step does, from forward to the update of the dense part, as torch's graphs can
-            have it: the host may not look at values, and what it does beside starting work on the
-            device is done once, when the step is captured. Its inputs, and what it returns, are
-            tensors, KeyedJaggedTensors, and lists, tuples, dicts and dataclasses of them.
+        step: the work of a step, from forward to the update of the dense part, in a form that torch
+            can capture: the host may not read values, and its work other than launches on the
+            device is done once, at the capture. Inputs and results are tensors, KeyedJaggedTensors,
+            and lists, tuples, dicts and dataclasses of them.
 
     Returns:
         A callable in the place of `step`; all ranks call theirs together.
@@ -268,7 +274,7 @@ def graph_step(model: nn.Module, step: Callable[..., Result]) -> GraphedStep[Res
 
 
 class _Used(TorchDispatchMode):
-    """Which of some tensors operators are given, that are called inside."""
+    """Recorder of the tensors, of those given, that operators use inside the context."""
 
     def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
         super().__init__()
@@ -276,7 +282,7 @@ class _Used(TorchDispatchMode):
         self._used: set[int] = set()
 
     def one(self, tensor: torch.Tensor) -> bool:
-        """Whether this one was used."""
+        """Return whether this tensor was used."""
         return _storage(tensor) in self._used
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -294,14 +300,14 @@ def _sum_in_line(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The mean of a bucket of gradients over the ranks, as DistributedDataParallel takes it; what
-    the backward starts next comes after it."""
+    """Return the mean of a bucket of gradients over the ranks, as DistributedDataParallel does; the
+    rest of the backward pass comes after it."""
     gradients = bucket.buffer()
     gradients.mul_(1 / group.size())
     capture = capture_on(gradients.device)
     if capture is None:
         dist.all_reduce(gradients, group=group)
-    else:  # never in a graph, as other ranks may run their steps as they are
+    else:  # never in a graph, because other ranks may run their steps eagerly
         capture.here(lambda: dist.all_reduce(gradients, group=group))
     done = torch.futures.Future[torch.Tensor]()
     done.set_result(gradients)

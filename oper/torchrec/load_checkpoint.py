@@ -1,9 +1,9 @@
 """`oper.load`: a model's tables, their optimizers and its dense part from a checkpoint.
 
-Each rank reads the rows of its own block, in pieces, wherever in the files they are, and writes
-them to all their copies. So a checkpoint of any number of ranks goes to any other, under any plan.
-What can be wrong with a checkpoint is found before anything is changed, but for bytes that turned
-in a file: these are found when they are read.
+Each rank reads the rows of its own block, in pieces, from any of the files, and writes them to all
+their copies. So a checkpoint of any number of ranks can be loaded on any other number, under any
+plan. All faults of a checkpoint are found before anything is changed, except corrupted bytes, which
+are found when they are read.
 """
 
 import io
@@ -68,9 +68,9 @@ _log = logging.getLogger(__name__)
 class Loaded:
     """Result of `oper.load`: the checkpoint's folder and the step it was given.
 
-    `grown` has the rows in the checkpoint of tables that have more rows now; `new` are tables that
-    it lacks. Their other rows have the values that they had. `skipped` are its tables that the
-    model lacks.
+    `grown` has, for tables that have more rows now, their rows in the checkpoint; `new` are tables
+    that the checkpoint lacks. Rows outside the checkpoint keep their values. `skipped` are the
+    checkpoint's tables that the model lacks.
     """
 
     folder: Path
@@ -87,71 +87,71 @@ def load(
     state: Mapping[str, Any] | None = None,
     deltas: bool = False,
 ) -> Loaded:
-    """Load a checkpoint that `oper.save` or `oper.save_delta` wrote into a sharded model, under any
-    plan and on any number of ranks. To be called on all ranks alike.
+    """Load a checkpoint of `oper.save` or `oper.save_delta` into a sharded model, under any plan
+    and on any number of ranks. Call it on all ranks with equal arguments.
 
-    `folder` is a checkpoint, or a folder of some, of which the one of the highest step is taken; a
-    delta is put together with what it is upon. With `deltas` the rows that are updated from now on
-    are marked, so that `oper.save_delta` goes on upon it.
-    Objects of `state` that have a `load_state_dict`, such as a dense optimizer, are given what was
-    saved under their names; dicts are filled. Rows of tables that have grown, and tables that are
-    new, keep their initial values, and a warning says so. Raises OperError, on all ranks, where a
-    file is missing or damaged, what a delta is upon is, the checkpoint is of another model, or its
-    rows are other rows by the model's plan.
+    `folder` is a checkpoint, or a folder of checkpoints, of which the one with the highest step is
+    loaded; a delta is loaded with the checkpoints that it continues. With `deltas` rows updated
+    from now on are marked, so that `oper.save_delta` can continue this checkpoint. Objects of
+    `state` with a `load_state_dict`, such as a dense optimizer, get the state saved under their
+    names; dicts are filled. New rows of grown tables, and new tables, keep their initial values,
+    with a warning. Raises OperError, on all ranks, if a file of the checkpoint or of one that it
+    continues is missing or damaged, if the checkpoint is of another model, or if the model's plan
+    numbers its rows differently.
     """
     check_type("load", "model", model, nn.Module)
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     of_each_rank(lambda: check_parts("load", folder, state), group)
-    found = Path(of_first_rank(lambda: str(_newest(Path(folder))), group))
-    chain = of_each_rank(lambda: read_chain(found), group)  # which rank 0 has checked
+    path = Path(of_first_rank(lambda: str(_newest(Path(folder))), group))
+    chain = of_each_rank(lambda: read_chain(path), group)  # checked by rank 0
     index, marker = chain.index, chain.marker
     assert marker is not None, "a checkpoint without one is not found"
-    given = dict(state or {})
+    parts = dict(state or {})
     with streaming(model):
         content = of_each_rank(lambda: whole_state(model, parts_of(state)), group)
-        drop_unsaved_states(given, index, content)
+        drop_unsaved_states(parts, index, content)
         flat, paths = of_each_rank(lambda: flattened("load", content), group)
-        take_saved_names(given, index, flat, paths)
+        take_saved_names(parts, index, flat, paths)
         tables = {name: value for name, value in flat.items() if isinstance(value, StreamedTable)}
-        new = _absent_tables(found, tables, index)
+        new = _absent_tables(path, tables, index)
         present = {name: value for name, value in tables.items() if value.table not in new}
         rest = {name: value for name, value in flat.items() if name not in tables}
         new_steps = _steps_of_new_tables(rest, index)
         rest = {name: value for name, value in rest.items() if name not in new_steps}
 
         def check() -> dict[str, int]:
-            grown = _check(found, present, rest, index)
-            _check_rows(model, found, marker)
+            grown = _check(path, present, rest, index)
+            _check_rows(model, path, marker)
             if deltas:
-                _check_dtypes(found, present, index)
+                _check_dtypes(path, present, index)
             return grown
 
         grown = of_each_rank(check, group)
         end_deltas(model)
-        of_each_rank(lambda: _read_rest(found, rest, chain.last.index), group)
+        of_each_rank(lambda: _read_rest(path, rest, chain.last.index), group)
         _read_tables(chain, present, group)
         steps = next((v for name, v in rest.items() if name.endswith(f".{STEPS}")), None)
         for name, value in (rest | dict.fromkeys(new_steps, steps)).items():
-            put(content, paths[name], value)  # dicts of `state` are filled by that
+            put(content, paths[name], value)  # fills the dicts of `state`
         model.load_state_dict(content[MODEL])
         fused_optimizer_of(model).load_state_dict(content[OPTIMIZER])
-        for name, value in given.items():
+        for name, value in parts.items():
             if is_stateful(value):
                 load_part(value, content[name])
     names = {value.table for value in tables.values()}
     skipped = tuple(name for name in tables_of(index) if name not in names)
-    loaded = Loaded(found, marker.step, grown, tuple(new), skipped)
+    loaded = Loaded(path, marker.step, grown, tuple(new), skipped)
     if deltas:
-        begin_deltas(model, found, marker, _new_rows(model, loaded))
+        begin_deltas(model, path, marker, _new_rows(model, loaded))
     if is_first(group):
         _tell(loaded, {value.table: value.shape[0] for value in tables.values()})
     return loaded
 
 
 def _newest(folder: Path) -> Path:
-    """Return the newest checkpoint at a path, which `open_chain` finds sound."""
-    # A save that was killed between two renames is put back.
+    """Return the newest checkpoint at a path, after `open_chain` has checked it."""
+    # Restore a save that was killed between two renames.
     temporaries.sweep(folder, lambda old: is_wholly(old, FORMAT))
     return open_chain(newest(folder)).folder
 
@@ -159,7 +159,7 @@ def _newest(folder: Path) -> Path:
 def _absent_tables(
     folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex
 ) -> list[str]:
-    """The model's tables that a checkpoint lacks; OperError if it has none of them."""
+    """Return the model's tables that a checkpoint lacks; raise OperError if it has none of them."""
     weights = {value.table: name for name, value in tables.items() if value.state is None}
     absent = [table for table, name in weights.items() if name not in index.tensors]
     if len(absent) == len(weights):
@@ -173,8 +173,8 @@ def _absent_tables(
 
 
 def _steps_of_new_tables(rest: Mapping[str, Any], index: SavedIndex) -> list[str]:
-    """The numbers of Adam's steps that a checkpoint lacks, where it has those of other tables:
-    there is one number for all tables of an engine."""
+    """Return the names of Adam's step counts that a checkpoint lacks, if it has those of other
+    tables: all tables of an engine share one count."""
     steps = [name for name in rest if name.endswith(f".{STEPS}")]
     lacking = [name for name in steps if name not in index.tensors]
     return lacking if len(lacking) < len(steps) else []
@@ -183,7 +183,8 @@ def _steps_of_new_tables(rest: Mapping[str, Any], index: SavedIndex) -> list[str
 def _check(
     folder: Path, tables: Mapping[str, StreamedTable], rest: Mapping[str, Any], index: SavedIndex
 ) -> dict[str, int]:
-    """Compare what is to be loaded with what was saved; the old rows of tables that grew."""
+    """Compare the model with the checkpoint; return the saved number of rows of tables that have
+    grown."""
     grown: dict[str, int] = {}
     for name, value in tables.items():
         what = f"table {value.table!r}" + (f", {value.state}" if value.state else "")
@@ -219,7 +220,7 @@ def _check(
 
 
 def _check_rows(model: nn.Module, folder: Path, marker: Marker) -> None:
-    """Raise OperError unless the rows that were saved are the same rows by the model's plans."""
+    """Raise OperError unless the model's plans number the saved rows identically."""
     try:
         saved = [
             Table(name, table["rows"], ids=IdRule.from_dict(table["ids"]))
@@ -242,7 +243,7 @@ def _check_rows(model: nn.Module, folder: Path, marker: Marker) -> None:
 
 
 def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: SavedIndex) -> None:
-    """Raise OperError if rows would be loaded in another dtype than deltas have them in."""
+    """Raise OperError if rows would be loaded in another dtype than that of the deltas."""
     for name, value in tables.items():
         if (saved := index.tensors[name].dtype) != value.dtype:
             raise OperError(
@@ -253,7 +254,7 @@ def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: Save
 
 
 def _new_rows(model: nn.Module, loaded: Loaded) -> dict[str, list[RowRange]]:
-    """The rows of each collection that a checkpoint lacks."""
+    """Return the rows of each collection that a checkpoint lacks."""
     found = {}
     for path, module in sharded_collections(model).items():
         old = [
@@ -273,7 +274,7 @@ def _read_tables(chain: Chain, tables: Mapping[str, StreamedTable], group: Group
     for name, table in tables.items():
         for first, rows in table.pieces:
             parts: list[tuple[int, torch.Tensor]] = []
-            # All ranks write together: one that cannot read goes on, and fails at the end.
+            # All ranks write together: a rank that cannot read continues, and fails at the end.
             if failure is None:
                 try:
                     rows = min(rows, chain.index.tensors[name].shape[0] - first)
@@ -306,14 +307,14 @@ def _read_rest(folder: Path, rest: dict[str, Any], index: SavedIndex) -> None:
 
 
 class _CheckedReader(FileSystemReader):
-    """Reads what an index that was read without running anything says, by its CRC-32."""
+    """Reader of the parts in a safely read index, which checks their CRC-32."""
 
     def __init__(self, folder: Path, index: SavedIndex) -> None:
         super().__init__(folder)
         self._folder, self._index = folder, index
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index as torch has it."""
+        """Return the index in torch's form."""
         return torch_metadata(self._index)
 
     def _slice_file(self, file: Any, info: Any) -> Any:
@@ -322,7 +323,7 @@ class _CheckedReader(FileSystemReader):
 
 
 class _SafeLoadPlanner(DefaultLoadPlanner):
-    """Reads objects as torch reads weights, which runs nothing."""
+    """Load planner that reads objects like weights, without running code."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put an object into the state dict."""
@@ -330,7 +331,7 @@ class _SafeLoadPlanner(DefaultLoadPlanner):
 
 
 def _tell(loaded: Loaded, rows: Mapping[str, int]) -> None:
-    """Say what of the model was not loaded, and what of the checkpoint."""
+    """Warn of the parts of the model and of the checkpoint that were not loaded."""
     for table, old in loaded.grown.items():
         _log.warning(
             "table %r: has %d rows in %s and %d in the model; the new ones keep their initial "

@@ -1,4 +1,4 @@
-"""Latencies of a model: requests are answered one after another, and each is timed.
+"""Latencies of a model, which answers requests one after another.
 
 latencies, last = oper.measure_latency(model, requests)
 """
@@ -17,35 +17,41 @@ from oper.base.errors import OperError, check_type
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds from each request to its answer, and requests per second of the whole."""
+    """Seconds from each request to its answer, and total requests per second."""
 
     seconds: np.ndarray  # [requests]
     per_second: float
 
     def to_dict(self) -> dict[str, float]:
-        """Percentiles in milliseconds, as JSON holds them."""
+        """Return the percentiles in milliseconds, for JSON."""
         named = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
-        found = {name: float(np.percentile(1e3 * self.seconds, at)) for name, at in named.items()}
-        return {"requests": len(self.seconds), **found, "requests_per_second": self.per_second}
+        percentiles = {
+            name: float(np.percentile(1e3 * self.seconds, at)) for name, at in named.items()
+        }
+        return {
+            "requests": len(self.seconds),
+            **percentiles,
+            "requests_per_second": self.per_second,
+        }
 
 
 def measure_latency(
     model: Callable[[Any], Any], requests: Iterable[Any], warm_up: int = 3
 ) -> tuple[Latencies, Any]:
-    """Time each answer of `model(request)`, without gradients. All of it counts: the translation of
+    """Time each answer of `model(request)`, without gradients. The time includes the translation of
     ids to addresses, the lookup, and the wait for its result.
 
     Args:
         model: a collection of tables sharded by OPER or by TorchRec, a whole model, or an engine.
-        requests: KeyedJaggedTensors, or what the model takes. Ranks that share memory may have
-            different numbers of them under a plan for inference; others may not.
-        warm_up: so many first requests are answered and not counted.
+        requests: KeyedJaggedTensors, or other inputs of the model. Only ranks that share memory,
+            under a plan for inference, may have different numbers of them.
+        warm_up: number of first requests that are answered but not counted.
 
     Returns:
-        What the requests took, and the last one's answer.
+        The latencies, and the last answer.
 
     Raises:
-        OperError: there are no more requests than `warm_up`, and whatever the model raises.
+        OperError: there are at most `warm_up` requests. The model's errors pass through.
     """
     check_type("measure_latency", "model", model, Callable)  # type: ignore[arg-type]
     seconds, out, begun = [], None, time.perf_counter()
@@ -58,7 +64,7 @@ def measure_latency(
             if isinstance(out, LazyAwaitable):
                 out = out.wait()
             if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # an answer on a device may have been started only
+                torch.cuda.synchronize()  # work on a device may be unfinished
             seconds.append(time.perf_counter() - start)
     counted = np.array(seconds[warm_up:])
     if not len(counted):

@@ -1,6 +1,6 @@
-"""The warnings of one model: each of them once, and on one rank, however many collections it has.
+"""Warnings of one model: each is issued once, on one rank, for any number of collections.
 
-All ranks and collections find the same: a script on 64 ranks should read it once.
+All ranks and collections find the same faults: a script on 64 ranks should show each once.
 """
 
 import logging
@@ -13,15 +13,15 @@ from oper.base.formatting import printable
 
 
 class ModelWarnings:
-    """Logs the warnings of one model, if this rank is the one that does."""
+    """Logger of the warnings of one model, on the rank that is to log them."""
 
     def __init__(self, speaks: bool = True) -> None:
         self._speaks, self._said = speaks, set[Hashable]()
 
     @classmethod
     def of_ranks(cls, ranks: int) -> "ModelWarnings":
-        """The warnings of a model for so many ranks. The first of all ranks speaks; where these are
-        not all, it may not be one of them, and everyone does."""
+        """Return the warnings of a model for `ranks` ranks. Rank 0 of all ranks logs them; if there
+        are more ranks than these, rank 0 may be absent, and every rank logs."""
         all_ranks = dist.is_initialized() and dist.get_world_size() == ranks
         return cls(not all_ranks or dist.get_rank() == 0)
 
@@ -32,8 +32,8 @@ class ModelWarnings:
         self._said.add(about)
 
     def warn_of_script(self, text: str) -> None:
-        """Issue a UserWarning about the calling script, unless the same was issued: a script may
-        have its loggers off, and go on with another result than it was written for."""
+        """Issue a UserWarning about the calling script, unless the same was issued: a script
+        without loggers would otherwise continue with a result that it does not expect."""
         if text not in self._said and self._speaks:
             warnings.warn(printable(text), UserWarning, stacklevel=2)
         self._said.add(text)

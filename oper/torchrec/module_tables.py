@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model, found in a plan by name, and what trains each of them.
+"""Tables of a TorchRec model, found in a plan by name, and their optimizers.
 
 A plan places tables; a model has collections of them, each of which gets its part of the plan
 (oper/plan/plan_parts.py). Tables are matched by name. Their sizes and dtypes must be the plan's,
@@ -31,7 +31,7 @@ from oper.torchrec.model_warnings import ModelWarnings
 
 _log = logging.getLogger(__name__)
 
-# Settings of TorchRec's configs that no row of ours can follow.
+# Settings of TorchRec's configs that OPER cannot follow.
 _UNSUPPORTED = (
     "use_virtual_table",
     "virtual_table_eviction_policy",
@@ -41,21 +41,21 @@ _UNSUPPORTED = (
     "stash_weights",
 )
 
-# Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside
-# leaves each rank a mapping of its own into rows that all of them share.
+# Modules that map ids to rows by the ids that this rank has seen so far. If the collection inside
+# is sharded, each rank has its own mapping into rows that all of them share.
 _MAP_IDS = (
     BaseManagedCollisionEmbeddingCollection,
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
 )
-_OF_PROCESSED = "_embedding_bag_collection"  # also of modules that weigh features
+_OF_PROCESSED = "_embedding_bag_collection"  # also in modules that weigh features
 _ATTRIBUTES = ("_embedding_module", _OF_PROCESSED, "_embedding_collection")
 
 
 def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The collections of a model that a sharder of ours takes, by their path.
+    """Yield the collections of a model that OPER's sharders take, by their path.
 
-    Their type is matched exactly, as TorchRec's DistributedModelParallel looks for a sharder.
+    Their type is matched exactly, like by TorchRec's DistributedModelParallel.
     """
     for path, inner in module.named_modules():
         if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
@@ -63,7 +63,7 @@ def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_place(module: nn.Module, path: str) -> None:
-    """OperError if the collection at a path of a model lies in a module that maps its ids."""
+    """Raise OperError if the collection at a path of a model lies in a module that maps its ids."""
     parts = path.split(".")
     for depth in range(len(parts)):
         around = module.get_submodule(".".join(parts[:depth]))
@@ -72,10 +72,10 @@ def check_place(module: nn.Module, path: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """OperError if a collection has a path at which modules that map ids keep theirs.
+    """Raise OperError if a path is one at which modules that map ids keep their collection.
 
-    A sharder is given a collection and its path, but not the model around it. This is for plans
-    that TorchRec's own planner made, as nothing of OPER's has seen the model then.
+    A sharder gets a collection and its path, but not the model around it. This check is for plans
+    of TorchRec's own planner, with which no code of OPER has seen the model.
     """
     *around, name = path.split(".")
     if name not in _ATTRIBUTES:
@@ -99,22 +99,22 @@ def _maps_ids(path: str, around: nn.Module) -> OperError:
 
 
 def configs(collection: Any) -> Sequence[Any]:
-    """The configs of a collection's tables, in order."""
+    """Return the configs of a collection's tables, in order."""
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bag_configs()
     return collection.embedding_configs()
 
 
 def parameters(collection: Any) -> dict[str, nn.Parameter]:
-    """The weight of each table by its name."""
+    """Return the weight of each table by its name."""
     bags = isinstance(collection, EmbeddingBagCollection)
     tables = collection.embedding_bags if bags else collection.embeddings
     return {name: table.weight for name, table in tables.items()}
 
 
 def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """The path of the collection that has each table, by the table's name. A plan knows tables by
-    nothing else: OperError if two collections have one of the same name."""
+    """Return the path of each table's collection, by the table's name. A plan knows tables only by
+    name: raise OperError if two collections have a table of the same name."""
     paths: dict[str, str] = {}
     for path, collection in found:
         for config in configs(collection):
@@ -128,15 +128,15 @@ def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def check_tables(plan: Plan, collection: Any) -> None:
-    """OperError if a plan lacks a table of a collection or has one of another size or dtype, or
-    a config asks for what is not supported."""
+    """Raise OperError if a plan lacks a table of a collection or has it with another size or dtype,
+    or if a config has an unsupported setting."""
     for config, mine in zip(configs(collection), tables_of(collection), strict=True):
         check_table(plan, config, mine)
 
 
 def check_table(plan: Plan, config: Any, mine: Table) -> None:
-    """Check one table, of which `config` is TorchRec's config and `mine` what `tables_of` makes of
-    it; raises as `check_tables` does."""
+    """Check one table with TorchRec's `config`, from which `tables_of` makes `mine`; raise the
+    errors of `check_tables`."""
     planned = plan.tables[plan.table_index(config.name)]
     for name in _UNSUPPORTED:
         if getattr(config, name, None):
@@ -158,8 +158,8 @@ def check_table(plan: Plan, config: Any, mine: Table) -> None:
 
 
 def check_places_of_tables(module: nn.Module, found: Iterable[tuple[str, Any]]) -> None:
-    """OperError if a model has a parameter of these collections' tables at two places, of which
-    sharding would change one alone: tied weights, or a collection with two paths."""
+    """Raise OperError if a model has a parameter of these collections' tables at two places, of
+    which sharding would change only one: tied weights, or a collection with two paths."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -175,7 +175,7 @@ def check_places_of_tables(module: nn.Module, found: Iterable[tuple[str, Any]]) 
 
 
 def check_kernels(collection: Any) -> None:
-    """OperError if the module of a table was given a setting that its config does not have."""
+    """Raise OperError if the module of a table has a setting that its config lacks."""
     bags = isinstance(collection, EmbeddingBagCollection)
     tables = collection.embedding_bags if bags else collection.embeddings
     for config in configs(collection):
@@ -203,8 +203,8 @@ def match_tables(
     fused_params: Mapping[str, Any] | None,
     warnings: ModelWarnings,
 ) -> tuple[Plan, list[EmbeddingTable]]:
-    """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
-    does. `warnings` are those of the model."""
+    """Return the part of a plan for a collection's engine, and its tables; raise the errors of
+    `check_tables`. `warnings` are those of the model."""
     check_tables(plan, collection)
     check_kernels(collection)
     plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
@@ -229,8 +229,8 @@ def match_tables(
 def optimizer_of(
     parameter: Any, fused_params: Mapping[str, Any] | None, warnings: ModelWarnings
 ) -> Optimizer:
-    """What trains a table: none where its parameter is frozen, else the optimizer put on it by
-    `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
+    """Return a table's optimizer: none if its parameter is frozen, else the one put on it by
+    `apply_optimizer_in_backward`, else that of the fused parameters (SGD if they name none)."""
     if not parameter.requires_grad:
         return NO_OPTIMIZER
 
@@ -249,7 +249,7 @@ def optimizer_of(
 
 
 def first_names(names: Collection[str], most: int = 4) -> str:
-    """The first names in alphabetic order, for an error."""
+    """Return the first names in alphabetic order, for an error."""
     first = ", ".join(sorted(names)[:most]) or "none"
     return first + (", …" if len(names) > most else "")
 

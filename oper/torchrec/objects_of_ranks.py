@@ -1,6 +1,6 @@
-"""Values that ranks tell each other outside of steps as JSON, within the engine's deadline.
+"""Exchange of values between ranks outside of steps, as JSON, within the engine's deadline.
 
-`group` is None if there is one rank alone. LostRankError names the ranks that did not come.
+`group` is None for a single rank. LostRankError names the ranks that did not come.
 """
 
 import json
@@ -20,7 +20,7 @@ _LENGTH_BYTES = 8
 
 
 def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
-    """Return what rank 0 makes, a value of JSON, on all ranks. If rank 0 fails, the others raise an
+    """Return on all ranks the JSON value that rank 0 makes. If rank 0 fails, the others raise an
     OperError with the same text."""
     if group is None:
         return make()
@@ -32,7 +32,7 @@ def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
             made = make()
         except LostRankError:
             raise
-        except Exception as error:  # Whatever it is, the others must not wait for more.
+        except Exception as error:  # Whatever the error, the others must stop waiting.
             named = isinstance(error, OperError)
             failure, said = error, _said(error) if named else f"rank 0 failed: {_said(error)}"
     told = gathered((made, said), group)[0]
@@ -44,14 +44,14 @@ def of_first_rank(make: Callable[[], _T], group: Group | None) -> _T:
 
 
 def of_each_rank(make: Callable[[], _T], group: Group | None) -> _T:
-    """Return what each rank makes by itself, before all go on together. If one fails, the others
-    raise an OperError with the same text."""
+    """Return the value that each rank makes by itself, before all continue together. If one fails,
+    the others raise an OperError with the same text."""
     failure, said = None, ""
     try:
         made = make()
     except LostRankError:
         raise
-    except Exception as error:  # Whatever it is, the others must not wait for more.
+    except Exception as error:  # Whatever the error, the others must stop waiting.
         failure, said = error, _said(error)
     for rank, theirs in enumerate(gathered(said, group)):
         if failure is not None:
@@ -66,12 +66,12 @@ def _said(error: Exception) -> str:
 
 
 def is_first(group: Group | None) -> bool:
-    """Return whether this rank is the one that makes what is one for all."""
+    """Return whether this rank makes the values that all ranks share."""
     return group is None or group.rank == 0
 
 
 def gathered(value: _T, group: Group | None) -> list[_T]:
-    """Return the values of all ranks, which are JSON's: tuples come as lists."""
+    """Return the JSON values of all ranks: tuples become lists."""
     if group is None:
         return [value]
     mine = json.dumps(value).encode()
@@ -84,5 +84,5 @@ def gathered(value: _T, group: Group | None) -> list[_T]:
 
 
 def ranks_of(group: Group | None) -> int:
-    """Return how many ranks there are."""
+    """Return the number of ranks."""
     return 1 if group is None else group.ranks

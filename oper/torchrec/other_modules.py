@@ -1,9 +1,9 @@
-"""Modules of a model with rows that no sharder of OPER's takes: what each is, and what to do.
+"""Modules of a model with rows that OPER's sharders do not take, with their kinds and remedies.
 
-DistributedModelParallel looks for a sharder by a module's exact type, so that a subclass of a
-collection, one with its optimizer inside, a quantised one and torch's own embeddings all pass every
-sharder by. Their rows stay on every rank, without a word of TorchRec's: what a plan has of them is
-refused by name here.
+DistributedModelParallel looks for a sharder by a module's exact type, so it skips subclasses of
+collections, collections with their optimizer inside, quantised collections and torch's own
+embeddings. Their rows silently stay on every rank. If a plan has their tables, this module raises
+an error that names them.
 """
 
 from collections.abc import Collection, Iterator
@@ -26,7 +26,7 @@ from oper.torchrec.module_tables import collections
 
 
 class Kind(StrEnum):
-    """Why no sharder of OPER's takes a module."""
+    """Reason for which OPER's sharders do not take a module."""
 
     SHARDED_BY_OPER = "sharded by OPER"
     SHARDED = "sharded"
@@ -66,16 +66,16 @@ _TO_DO = {
 
 @dataclass(frozen=True)
 class OtherModule:
-    """A module with rows that no sharder of OPER's takes."""
+    """Module with rows that OPER's sharders do not take."""
 
     path: str
-    called: str  # its class, as it is known
+    called: str  # its class, by its usual name
     kind: Kind
-    tables: frozenset[str]  # the names of its tables; of torch's modules its own
+    tables: frozenset[str]  # the names of its tables; for torch's modules, its own name
 
     @property
     def to_do(self) -> str:
-        """What to do, for an error or a finding."""
+        """Remedy, for an error or a finding."""
         return _TO_DO[self.kind]
 
     @property
@@ -85,15 +85,15 @@ class OtherModule:
 
     @property
     def named(self) -> str:
-        """The module, for a sentence: `'bags', a FusedEmbeddingBagCollection`."""
+        """Name and class, for a sentence: `'bags', a FusedEmbeddingBagCollection`."""
         return f"{repr(self.path) if self.path else 'the model itself'}, {self.a_class}"
 
 
 def other_modules(model: nn.Module) -> list[OtherModule]:
-    """All of a model, in its order. Modules around a collection that is taken are not among them,
-    nor is what lies inside of a collection."""
+    """Return all such modules of a model, in its order, except modules around a collection that is
+    taken, and modules inside of a collection."""
     taken = [path for path, _ in collections(model)]
-    # A module of torch's has no name but that of its attribute, which says little beside a table.
+    # A module of torch has only the name of its attribute, which rarely identifies a table.
     in_collections = {
         config.name for _, module in collections(model) for config in configs_of(module) or ()
     }
@@ -118,16 +118,15 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
 
 
 def check_others(model: nn.Module, planned: Collection[str]) -> None:
-    """OperError if a module that no sharder takes has a table of the plan, whose tables are
-    `planned`. One that is sharded already is no mistake by itself: several plans may share a
-    model."""
+    """Raise OperError if a module that no sharder takes has one of the plan's tables, `planned`. A
+    module that is sharded already is allowed: several plans may share a model."""
     for text in left_out(model, planned, "plan"):
         raise OperError(text)
 
 
 def check_fused(model: nn.Module) -> None:
-    """OperError if a collection has its optimizer inside, whose tables no sharder of OPER's
-    takes: DistributedModelParallel fails on its optimizer, with an AttributeError."""
+    """Raise OperError if a collection has its optimizer inside. OPER's sharders do not take its
+    tables, and DistributedModelParallel fails on its optimizer with an AttributeError."""
     for other in other_modules(model):
         if other.kind == Kind.FUSED:
             raise OperError(
@@ -137,8 +136,8 @@ def check_fused(model: nn.Module) -> None:
 
 
 def left_out(model: nn.Module, tables: Collection[str], source: str) -> Iterator[str]:
-    """What is wrong with each module that no sharder takes and that has one of `tables`, which are
-    those of a plan or a profile, as `source` says."""
+    """Yield the fault of each module that no sharder takes and that has one of `tables`, which are
+    those of the `source`, a plan or a profile."""
     for other in other_modules(model):
         named = sorted(other.tables.intersection(tables))
         if named and other.kind not in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
@@ -149,7 +148,8 @@ def left_out(model: nn.Module, tables: Collection[str], source: str) -> Iterator
 
 
 def instead(model: nn.Module) -> str:
-    """What a model without collections has in their place and what to do with it, for an error."""
+    """Return, for an error, the modules that a model without collections has in their place, with
+    the remedy."""
     others = other_modules(model)
     if not others:
         return "; give the model that has them"
@@ -176,6 +176,7 @@ def _kind(module: nn.Module) -> Kind:
 
 
 def _called(module: nn.Module) -> str:
-    """The class of a module, as it is known: quantised collections have the plain ones' names."""
+    """Return the class of a module by its usual name: quantised collections have the plain ones'
+    names."""
     name = type(module).__name__
     return f"Quant{name}" if type(module) in (QuantBags, QuantSequences) else name

@@ -1,10 +1,10 @@
-"""The model that `oper.shard` returns, which may be a part of another model.
+"""Model that `oper.shard` returns, which may be a part of another model.
 
     model.part.ebc = oper.shard(model.part.ebc, plan)
 
-TorchRec's DistributedModelParallel is meant for whole models: inside another model it puts the path
-before the names of a state dict twice, and before those of other modules too. Here a part has the
-names of the unsharded model, which `load_state_dict` of the whole model takes.
+TorchRec's DistributedModelParallel is meant for whole models: inside another model it prefixes the
+names of a state dict with the path twice, and also those of other modules. Here a part has the
+names of the unsharded model, which `load_state_dict` of the whole model expects.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ from oper.base.errors import OperError
 from oper.torchrec.fused_optimizer import TableOptimizers
 
 _WRAPPERS = (DistributedModelParallel, DistributedDataParallel, FullyShardedDataParallel)
-_WRAPPED = "_dmp_wrapped_module."  # where DistributedModelParallel keeps its model
+_WRAPPED = "_dmp_wrapped_module."  # attribute in which DistributedModelParallel keeps its model
 
 
 class ShardedModel(DistributedModelParallel):
@@ -34,8 +34,8 @@ class ShardedModel(DistributedModelParallel):
         self.register_load_state_dict_post_hook(_with_names_of_users)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part of the model inside: torch follows the names of parameters by attributes,
-        as in functional_call and distributed.checkpoint.state_dict."""
+        """Return a part of the wrapped model: torch follows the names of parameters by attributes,
+        for example in functional_call and distributed.checkpoint.state_dict."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -48,11 +48,11 @@ class ShardedModel(DistributedModelParallel):
 
     @property
     def fused_optimizer(self) -> TableOptimizers:
-        """The tables' optimizers."""
+        """Optimizers of the tables."""
         return self._table_optimizers
 
     def no_sync(self) -> None:
-        """Refuse DistributedDataParallel's way of accumulation, which tables do not follow."""
+        """Refuse DistributedDataParallel's gradient accumulation, which tables do not follow."""
         raise OperError(
             "no_sync: expected oper.accumulate(model), which holds back the gradients of tables: "
             "use it in the place of no_sync; the dense part adds up gradients until zero_grad"
@@ -82,7 +82,7 @@ class ShardedModel(DistributedModelParallel):
         strict: bool | None = None,
         assign: bool = False,
     ) -> Any:
-        """Load a state dict; raises OperError with `assign`, because tables keep their rows.
+        """Load a state dict; raise OperError with `assign`, because tables keep their rows.
 
         The second argument is TorchRec's `prefix`, or torch's `strict` if it is a bool; the third
         is then torch's `assign`.
@@ -98,7 +98,8 @@ class ShardedModel(DistributedModelParallel):
         return super().load_state_dict(state_dict, prefix, strict is not False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
-        # Torch calls this of a part of a model, and then loads the parts inside by their own names.
+        # Torch calls this for a part of a model, and then loads the parts inside by their own
+        # names.
         inside = prefix + self._path_inside
         for name in [name for name in state_dict if name.startswith(prefix)]:
             state_dict[inside + name.removeprefix(prefix)] = state_dict.pop(name)
@@ -118,7 +119,7 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def fused_optimizer_of(model: Any) -> CombinedOptimizer:
-    """Return the optimizers of all tables of a model, of which parts may be sharded.
+    """Return the optimizers of all tables of a model, which may have sharded parts.
 
     Raises:
         OperError: DistributedModelParallel wraps a part of the model.
@@ -150,7 +151,8 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
 
 
 def _with_names_of_users(module: nn.Module, keys: Any) -> None:
-    """Rename what torch found missing or unexpected, by the path that it loaded from."""
+    """Rename the keys that torch reports as missing or unexpected to the names of the unsharded
+    model."""
     assert isinstance(module, ShardedModel)
     for names in keys:
         names[:] = [name.replace(module._path_inside, "", 1) for name in names]

@@ -1,9 +1,9 @@
 """`oper.save`: a model's tables, their optimizers and its dense part in one checkpoint.
 
-Rows go from the tables to the disk in pieces, while all ranks stand still: a piece is written and
-hashed while the next one is read. torch.distributed.checkpoint plans who writes what and writes
-the index, so that it reads the folder as it does its own. All of it happens under a hidden name;
-the folder takes its own when it is whole, and one that it replaces stays whole until then.
+Rows go from the tables to the disk in pieces, while all ranks pause: a piece is written and hashed
+while the next one is read. torch.distributed.checkpoint assigns the writes to ranks and writes the
+index, so it can read the folder like its own. The folder has a hidden name until it is complete; a
+folder that it replaces stays complete until then.
 """
 
 import hashlib
@@ -50,16 +50,16 @@ def save(
     overwrite: bool = False,
     deltas: bool = False,
 ) -> Path:
-    """Save a sharded model as a checkpoint of torch.distributed.checkpoint's. To be called on all
-    ranks alike, with a folder on a file system that all of them share.
+    """Save a sharded model as a checkpoint of torch.distributed.checkpoint. Call it on all ranks
+    with equal arguments; `folder` is on a file system that all ranks share.
 
-    `model.state_dict()` is saved as "model", the tables' optimizers as "optimizer", and what is in
-    `state` under its names: the dense optimizer, or anything with a `state_dict`, or a state dict.
-    `step` is the number by which `oper.load` finds the newest of several. `overwrite` replaces a
-    checkpoint that oper wrote at `folder`, which stays whole until the new one is. With `deltas`
-    the rows that are updated from now on are marked, so that `oper.save_delta` can save these
-    alone; without, what was marked stays so. Returns the folder. Raises OperError, on all ranks,
-    where the folder is taken, has deltas upon it, or cannot be written.
+    `model.state_dict()` is saved as "model", the tables' optimizers as "optimizer", and the parts
+    in `state` under their names: the dense optimizer, or anything with a `state_dict`, or a state
+    dict. `step` is the number by which `oper.load` finds the newest of several checkpoints.
+    `overwrite` replaces a checkpoint that oper wrote at `folder`, which stays complete until the
+    new one is. With `deltas` rows updated from now on are marked, so that `oper.save_delta` can
+    save only these; without it, earlier marks stay. Returns the folder. Raises OperError, on all
+    ranks, if the folder is taken, is continued by deltas, or cannot be written.
     """
     check_type("save", "model", model, nn.Module)
     blocks = next(iter(sharded_collections(model).values())).blocks
@@ -87,8 +87,8 @@ def write_checkpoint(
     overwrite: bool = False,
     delta: Delta | None = None,
 ) -> Marker:
-    """Write what `whole_state` returned, in which tables are streamed, to a folder; its marker. To
-    be called on all ranks."""
+    """Write the state of `whole_state`, with streamed tables, to a folder, and return its marker.
+    Call it on all ranks."""
     collections = sharded_collections(model)
     group = next(iter(collections.values())).blocks.group
     with _folder_of_all(folder, group, overwrite) as made:
@@ -114,7 +114,7 @@ def write_checkpoint(
 def _write_parts(
     folder: Path, content: Mapping[str, Any], writer: "_StreamingWriter", group: Group | None
 ) -> None:
-    """Write each rank's part and the index, as torch.distributed.checkpoint's `save` does, but for
+    """Write each rank's part and the index, like torch.distributed.checkpoint's `save`, but without
     its messages between ranks, which have no deadline."""
     planner, first = DefaultSavePlanner(), is_first(group)
 
@@ -136,7 +136,7 @@ def _write_parts(
             ) from error
 
     plans = gathered(plan_to_json(of_each_rank(plan, group)), group)
-    # The same on all ranks, as their plans are.
+    # Equal on all ranks, because the plans are.
     planned, metadata = planner.create_global_plan([plan_from_json(each) for each in plans])
     mine = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
     written = gathered([result_to_json(each) for each in of_each_rank(write, group)], group)
@@ -146,7 +146,8 @@ def _write_parts(
 
 @contextmanager
 def streaming(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's state dicts have a StreamedTable in the place of each copy of a table."""
+    """Make the model's state dicts have a StreamedTable in the place of each copy of a table,
+    inside the context."""
     with ExitStack() as stack:
         for module in sharded_collections(model).values():
             stack.enter_context(module.blocks.streaming())
@@ -154,7 +155,8 @@ def streaming(model: nn.Module) -> Iterator[None]:
 
 
 def state_to_save(model: nn.Module, state: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """Return `whole_state` and `more`; OperError if a part of it could not be loaded again."""
+    """Return `whole_state` and `more`; raise OperError if a part of it could not be loaded
+    again."""
     content = whole_state(model, parts_of(state)) | more
     check_loadable(content)
     return content
@@ -171,7 +173,7 @@ def whole_state(model: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _StreamingWriter(FileSystemWriter):
-    """Writes a rank's part into one file, tables by pieces; `files` then describes it."""
+    """Writer of a rank's part into one file, tables in pieces; `files` then describes the file."""
 
     def __init__(self, folder: Path, save: str) -> None:
         super().__init__(folder)
@@ -179,7 +181,7 @@ class _StreamingWriter(FileSystemWriter):
         self.files: dict[str, dict[str, Any]] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Return torch's own, without the hidden name of the folder."""
+        """Return torch's own metadata, without the hidden name of the folder."""
         return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
@@ -192,7 +194,8 @@ class _StreamingWriter(FileSystemWriter):
             with ThreadPoolExecutor(1) as thread:
                 writing: Future[WriteResult] | None = None
                 for item, data in _parts(plan, planner):
-                    # All ranks read together: one that cannot write reads on, and fails at the end.
+                    # All ranks read together: a rank that cannot write continues to read, and fails
+                    # at the end.
                     if item is not None and failure is None:
                         try:
                             if writing is not None:
@@ -213,8 +216,8 @@ class _StreamingWriter(FileSystemWriter):
 
 
 def _parts(plan: SavePlan, planner: Any) -> Iterator[tuple[WriteItem | None, Any]]:
-    """Return the parts for a rank to write: tensors, and objects as their bytes. An item is None if
-    other ranks have a piece of a table and this rank has none."""
+    """Yield the parts for a rank to write: tensors, and objects as their bytes. An item is None if
+    only other ranks have a piece of a table."""
     items = {item.index: item for item in plan.items}
     for name, value in planner.state_dict.items():
         if isinstance(value, Streamed):
@@ -235,8 +238,8 @@ def _write(file: ShardFile, name: str, item: WriteItem, data: Any) -> WriteResul
 
 @contextmanager
 def _folder_of_all(folder: Path, group: Group | None, overwrite: bool) -> Iterator[Path]:
-    """A hidden folder of rank 0's, for all ranks to write into, which becomes `folder` at the end
-    if none of them has failed."""
+    """Provide a hidden folder, made by rank 0, into which all ranks write, and which becomes
+    `folder` at the end if no rank has failed."""
     with ExitStack() as stack:
 
         def begin() -> str:
@@ -252,5 +255,5 @@ def _folder_of_all(folder: Path, group: Group | None, overwrite: bool) -> Iterat
                 "on a file system that all ranks share"
             )
         yield made
-        # Other ranks have nothing to close.
+        # Only rank 0 has something to close.
         of_first_rank(stack.close, group)

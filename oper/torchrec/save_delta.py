@@ -1,8 +1,8 @@
-"""`oper.save_delta`: the rows of a model that were touched since it was saved before.
+"""`oper.save_delta`: save of the rows of a model that were touched since its last save.
 
-A delta is a checkpoint with fewer rows (touched_table.py), written as any (save_checkpoint.py). It
-lies beside what it is upon, and its marker says by which digest that is known. Rows are marked
-anew once it is whole; till then they stay marked, so that a save that fails loses nothing.
+A delta is a checkpoint with fewer rows (touched_table.py), written like any other
+(save_checkpoint.py). It is a sibling of the checkpoint that it continues, whose digest its marker
+has. Marks are cleared once the delta is complete, so a failed save loses nothing.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ def save_delta(
     state: Mapping[str, Any] | None = None,
 ) -> Path:
     """Save the rows that were touched since the last `oper.save(…, deltas=True)`, `oper.load(…,
-    deltas=True)` or `save_delta` of a model, with the states of their optimizers, and the rest of
-    it whole. To be called on all ranks alike.
+    deltas=True)` or `save_delta` of a model, with the states of their optimizers, and the whole
+    rest of the model. Call it on all ranks with equal arguments.
 
-    `folder` is a new one beside that of the save before, upon which the delta is: `oper.load` of it
-    puts both together. `step` and `state` are as of `oper.save`. Returns the folder. Raises
-    OperError, on all ranks, where nothing marked the rows, the folder is taken, lies elsewhere or
-    cannot be written, and where the save before is no longer there.
+    `folder` is a new sibling of the previous save's folder, which the delta continues: `oper.load`
+    of the delta loads both. `step` and `state` are those of `oper.save`. Returns the folder. Raises
+    OperError, on all ranks, if rows were not marked, if the folder is taken, lies elsewhere or
+    cannot be written, or if the previous save is missing.
     """
     check_type("save_delta", "model", model, nn.Module)
     collections = sharded_collections(model)
@@ -73,7 +73,7 @@ def save_delta(
 
 
 def _check(folder: Path, before: SavedBefore) -> None:
-    """Raise OperError if a delta cannot lie at a folder, or if its base is missing."""
+    """Raise OperError if the folder is unsuitable for a delta, or if its base is missing."""
     beside = before.folder.parent
     if folder.resolve().parent != beside:
         raise OperError(
@@ -81,10 +81,10 @@ def _check(folder: Path, before: SavedBefore) -> None:
             f"moved together; give {beside / folder.name}"
         )
     try:
-        found = Marker.read(before.folder).digest
+        digest = Marker.read(before.folder).digest
     except OperError as error:
         raise OperError(f"{folder}: {error}; save a whole one, by oper.save") from error
-    if found != before.digest:
+    if digest != before.digest:
         raise OperError(
             f"{folder}: {before.folder}, upon which it would be, is another checkpoint now; save a "
             "whole one, by oper.save"
@@ -92,7 +92,7 @@ def _check(folder: Path, before: SavedBefore) -> None:
 
 
 def _tables(content: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The marker's tables, of the sizes of all, from what is saved."""
+    """Return the marker's tables: the sizes of all tables, and the names of their saved tensors."""
     flat, _ = flattened("save_delta", content)
     found: dict[str, dict[str, Any]] = {
         name: {"rows": rows, "tensors": []} for name, rows in sizes.items()

@@ -29,20 +29,20 @@ def plan_to_json(plan: SavePlan) -> dict[str, Any]:
 
 
 def plan_from_json(content: dict[str, Any]) -> SavePlan:
-    """Return the plan of which `plan_to_json` made `content`."""
+    """Return the plan from the `content` of `plan_to_json`."""
     items = [_item_from_json(item) for item in content["items"]]
     return SavePlan(items, planner_data={k: tuple(path) for k, path in content["paths"].items()})
 
 
 def result_to_json(result: WriteResult) -> list[Any]:
-    """Return the place that a rank wrote an item to as JSON."""
+    """Return as JSON the place to which a rank wrote an item."""
     place = result.storage_data
     index = _index_to_json(result.index)
     return [index, result.size_in_bytes, place.relative_path, place.offset, place.length]
 
 
 def result_from_json(content: list[Any]) -> WriteResult:
-    """Return the result of which `result_to_json` made `content`."""
+    """Return the result from the `content` of `result_to_json`."""
     index, size, *place = content
     return WriteResult(MetadataIndex(*index), size, _StorageInfo(*place))
 

@@ -1,6 +1,6 @@
-"""What a model was saved to or loaded from last, where the rows that changed since are marked.
+"""Last checkpoint that a model was saved to or loaded from, if rows changed since are marked.
 
-That is what the next delta is upon. It is noted where the marks are, in each collection.
+The next delta continues it. Each collection stores it next to the marks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from oper.torchrec.sharded_model import sharded_collections
 
 @dataclass(frozen=True)
 class SavedBefore:
-    """A checkpoint's folder, links followed, and the digest of its marker."""
+    """Checkpoint's folder, with symbolic links resolved, and the digest of its marker."""
 
     folder: Path
     digest: str
@@ -29,8 +29,8 @@ def begin_deltas(
     marker: Marker,
     new: Mapping[str, Sequence[RowRange]] | None = None,
 ) -> None:
-    """Mark the rows that are touched from now on: the model is as the checkpoint has it, but for
-    rows that are `new` in each collection, by its path. To be called on all ranks."""
+    """Mark the rows that are touched from now on: the model equals the checkpoint, except for the
+    rows that are `new` in each collection, by its path. Call it on all ranks."""
     saved = SavedBefore(folder.resolve(), marker.digest)
     for path, module in sharded_collections(model).items():
         module.engine.begin_touched((new or {}).get(path, ()))
@@ -38,14 +38,15 @@ def begin_deltas(
 
 
 def end_deltas(model: nn.Module) -> None:
-    """Mark no rows any more: the model gets other values."""
+    """Stop marking rows, because the model gets other values."""
     for module in sharded_collections(model).values():
         module.engine.end_touched()
         module.saved_before = None
 
 
 def saved_before(model: nn.Module) -> SavedBefore:
-    """What a delta of the model would be upon; OperError if nothing was marked since one."""
+    """Return the checkpoint that a delta of the model would continue; raise OperError if rows have
+    not been marked since one."""
     found = {module.saved_before for module in sharded_collections(model).values()}
     if len(found) == 1 and (saved := found.pop()) is not None:
         return saved

@@ -1,9 +1,9 @@
-"""The sharded collections of tables that TorchRec's DistributedModelParallel puts into a model.
+"""Sharded collections of tables, which TorchRec's DistributedModelParallel puts into a model.
 
 A batch goes through `input_dist` (ids become addresses and are sorted, which a pipeline does while
-the batch before trains), `compute` (all tables in one lookup) and `output_dist`. All the work is
-the engine's (engine.py); parameters and state dicts have TorchRec's names. The parameters
-themselves are empty: rows lie in the heaps of all ranks, where the plan put them.
+the batch before trains), `compute` (all tables in one lookup) and `output_dist`. The engine does
+all the work (engine.py); parameters and state dicts have TorchRec's names. The parameters
+themselves are empty: rows lie in the heaps of all ranks, at their places in the plan.
 """
 
 import weakref
@@ -45,13 +45,13 @@ from oper.torchrec.uncopied import Uncopied
 
 @dataclass
 class BatchContext(Multistreamable):
-    """The parts of a batch that `output_dist` needs beside its rows."""
+    """Parts of a batch that `output_dist` needs in addition to its rows."""
 
     features: KeyedJaggedTensor | None = None
     batch: PreparedBatch | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the batch's tensors on devices until the work that `stream` has by now is done."""
+        """Keep the batch's tensors on devices until the present work of `stream` is done."""
         if self.features is not None and self.features.device().type != "cpu":
             self.features.record_stream(stream)
         if self.batch is not None:
@@ -59,10 +59,10 @@ class BatchContext(Multistreamable):
 
 
 class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
-    """The part that both collections share. `module` is the unsharded one.
+    """Part that both collections share. `module` is the unsharded collection.
 
-    A module on the meta device gets initial rows by its configs' `init_fn`, the same for any plan
-    and number of ranks; a module with weights keeps those of rank 0.
+    A module on the meta device gets initial rows by its configs' `init_fn`, equal for any plan and
+    number of ranks; a module with weights keeps those of rank 0.
     """
 
     _collection: str  # TorchRec's name of the tables in parameters' keys
@@ -70,7 +70,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
     def __init__(self, module: nn.Module, engine: EmbeddingEngine, group: dist.ProcessGroup | None):
         super().__init__()
         self._engine, self._blocks = engine, TableBlocks(engine, group)
-        self.saved_before: Any = None  # what deltas are upon (saved_before.py)
+        self.saved_before: Any = None  # checkpoint that deltas continue (saved_before.py)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
         given = module_tables.parameters(module)
@@ -87,26 +87,27 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
 
     @property
     def engine(self) -> EmbeddingEngine:
-        """The engine, with its counters."""
+        """Engine of the collection, with its counters."""
         return self._engine
 
     @property
     def blocks(self) -> TableBlocks:
-        """The tables as state dicts have them."""
+        """Tables in the form of state dicts."""
         return self._blocks
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The tables' optimizers."""
+        """Optimizers of the tables."""
         return self._optimizer
 
     def create_context(self) -> BatchContext:
-        """The context of a batch."""
+        """Return the context of a batch."""
         return BatchContext()
 
-    @torch.compiler.disable  # reading ids and rows is no graph; the layers around it are
+    @torch.compiler.disable  # reading ids and rows cannot be compiled, unlike the layers around it
     def forward(self, features: Any) -> LazyAwaitable[Any]:
-        """A batch from ids to rows, without the waits that pipelines put between its stages."""
+        """Take a batch from ids to rows, without the waits that pipelines put between its
+        stages."""
         if torch.compiler.is_exporting():
             raise self._cannot_be_converted()
         ctx = self.create_context()
@@ -114,13 +115,13 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         return self.compute_and_output_dist(ctx, KJTList([self._engine.prepare(ctx.features)]))
 
     def input_dist(self, ctx: BatchContext, features: Any) -> Any:
-        """Translate and sort a batch; nothing travels yet."""
+        """Translate and sort a batch, without communication."""
         ctx.features = maybe_td_to_kjt(features)
         batch = self._engine.prepare(ctx.features)
         return KJTListSplitsAwaitable([NoWait(NoWait(batch))], ctx)
 
     def compute(self, ctx: BatchContext, dist_input: KJTList) -> torch.Tensor:
-        """Look up the rows of a batch, [samples, columns], or flat where they are not pooled."""
+        """Look up the rows of a batch, [samples, columns], or flat if they are not pooled."""
         if self.training and torch.is_grad_enabled() and not self._engine.training:
             raise OperError(
                 "the plan was made for inference, and the model is in training mode; call "
@@ -131,14 +132,14 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         return self._engine.lookup(ctx.batch)
 
     def reset_parameters(self) -> None:
-        """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
+        """Give all rows the initial values of their configs' `init_fn`. Call it on all ranks."""
         fills = [config.init_fn for config in self._configs]
         self._blocks.replaced(range(len(fills)))
         initial_values.fill_tables(self._engine, fills)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # torch's quantisation gives every module its qconfig, and then swaps those whose types it
-        # was asked for: these would stay as they are without a word.
+        # torch's quantisation gives every module its qconfig, and then swaps modules of the
+        # requested types: these would silently stay unquantised.
         if name == "qconfig":
             raise self._cannot_be_converted()
         if name == self._collection:
@@ -149,9 +150,9 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         super().__setattr__(name, value)
 
     # TorchRec keeps the kernels of a sharded module in `_lookups`. There are none here, and
-    # EmbeddingQuantizationUtils, which would quantise them, must not pass that over. Of a sharded
-    # module only the quantisation of a FeatureProcessedEmbeddingBagCollection asks `is_weighted`.
-    # torch.jit reads both, because it reads all attributes.
+    # EmbeddingQuantizationUtils, which would quantise them, must not ignore that. Only the
+    # quantisation of a FeatureProcessedEmbeddingBagCollection reads `is_weighted` of a sharded
+    # module. torch.jit reads both, because it reads all attributes.
 
     def is_weighted(self) -> bool:
         raise self._cannot_be_converted()
@@ -177,7 +178,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         return moved
 
     def prefetch(self, *_: Any, **__: Any) -> None:
-        """Do nothing: rows are read where they lie."""
+        """Do nothing: rows are read in place."""
 
     @property
     def _called(self) -> str:
@@ -201,7 +202,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
 
     @property
     def _table_name_to_config(self) -> Mapping[str, Any]:
-        # What ModelDeltaTrackerTrec asks first of a collection that it tracks.
+        # ModelDeltaTrackerTrec reads this first of a collection that it tracks.
         raise OperError(
             f"{self._called}: expected no ModelDeltaTrackerTrec, got one, which finds no kernels "
             "to track here: save changed rows with oper.save(…, deltas=True) and oper.save_delta, "
@@ -209,7 +210,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         )
 
     def _add_parameter(self, config: Any, given: Mapping[str, nn.Parameter]) -> nn.Parameter:
-        # It has the table's width, as optimizers take means over rows.
+        # It has the table's width, because optimizers take means over rows.
         place = self._engine.device.torch_device
         # DistributedDataParallel refuses models that train nothing, and serving trains nothing.
         trains = given[config.name].requires_grad or not self._engine.training
@@ -220,7 +221,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         return parameter
 
     def extra_repr(self) -> str:
-        """The tables with their sizes, and the plan, as parameters are empty."""
+        """Return the tables with their sizes, and the plan, because parameters are empty."""
         engine, tables = self._engine, tables_of_collection(self)
         lines = [f"{table.name}: {table.rows:,} x {table.dim} {table.dtype}" for table in tables]
         plan = f"{engine.plan!r}".strip("<>")
@@ -242,7 +243,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
     def _mark_parameters(self) -> None:
         """Tell the user's dense optimizer that these parameters have optimizers of their own."""
         # A parameter and its optimizer reference each other. They must not reference the engine, so
-        # that the rows are freed with the module and not when the garbage is collected.
+        # that the rows are freed with the module, not at a garbage collection.
         engine: Any = weakref.proxy(self._engine)
         blocks: Any = weakref.proxy(self._blocks)
         for bucket, content in enumerate(self._engine.buckets):
@@ -266,11 +267,11 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
 
 
 class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):
-    """A KeyedTensor where TorchRec's modules expect one that has to be waited for."""
+    """KeyedTensor for TorchRec's modules, which expect one to wait for."""
 
 
 class OperShardedEmbeddingBagCollection(_ShardedByRows):
-    """An EmbeddingBagCollection whose rows are where a plan put them."""
+    """EmbeddingBagCollection whose rows are at their places in a plan."""
 
     _collection = "embedding_bags"
 
@@ -280,21 +281,21 @@ class OperShardedEmbeddingBagCollection(_ShardedByRows):
         self._dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
 
     def embedding_bag_configs(self) -> list[Any]:
-        """The tables' configs, as of the unsharded collection."""
+        """Return the tables' configs, equal to the unsharded collection's."""
         return self._configs
 
     def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
-        """The rows as a KeyedTensor."""
+        """Return the rows as a KeyedTensor."""
         return _Pooled(KeyedTensor(self._names, self._dims, output, key_dim=1))
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """The unsharded collection, which this one stands for."""
+        """Class of the unsharded collection."""
         return EmbeddingBagCollection
 
 
 class OperShardedEmbeddingCollection(_ShardedByRows):
-    """An EmbeddingCollection whose rows are where a plan put them."""
+    """EmbeddingCollection whose rows are at their places in a plan."""
 
     _collection = "embeddings"
 
@@ -309,15 +310,15 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         ]
 
     def embedding_configs(self) -> list[Any]:
-        """The tables' configs, as of the unsharded collection."""
+        """Return the tables' configs, equal to the unsharded collection's."""
         return self._configs
 
     def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
-        """The rows as a JaggedTensor for each lookup."""
+        """Return the rows as a JaggedTensor for each lookup."""
         assert ctx.features is not None
         assert ctx.batch is not None
-        # The same feature of several tables stands in a batch once for each, in the tables' order.
-        counts = as_features(ctx.batch.own_features)["bags"].tolist()  # an access each
+        # A feature of several tables occurs in a batch once per table, in the tables' order.
+        counts = as_features(ctx.batch.own_features)["bags"].tolist()  # one access each
         parts = output.view(-1, self._dim).split(counts)
         by_key: dict[str, list[torch.Tensor]] = {}
         for key, part in zip(ctx.batch.keys, parts, strict=True):
@@ -326,7 +327,7 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         keys = given.keys()
         lengths = dict(zip(keys, given.lengths().view(len(keys), given.stride()), strict=True))
         indices: dict[str, torch.Tensor] = {}
-        if self._need_indices:  # on a device this waits for where each feature's values begin
+        if self._need_indices:  # on a device this waits for the offsets of the features
             values = given.values().split(given.length_per_key())
             indices = dict(zip(keys, values, strict=True))
         result = {
@@ -341,11 +342,11 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """The unsharded collection, which this one stands for."""
+        """Class of the unsharded collection."""
         return EmbeddingCollection
 
 
-# By default the tracker passes over collections that it does not know, without a word.
+# By default the tracker silently skips unknown collections.
 model_delta_tracker.SUPPORTED_MODULES += (_ShardedByRows,)
 
 
@@ -359,7 +360,7 @@ def _save_tables(
 
 
 def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take the tables out of a state dict that is being loaded."""
+    """Take the tables out of a state dict during its load."""
     keys = {table: prefix + module._key(table) for table in range(len(module._configs))}
     values = {table: state_dict[key] for table, key in keys.items() if key in state_dict}
     module._blocks.agree_on(values)

@@ -1,4 +1,4 @@
-"""Whole models: sharding one by a plan, accumulating its gradients, reading its counters."""
+"""Whole models: sharding by a plan, gradient accumulation, counters."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -41,15 +41,15 @@ def shard(
     fused_params: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ShardedModel:
-    """Shard a model: its tables as a plan places them, and its dense part data-parallel.
+    """Shard a model: its tables by a plan, and its dense part data-parallel.
 
-    `module` may be a part of a model, or a collection alone, whose place in the model what is
-    returned takes.
+    `module` may be a part of a model, or a collection alone, which the result replaces in the
+    model.
 
-    `env` is TorchRec's, by default of the default process group, or of one rank alone where there
-    is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put.
-    `options` are the sharders'. Raises OperError if the plan is not for this model, for another
-    number of ranks, or not for the device.
+    `env` is TorchRec's, by default of the default process group, or of a single rank if there is
+    none. `device`, the CPU unless given, gets this rank's tables and its dense part. `options` are
+    the sharders'. Raises OperError if the plan is not for this model, for another number of ranks,
+    or not for the device.
     """
     check_type("shard", "module", module, nn.Module)
     check_arguments("oper.shard", options, keywords_of(OperSharder))
@@ -62,7 +62,7 @@ def shard(
     if env.process_group is not None:
         check_backend(env.process_group)
     with all_ranks(env, options.get("deadline_seconds", 60.0)):
-        # The sharders are made first: they check their options, which takes no time.
+        # The sharders are made first, because they check their options quickly.
         sharders: list[ModuleSharder[Any]] = [
             OperEmbeddingBagCollectionSharder(None, fused_params, **options),
             OperEmbeddingCollectionSharder(None, fused_params, **options),
@@ -78,14 +78,14 @@ def shard(
         sharders=sharders,
         init_data_parallel=env.process_group is not None,
     )
-    # Without data parallelism, TorchRec leaves the dense part where it was.
+    # Without data parallelism, TorchRec leaves the dense part on its device.
     return model if env.process_group is not None else model.to(place)
 
 
 @contextmanager
 def accumulate(model: nn.Module) -> Iterator[None]:
-    """Gradient accumulation: backward passes inside hold the tables' gradients back, and the next
-    one outside takes one step with the sum of all. To be used on all ranks alike."""
+    """Accumulate gradients: backward passes inside hold the tables' gradients back, and the next
+    one outside takes one step with the sum of all. Use it on all ranks."""
     with ExitStack() as stack:
         for module in sharded_collections(model).values():
             stack.enter_context(module.engine.accumulate())
@@ -93,8 +93,8 @@ def accumulate(model: nn.Module) -> Iterator[None]:
 
 
 def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Counts of what this rank read, sent and updated so far, for each sharded collection by its
-    path in the user's model."""
+    """Return this rank's counts of reads, messages and updates so far, for each sharded collection
+    by its path in the user's model."""
     return {
         path: module.engine.counters.to_dict() | _of_caches(module.engine)
         for path, module in sharded_collections(model).items()
@@ -106,16 +106,16 @@ def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
 
 
 def sharded_collections(model: nn.Module) -> dict[str, Any]:
-    """The collections that OPER sharded, by their paths in the user's model."""
+    """Return the collections that OPER sharded, by their paths in the user's model."""
     modules = named_modules(model) if isinstance(model, nn.Module) else ()
-    found = {
+    sharded = {
         path: module
         for path, module in modules
         if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
     }
-    if not found:
+    if not sharded:
         raise OperError(
             f"{type(model).__name__}: has no collection that OPER sharded; give the model that "
             "oper.shard or DistributedModelParallel returned"
         )
-    return found
+    return sharded

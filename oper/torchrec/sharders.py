@@ -1,4 +1,4 @@
-"""The sharders of TorchRec's collections of tables.
+"""Sharders of TorchRec's collections of tables.
 
     plan = oper.Plan.load("plan/")
     model = DistributedModelParallel(
@@ -7,8 +7,8 @@
         plan=oper.torchrec_plan(plan, dlrm),
     )
 
-or `model = oper.shard(dlrm, plan)`. Nothing else of a script changes: KeyedJaggedTensors go in and
-KeyedTensors come out, optimizers are put on tables by `apply_optimizer_in_backward` or by fused
+or `model = oper.shard(dlrm, plan)`. The rest of a script stays unchanged: KeyedJaggedTensors go in
+and KeyedTensors come out, optimizers are put on tables by `apply_optimizer_in_backward` or by fused
 parameters, gradients are divided by the number of ranks, pipelines and checkpoints work.
 """
 
@@ -51,25 +51,24 @@ from oper.torchrec.torchrec_arguments import check_arguments, keywords_of
 
 
 class OperSharder(BaseEmbeddingSharder):
-    """Shards a collection by a plan of OPER's.
+    """Sharder of a collection by a plan of OPER.
 
     Args:
         plan: a plan or its folder; None takes the one that `torchrec_plan` or OperShardingPlanner
             put into TorchRec's plan.
         fused_params: the optimizer of tables that `apply_optimizer_in_backward` gave none, in
             FBGEMM's names: `optimizer`, `learning_rate`, `eps`, `beta1`, `weight_decay`, ….
-        bounds: what ids out of range do: "fatal", or "warning" and "ignore", which read row 0;
+        bounds: reaction to ids out of range: "fatal", or "warning" and "ignore", which read row 0;
             None: the fused parameters' `bounds_check_mode`, or fatal.
-        nodes: which ranks share memory, a number for each; None finds out.
-        deadline_seconds: how long a rank waits for another.
+        nodes: a number for each rank, equal for ranks that share memory; None finds out.
+        deadline_seconds: longest wait of a rank for another.
         check_gradients: look for NaN in gradients, and name the feature.
-        cache: how each rank caches the rows of tables that the plan has in the tier; None: 10 % of
-            their bytes, synchronised on demand.
-        spare: how many rows more than it has each rank's memory is for, on devices, so that later
-            plans can be migrated to: a share of the rows of the rank with the most. CPU ranks grow
-            by themselves.
-        deterministic: whether equal runs must give equal bits. CPU ranks always do, as every sum
-            has one order: False makes nothing faster.
+        cache: each rank's cache of the tier's tables; None: 10 % of their bytes, synchronised on
+            demand.
+        spare: extra rows to reserve per rank, on devices, for migration to later plans, as a share
+            of the largest rank's rows. CPU ranks grow by themselves.
+        deterministic: equal runs must give equal bits. CPU ranks always do, because every sum has
+            one order: there False makes nothing faster.
     """
 
     _unsharded: type[nn.Module]
@@ -115,14 +114,15 @@ class OperSharder(BaseEmbeddingSharder):
             raise OperError(f"spare: expected a share of at least 0, got {spare:g}")
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The sharding types that TorchRec's own planner may put into a plan; they are not read."""
+        """Return the sharding types that TorchRec's own planner may put into a plan, which are
+        ignored."""
         return [ShardingType.ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return [EmbeddingComputeKernel.FUSED.value]
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The weight of each table by its name."""
+        """Return the weight of each table by its name."""
         return module_tables.parameters(module)
 
     def shard(
@@ -133,18 +133,19 @@ class OperSharder(BaseEmbeddingSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Put the module's rows where the plan says. OperError if it is not a plan for them."""
+        """Put the module's rows at their places in the plan; raise OperError if it is for other
+        tables."""
         engine = self._engine(module, params, env, device, module_fqn or "")
         return self._sharded(module, engine, env.process_group)
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """The class of the collections that DistributedModelParallel is to hand to this sharder."""
+        """Class of the collections that DistributedModelParallel passes to this sharder."""
         return self._unsharded
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
-        """The class of the collections that `shard` returns."""
+        """Class of the collections that `shard` returns."""
         return self._sharded
 
     def _engine(
@@ -205,7 +206,8 @@ def _check_types(fused_params: Mapping[str, Any]) -> None:
 
 
 def _bounds(mode: Any) -> str:
-    """The `bounds` of FBGEMM's BoundsCheckMode; NONE is 'ignore': ids out of range read row 0."""
+    """Return the `bounds` of FBGEMM's BoundsCheckMode; NONE is 'ignore': ids out of range read row
+    0."""
     if mode is not None and not isinstance(mode, BoundsCheckMode):
         raise OperError(
             f"bounds_check_mode: expected one of FBGEMM's BoundsCheckMode, got {mode!r}; or give "
@@ -216,7 +218,7 @@ def _bounds(mode: Any) -> str:
 
 
 def device_for(plan: Plan, given: torch.device | str | None) -> Device:
-    """The device that tables are put on, None being the CPU. OperError if it cannot be used, or
+    """Return the device for the tables, by default the CPU; raise OperError if it is unusable, or
     the plan is not for it."""
     device = device_of(given)
     if device.kind != "cpu":
@@ -226,7 +228,7 @@ def device_for(plan: Plan, given: torch.device | str | None) -> Device:
 
 def _check_planned(params: Mapping[str, ParameterSharding]) -> None:
     """Raise OperError if a plan of TorchRec's own planner has a setting that only its kernels
-    read."""
+    use."""
     for table, planned in params.items():
         for setting, remedy in _NOT_READ.items():
             value = getattr(planned, setting, None)

@@ -1,4 +1,4 @@
-"""OPER's plan in the form of TorchRec's ShardingPlan, for its DistributedModelParallel."""
+"""OPER's plan in the form of TorchRec's ShardingPlan, for DistributedModelParallel."""
 
 import logging
 from pathlib import Path
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class OperModulePlan(EmbeddingModuleShardingPlan):
-    """TorchRec's plan of a module: the blocks of rows of its state dict; and OPER's plan, which
-    the sharders take where they were given none. `warnings` are those of the whole model."""
+    """TorchRec's plan of a module, the blocks of rows of its state dict; and OPER's plan, for
+    sharders that were given none. `warnings` are those of the whole model."""
 
     oper_plan: Plan
     warnings: ModelWarnings
@@ -40,7 +40,7 @@ class OperShardingPlan(ShardingPlan):
 
 
 def plan_of(given: Any) -> Plan:
-    """The plan that was given: one of OPER's, its folder, or its form for TorchRec."""
+    """Return OPER's plan from a plan, its folder, or its form for TorchRec."""
     if isinstance(given, Plan):
         return given
     if isinstance(given, OperShardingPlan):
@@ -54,7 +54,7 @@ def plan_of(given: Any) -> Plan:
 
 
 def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPlan:
-    """A plan in TorchRec's form, for its DistributedModelParallel.
+    """Return a plan in TorchRec's form, for its DistributedModelParallel.
 
     It has all collections of `module`, and for each table the blocks of rows that its state dict
     will have. DistributedModelParallel needs a sharder of OPER's for each kind of collection:
@@ -110,7 +110,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             f"{module_tables.first_names(names_of_model)}, and the plan "
             f"{module_tables.first_names(planned)}; make a plan for this model"
         )
-    for text in unplanned:  # not before an error, with which nothing is sharded
+    for text in unplanned:  # after all errors, with which the model stays unsharded
         warnings.warn_of_script(text)
     unused = planned.difference(paths)
     if unused:
@@ -129,8 +129,8 @@ def _parameter_sharding(kind: type[nn.Module], config: Any, ranks: int) -> Param
     ]
     return ParameterSharding(
         sharding_type=ShardingType.ROW_WISE.value,
-        # TorchRec's own sharders refuse a kernel that they do not know by its name: this one names
-        # the sharder that is needed in their place.
+        # TorchRec's own sharders refuse an unknown kernel with its name: this name is that of the
+        # sharder to use instead.
         compute_kernel=f"oper.Oper{kind.__name__}Sharder",
         ranks=list(range(len(shards))),
         sharding_spec=EnumerableShardingSpec(shards),

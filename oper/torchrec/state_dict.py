@@ -1,17 +1,16 @@
-"""Tables as TorchRec's state dicts hold them: contiguous blocks of rows, one a rank.
+"""Tables in TorchRec's state dicts: contiguous blocks of rows, one per rank.
 
 A table of n rows on M ranks has its rows [r·b, (r + 1)·b), b = ⌈n / M⌉, in a ShardedTensor's shard
-on rank r, whatever the plan: as TorchRec's row-wise sharding has them. (Shards that follow the
-plan's runs of rows would be correct too, and a thousand times slower to save.) Ranks beyond the
-last row have empty ones, without which TorchRec cannot load them.
+on rank r, under any plan, like in TorchRec's row-wise sharding. (Shards that follow the plan's runs
+of rows would be correct too, but a thousand times slower to save.) Ranks beyond the last row have
+empty blocks, without which TorchRec cannot load them.
 
-Blocks lie in the host's memory, those of ranks on devices too, so that their placements are
-`rank:N/cpu`: a copy of a rank's share of the tables on its device would take as much of its memory
-again, which no plan counts.
+Blocks lie in the host's memory, also for ranks on devices, with placements `rank:N/cpu`: a copy on
+the device would double the memory of the rank's share of the tables, which no plan accounts for.
 
-Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
-that were handed out are kept until the tables are next used, and those that were changed by then
-are written back. The same holds for the number of Adam's steps, one for all tables of an engine.
+Blocks are copies, unlike TorchRec's, and torch.distributed.checkpoint loads in place. So blocks
+that were handed out are kept until the next use of the tables, when changed ones are written back.
+The same holds for the number of Adam's steps, one for all tables of an engine.
 """
 
 import logging
@@ -45,23 +44,23 @@ from oper.torchrec.touched_table import TouchedBlock, TouchedTable
 
 _log = logging.getLogger(__name__)
 
-STEPS = "iter"  # Adam's number of steps, where names of an optimizer's states stand
-_SECOND_MOMENT = "exp_avg_sq"  # the state that Adam has alone
+STEPS = "iter"  # name of Adam's number of steps among the names of an optimizer's states
+_SECOND_MOMENT = "exp_avg_sq"  # the state that only Adam has
 
 
 @dataclass
 class _HandedOut:
-    """A block that a state dict holds: rows of a table or of its optimizer's state, or STEPS."""
+    """Block that a state dict holds: rows of a table or of its optimizer's state, or STEPS."""
 
     table: int
     state: str | None
     first: int
     values: torch.Tensor
-    version: int  # of `values` when they were as the tables are
+    version: int  # of `values` when they equalled the tables
 
 
 class TableBlocks:
-    """The tables of one engine in blocks. All calls are to be made on all ranks."""
+    """Tables of one engine in blocks. All ranks make all calls."""
 
     def __init__(self, engine: EmbeddingEngine, group: dist.ProcessGroup | None) -> None:
         self._engine, self._group = engine, group
@@ -70,9 +69,10 @@ class TableBlocks:
         self._touched: list[TouchedBlock] | None = None
         self._handed_out: list[_HandedOut] = []
         self._warned_of_steps = False
-        # Blocks that were forgotten and may still be held: reference, version, table.
+        # Forgotten blocks that may still be referenced: reference, version, table.
         self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
-        # The reference is weak, so that the engine is freed with us and not as garbage.
+        # The reference is weak, so that the engine is freed together with this object, not at a
+        # garbage collection.
         write_back = weakref.WeakMethod(self.write_back)
 
         def before_use() -> None:
@@ -83,19 +83,19 @@ class TableBlocks:
 
     @property
     def group(self) -> Group | None:
-        """The ranks that have blocks, which wait for each other within the engine's deadline; None
-        if there is one alone."""
+        """Group of the ranks that have blocks, with the engine's deadline for waits; None for a
+        single rank."""
         return self._engine.node.group
 
     @property
     def tables(self) -> Sequence[Table]:
-        """The tables as the plan has them."""
+        """Tables of the plan."""
         return self._tables
 
     @contextmanager
     def streaming(self, touched: list[TouchedBlock] | None = None) -> Iterator[None]:
-        """Put a StreamedTable in the place of each copy of a table in state dicts that are made
-        inside; or a TouchedTable, if given the `touched` rows of each table. Ranks enter together;
+        """Make state dicts inside the context have a StreamedTable in the place of each copy of a
+        table; or a TouchedTable, given the `touched` rows of each table. Ranks enter together;
         inside, each makes state dicts by itself."""
         self._write_changed()
         self._streams, self._touched = True, touched
@@ -105,7 +105,7 @@ class TableBlocks:
             self._streams, self._touched = False, None
 
     def touched(self) -> list[TouchedBlock]:
-        """Return which rows of each table were touched, of this rank's blocks."""
+        """Return the touched rows of each table in this rank's blocks."""
         self._write_changed()
         engine = self._engine
         found = [
@@ -116,10 +116,10 @@ class TableBlocks:
         by_table = zip(found, zip(*rows, strict=True), strict=True)
         return [block.among(of_ranks, engine.rank) for block, of_ranks in by_table]
 
-    @torch.inference_mode(mode=False)  # changes to what is handed out are seen by its version
+    @torch.inference_mode(mode=False)  # versions reveal changes to the handed-out blocks
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
-        """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
-        [rows]; plain tensors where there is no process group; what `streaming` says inside it."""
+        """Return copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
+        [rows]; plain tensors without a process group; inside `streaming`, its stand-ins."""
         name = state.name if state else None
         if self._streams:
             return [self._streamed(table, state) for table in tables]
@@ -138,9 +138,9 @@ class TableBlocks:
 
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
-        each rank writes what it has, or whole tensors, of which each writes its block.
-        StreamedTables are written already. OperError on all ranks if one has values of another
-        size."""
+        each rank writes its shards, or whole tensors, of which each rank writes its block.
+        StreamedTables are written already. Raise OperError on all ranks if one has values of
+        another size."""
         self._warn_of_missing_steps()
         name = state.name if state else None
         blocks, problem = [], ""
@@ -156,20 +156,19 @@ class TableBlocks:
         self._engine.write_rows(blocks, name)
 
     def agree_on(self, tables: Iterable[int]) -> None:
-        """Raise OperError on all ranks if they are about to load different tables: rows would be
-        new on some ranks and old on others."""
+        """Raise OperError on all ranks if they would load different tables, after which rows would
+        be new on some ranks and old on others."""
         given = {f"table {self._tables[table].name!r}": "given" for table in tables}
         self._engine.node.agree_on(given, "the tables of a state dict")
 
     def agree(self, function: str, given: Mapping[str, Any]) -> None:
-        """Raise OperError on all ranks unless they gave a function equal arguments, by their
-        names."""
+        """Raise OperError on all ranks unless their arguments of a function, by name, are equal."""
         arguments = {name: repr(value) for name, value in given.items()}
         self._engine.node.agree_on(arguments, f"the arguments of {function}")
 
     @torch.inference_mode(mode=False)
     def read_steps(self, table: int) -> torch.Tensor:
-        """A copy of the number of steps of the optimizer, [1], as a state of a table."""
+        """Return a copy of the optimizer's number of steps, [1], as a state of a table."""
         if self._streams:
             return torch.tensor([self._engine.optimizer_steps])
         if any(block.table == table and block.state == STEPS for block in self._handed_out):
@@ -184,17 +183,16 @@ class TableBlocks:
         self._engine.optimizer_steps = int(value)
 
     def replaced(self, tables: Collection[int], state: str | None = None) -> None:
-        """Tables get other values now, whatever was written into the blocks of them that were
-        handed out before."""
+        """Drop changes to handed-out blocks of tables, because the tables now get other values."""
         self._handed_out = [
             block for block in self._handed_out if block.table not in tables or block.state != state
         ]
 
     def write_back(self) -> None:
-        """Write blocks that were changed since they were handed out to the tables, and forget all
-        of them: to be called before the tables are used.
+        """Write changed handed-out blocks to the tables, and forget all blocks. Call it before the
+        tables are used.
 
-        Ranks that serve do not wait for each other: there it is an error.
+        On ranks that serve, which do not wait for each other, a changed block is an error.
         """
         if self._forgotten:
             self._warn_of_late_writes()
@@ -230,7 +228,7 @@ class TableBlocks:
     def _write_changed(self) -> None:
         self._warn_of_missing_steps()
         # Every state that was handed out is written, changed or not: all ranks write together, and
-        # on each rank other blocks may have been changed, or none.
+        # may have changed different blocks.
         for name in dict.fromkeys(block.state for block in self._handed_out):
             changed = [block for block in self._changed() if block.state == name]
             if name != STEPS:
@@ -242,8 +240,8 @@ class TableBlocks:
                 block.version = block.values._version
 
     def _warn_of_missing_steps(self) -> None:
-        """Say once that Adam's moments were loaded in place and the number of its steps was not, as
-        from a checkpoint of TorchRec's."""
+        """Warn once that Adam's moments were loaded in place but not its number of steps, for
+        example from a checkpoint of TorchRec."""
         changed = self._changed()
         steps = any(block.state == STEPS for block in changed)
         for block in changed:
@@ -264,7 +262,7 @@ class TableBlocks:
         return [block for block in self._handed_out if block.values._version != block.version]
 
     def _block(self, table: int) -> tuple[int, int]:
-        """First row and number of rows of this rank's block of a table."""
+        """Return the first row and the number of rows of this rank's block of a table."""
         return row_blocks(self._tables[table].rows, self._engine.ranks)[self._engine.rank]
 
     def _streamed(self, table: int, state: State | None) -> TableRows:
@@ -294,7 +292,7 @@ class TableBlocks:
         )
 
     def _parts(self, table: int, value: Any, state: State | None) -> list[tuple[int, torch.Tensor]]:
-        """The parts of a value that this rank is to write: first rows, and the values from there
+        """Return the parts of a value that this rank writes: first rows, and the values from there
         on."""
         planned = self._tables[table]
         whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
@@ -326,14 +324,15 @@ class TableBlocks:
 
 
 def _size(value: Any) -> Any:
-    """The size of a tensor of any kind; the name of its type if it is none."""
+    """Return the size of a tensor of any kind; the name of the type of any other value."""
     if isinstance(value, ShardedTensor):
         return tuple(value.metadata().size)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _local_parts(value: torch.Tensor) -> list[tuple[Sequence[int], torch.Tensor]] | None:
-    """This rank's shards of a distributed tensor with their offsets; None of a plain one."""
+    """Return this rank's shards of a distributed tensor with their offsets; None for a plain
+    tensor."""
     if isinstance(value, ShardedTensor):
         return [(s.metadata.shard_offsets, s.tensor) for s in value.local_shards()]
     if not isinstance(value, DTensor):

@@ -1,7 +1,7 @@
 """The `state` of `oper.save` and `oper.load`: parts of a checkpoint in addition to the model.
 
 A part is an object with a `state_dict`, such as a dense optimizer, or a dict. A save refuses a part
-that no load could read; a load gives each part the containers that were saved.
+that could not be loaded again; a load gives each part the containers that were saved.
 """
 
 import io
@@ -31,7 +31,7 @@ def check_parts(function: str, folder: Any, state: Any) -> None:
     check_type(function, "state", state, Mapping, type(None))
     for name in state or {}:
         check_type(function, "a name in state", name, str)
-        # Checkpoints of older versions may have parts of the names that deltas have now.
+        # Checkpoints of older versions may have parts with the names that deltas use now.
         if name in _RESERVED and (function != "load" or name in (MODEL, OPTIMIZER)):
             raise OperError(
                 f"state: {name!r} is {_RESERVED[name]}'s own name in a checkpoint; choose another "
@@ -46,14 +46,14 @@ def parts_of(state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether a value has a state dict, as optimizers do, and is none itself."""
+    """Return whether a value, such as an optimizer, has a state dict without being one."""
     return callable(getattr(value, "state_dict", None))
 
 
 def flattened(function: str, content: Mapping[str, Any]) -> tuple[dict[str, Any], Paths]:
     """Return the values of nested dicts and lists by dotted names, and the path of each name.
 
-    OperError if two values would have one name.
+    Raise OperError if two values would have one name.
     """
     try:
         return flatten_state_dict(dict(content))
@@ -85,8 +85,8 @@ def check_loadable(content: Mapping[str, Any]) -> None:
 def drop_unsaved_states(
     parts: Mapping[str, Any], index: SavedIndex, content: Mapping[str, Any]
 ) -> None:
-    """Leave out of optimizers' state dicts the states of parameters that had taken no step when
-    the optimizer was saved: they are to take their first step again."""
+    """Remove from optimizers' state dicts the states of parameters that had taken no step when the
+    optimizer was saved, so that they take their first step again."""
     known = {path[0] for path in index.paths.values()}
     saved = {tuple(map(str, path[:3])) for path in index.paths.values()}
     for name, part in parts.items():
@@ -102,20 +102,20 @@ def drop_unsaved_states(
 def take_saved_names(
     parts: Iterable[str], index: SavedIndex, flat: dict[str, Any], paths: Paths
 ) -> None:
-    """Give parts the names that were saved for them, in place of those that they have now.
+    """Replace the present names of parts by the saved ones.
 
     An optimizer that has taken no step has no state yet, and a list may have other lengths. States
     of tables that the model lacks are left out.
     """
     saved = {path: name for name, path in index.paths.items()}
     inner = {path[:end] for path in saved for end in range(1, len(path))}
-    given = {*parts}
+    part_names = {*parts}
     for name, path in list(paths.items()):
         in_leaf = any(path[:end] in saved for end in range(1, len(path)))
-        if path[0] in given and name not in index.paths and (path in inner or in_leaf):
+        if path[0] in part_names and name not in index.paths and (path in inner or in_leaf):
             del flat[name], paths[name]
     for path, name in saved.items():
-        if path[0] in given and name not in flat and not is_fused_state(name):
+        if path[0] in part_names and name not in flat and not is_fused_state(name):
             tensor = index.tensors.get(name)
             flat[name] = None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype)
             paths[name] = path
@@ -141,12 +141,12 @@ def put(content: Any, path: Sequence[str | int], value: Any) -> None:
 
 
 def _own_key(content: Mapping[Any, Any], key: str | int) -> Any:
-    """Return a dict's key of a saved one. Torch saves all keys as texts; those of a torch
+    """Return a dict's key for a saved key. Torch saves all keys as texts; those of a torch
     optimizer's parameters are numbers."""
     if key in content:
         return key
     unknown = int(key) if str(key).isdecimal() else key
-    return next((own for own in content if str(own) == str(key)), unknown)
+    return next((candidate for candidate in content if str(candidate) == str(key)), unknown)
 
 
 def load_part(part: Any, saved: Mapping[str, Any]) -> None:
@@ -157,8 +157,8 @@ def load_part(part: Any, saved: Mapping[str, Any]) -> None:
 
 
 def _take_states(optimizer: Any, saved: Mapping[str, Any], prefix: str = "") -> None:
-    """Give parameters the states that were saved, and take those that had taken no step then away:
-    TorchRec's optimizers load only into states that are there."""
+    """Give parameters their saved states, and remove the states of parameters without a saved one:
+    TorchRec's optimizers load only into existing states."""
     if isinstance(optimizer, CombinedOptimizer):
         for key, part in optimizer.optimizers:
             inner = CombinedOptimizer.prepend_opt_key(key, prefix) if key else prefix

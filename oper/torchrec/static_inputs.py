@@ -1,5 +1,5 @@
-"""The inputs of a step that is captured: copies in memory that stays, into which those of each
-later step are copied.
+"""Inputs of a captured step: copies in fixed memory, into which the inputs of each later step are
+copied.
 
 Inputs are tensors and KeyedJaggedTensors on the model's device, numbers, text and None, and lists,
 tuples, dicts and dataclasses of such. Only the values of tensors may differ from step to step.
@@ -21,9 +21,9 @@ _LEAVES = (torch.Tensor, KeyedJaggedTensor, bool, int, float, complex, str, byte
 
 
 class StaticBatch(KeyedJaggedTensor):
-    """A KeyedJaggedTensor of memory that stays, or made of one by `to`. `counts_used` says whether
-    somebody asked the host how many values its keys have, so that those of later batches must have
-    as many; `by_lengths`, whether its lengths were given, and not its offsets."""
+    """KeyedJaggedTensor in fixed memory, or made from one by `to`. `counts_used`: the host has read
+    the numbers of values of its keys, so those of later batches must be equal. `by_lengths`: it was
+    made from lengths, not from offsets."""
 
     by_lengths = False
     _source: "StaticBatch | None" = None
@@ -55,7 +55,7 @@ class StaticBatch(KeyedJaggedTensor):
         return super().offset_per_key_or_none()
 
     def to(self, *arguments: Any, **named: Any) -> KeyedJaggedTensor:
-        """Move the batch as KeyedJaggedTensor does; the result knows its counts too."""
+        """Move the batch like KeyedJaggedTensor; the result has its counts too."""
         moved = super().to(*arguments, **named)
         if moved is not self:
             moved.__class__ = StaticBatch
@@ -64,8 +64,8 @@ class StaticBatch(KeyedJaggedTensor):
 
 
 class Inputs:
-    """The inputs of one step: what is in them, and the `structure` that it is in. OperError where
-    there is something that a captured step cannot have."""
+    """Inputs of one step: leaves, and their `structure`. Raises OperError for a value that a
+    captured step cannot have."""
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         self.given = given
@@ -73,8 +73,8 @@ class Inputs:
         self.structure = _structure(given, self.leaves)
 
     def like(self, other: "Inputs", counts_too: bool = False) -> bool:
-        """Whether these differ from others in the values of tensors alone; with `counts_too`, not
-        in how many values keys have, as far as the host knows it."""
+        """Return whether these differ from others only in the values of tensors; with `counts_too`,
+        also not in the numbers of values of keys, as far as the host knows them."""
         if self.structure != other.structure:
             return False
         pairs = list(zip(self.leaves, other.leaves, strict=True))
@@ -96,7 +96,7 @@ class Inputs:
 
 
 class StaticInputs:
-    """Copies of inputs, `arguments`, into which others of the same device are copied: a copy from
+    """Copies of inputs, `arguments`, into which others on the same device are copied: a copy from
     the host's memory would read it after the caller has put the next batch there."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -105,15 +105,15 @@ class StaticInputs:
         self._tensors = [part for leaf in self._copies.leaves for part in _tensors(leaf, leaf)]
 
     def fit(self, inputs: Inputs) -> bool:
-        """Whether others can be in the place of these."""
+        """Return whether other inputs can replace these."""
         if not inputs.like(self._copies):
             return False
         used = (pair for pair in self._pairs(inputs) if pair[0].counts_used)
         return all(_counts(new) == _counts(old) for old, new in used)
 
     def fill(self, inputs: Inputs) -> dict[int, Any]:
-        """Copy inputs that fit into these. The batches among them, by the `id` of those whose place
-        they take."""
+        """Copy fitting inputs into these. Return the batches among them, by the `id` of the batches
+        that they replace."""
         pairs = zip(self._copies.leaves, inputs.leaves, strict=True)
         given = [part for old, new in pairs for part in _tensors(new, old)]
         if given:
@@ -127,11 +127,11 @@ class StaticInputs:
 
 
 def mapped(value: Any, of: Callable[[Any], Any]) -> Any:
-    """Inputs, or what a step returns, with what `of` makes of each leaf in the place of it."""
+    """Return inputs, or a step's result, with `of` applied to each leaf."""
     if isinstance(value, _LEAVES):
         return of(value)
     if isinstance(value, dict):
-        made = copy.copy(value)  # of its own class
+        made = copy.copy(value)  # of the same class
         made.update({key: mapped(each, of) for key, each in value.items()})
         return made
     if isinstance(value, tuple | list):
@@ -179,7 +179,7 @@ def _unknown(value: Any) -> OperError:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two leaves differ in the values of tensors alone."""
+    """Return whether two leaves differ only in the values of tensors."""
     if isinstance(one, torch.Tensor):
         return (
             isinstance(other, torch.Tensor)
@@ -205,7 +205,7 @@ def _size_of_lengths(batch: KeyedJaggedTensor) -> int:
 
 
 def cloned(leaf: Any) -> Any:
-    """A leaf of what a step returns, in memory of its own."""
+    """Return a copy of a leaf of a step's result."""
     if isinstance(leaf, KeyedJaggedTensor):
         return _copied_batch(leaf, KeyedJaggedTensor)
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -241,7 +241,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _given_tensors(leaf: Any) -> Sequence[torch.Tensor]:
-    """The tensors that a leaf was made of."""
+    """Return the tensors from which a leaf was made."""
     if isinstance(leaf, torch.Tensor):
         return (leaf,)
     if not isinstance(leaf, KeyedJaggedTensor):
@@ -251,7 +251,7 @@ def _given_tensors(leaf: Any) -> Sequence[torch.Tensor]:
 
 
 def _tensors(leaf: Any, like: Any) -> Sequence[torch.Tensor]:
-    """The tensors of a leaf; of a batch, its lengths or its offsets as a static one has them."""
+    """Return the tensors of a leaf; for a batch, lengths or offsets, whichever `like` has."""
     if isinstance(leaf, torch.Tensor):
         return (leaf,)
     if not isinstance(leaf, KeyedJaggedTensor):

@@ -1,9 +1,9 @@
-"""Tables in a state dict that are not there yet: their rows are read and written in pieces.
+"""Tables in a state dict without their rows, which are read and written in pieces.
 
 A StreamedTable is a value of a state dict in the place of a ShardedTensor. Each rank has the block
 of rows that the ShardedTensor would have there (state_dict.py), and reads it in pieces, of which
-only one is in memory at a time. torch.distributed.checkpoint is told of the pieces as shards, so
-that they are its own format.
+only one is in memory at a time. torch.distributed.checkpoint sees the pieces as shards, so they
+have its own format.
 """
 
 from abc import ABC, abstractmethod
@@ -23,15 +23,16 @@ from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
 
-# Of rows as float32 with their optimizer's states and addresses, in what a save takes beside the
-# tables some times over. Of 32 MB and more, the allocator takes each from the system anew.
+# Bytes of a piece's rows as float32, with their optimizer's states and addresses; a save takes
+# several times as much in addition to the tables. The allocator requests blocks of 32 MB and more
+# from the system each time.
 _PIECE_BYTES = 1 << 24
-_ADDRESS_BYTES = 16  # a row's number and its address
+_ADDRESS_BYTES = 16  # per row: its number and its address
 
 
 class Streamed(ABC):
-    """A tensor of rows, of which each rank has some pieces: their first rows and numbers of rows.
-    There are as many on every rank, some of them empty: all ranks read and write together."""
+    """Tensor of rows, of which each rank has some pieces: their first rows and numbers of rows.
+    Every rank has equally many, some of them empty: all ranks read and write together."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[int, int]]
@@ -40,15 +41,15 @@ class Streamed(ABC):
 
     @abstractmethod
     def read(self, piece: int) -> torch.Tensor:
-        """A piece of this rank's by its number. To be called on all ranks, for each piece."""
+        """Return a piece of this rank's by its number. Call it on all ranks, for each piece."""
 
     def offsets(self, first: int) -> torch.Size:
-        """Where a piece begins in the whole tensor."""
+        """Return the offsets of a piece in the whole tensor."""
         return torch.Size([first] + [0] * (len(self.shape) - 1))
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """The pieces as shards, of which torch.distributed.checkpoint's planner asks by this name:
-        see its planner_helpers.py."""
+        """Return the pieces as shards. torch.distributed.checkpoint's planner calls a method of
+        this name: see its planner_helpers.py."""
         return [
             WriteItem(
                 MetadataIndex(name, self.offsets(first)),
@@ -85,7 +86,7 @@ class TableRows(Streamed):
 
 
 class StreamedTable(TableRows):
-    """The rows of a table, or of a state of its optimizer, by pieces of this rank's block."""
+    """Rows of a table, or of a state of its optimizer, in pieces of this rank's block."""
 
     def __init__(
         self,
@@ -94,20 +95,20 @@ class StreamedTable(TableRows):
         state: State | None,
         blocks: list[tuple[int, int]],
     ) -> None:
-        """`blocks` are the ranks': the first row and the number of rows of each."""
+        """Cut the ranks' `blocks`, the first row and the number of rows of each, into pieces."""
         rows = planned_tables(engine)[table].rows
         pieces = [piece[engine.rank] for piece in pieces_of_ranks(engine, table, blocks)]
         super().__init__(engine, table, state, rows, pieces)
 
     def read(self, piece: int) -> torch.Tensor:
-        """A copy of rows, [rows, dim] or [rows]."""
+        """Return a copy of rows, [rows, dim] or [rows]."""
         asked = RowRange(self._table, *self.pieces[piece])
         (values,) = self._engine.read_rows([asked], self._state)
         return values.to(self.dtype)
 
     def write(self, parts: list[tuple[int, torch.Tensor]]) -> None:
-        """Give rows new values: first rows, and the values from there on. To be called on all
-        ranks, for each piece."""
+        """Give rows new values: first rows, and the values from there on. Call it on all ranks, for
+        each piece."""
         blocks = [RowBlock(self._table, first, values) for first, values in parts]
         self._engine.write_rows(blocks, self._state)
 
@@ -115,8 +116,8 @@ class StreamedTable(TableRows):
 def pieces_of_ranks(
     engine: EmbeddingEngine, table: int, blocks: list[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
-    """The pieces of all ranks' blocks of a table, first rows and numbers of rows: in turn those
-    that all ranks read together, [ranks] each."""
+    """Return the pieces of all ranks' blocks of a table, first rows and numbers of rows: a list of
+    the pieces that all ranks read together, [ranks] each."""
     planned = planned_tables(engine)[table]
     (optimizer,) = {b.optimizer for b in engine.buckets if table in b.tables}
     row_bytes = 4 * planned.dim + optimizer.state_bytes(planned.dim) + _ADDRESS_BYTES

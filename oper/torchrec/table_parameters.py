@@ -1,8 +1,8 @@
-"""The empty parameters that stand for tables: which tables they freeze, and misuse of them.
+"""Empty parameters that stand for tables: they freeze tables, and misuse of them is detected.
 
-A script may set `requires_grad` of a table's parameter at any time, as of any other parameter. All
-else that scripts do to a parameter would change no row, because the rows lie in the ranks' heaps:
-it is refused by the table's name at the next lookup.
+A script may set `requires_grad` of a table's parameter at any time, like for any other parameter.
+Any other change to a parameter would leave the rows unchanged, because they lie in the ranks'
+heaps: the next lookup raises an error with the table's name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ _WRITE_ROWS = (
 
 
 class TableParameter(nn.Parameter):
-    """The empty parameter of a table. Writes to its `data` are seen, as writes to itself are."""
+    """Empty parameter of a table. Writes to its `data` are detected, like writes to itself."""
 
     @property
     def data(self) -> torch.Tensor:
-        """The parameter without its history: torch's own `data` does not count writes."""
+        """Parameter without its history: torch's own `data` does not count writes."""
         return self.detach()
 
     @data.setter
@@ -40,7 +40,7 @@ class TableParameter(nn.Parameter):
 
 
 class TableHolder(nn.Module):
-    """The module that has a table's parameter, under the name `weight`, for good."""
+    """Module that has a table's parameter, permanently, under the name `weight`."""
 
     def __init__(self, table: str, weight: nn.Parameter) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class TableHolder(nn.Module):
 
 
 class TableParameters:
-    """The parameters of a collection's tables; `trained` says which tables have an optimizer.
+    """Parameters of a collection's tables; `trained` marks the tables that have an optimizer.
 
-    A call checks all parameters and returns the numbers of the tables that are frozen now.
+    A call checks all parameters and returns the numbers of the frozen tables.
     """
 
     def __init__(self, tables: Mapping[str, nn.Module], buckets: Sequence[Bucket], training: bool):
@@ -74,11 +74,11 @@ class TableParameters:
         self._versions: list[int] | None = [weight._version for weight in self._weights]
 
     def accept_writes(self) -> None:
-        """Take no write until the next call for a mistake, because a state dict is loaded."""
+        """Accept all writes until the next call, because a state dict is loaded."""
         self._versions = None
 
     def accept_moves(self) -> None:
-        """Take the parameters that torch has made anew, as it does for some types of tensors."""
+        """Accept parameters that torch has replaced, as it does for some types of tensors."""
         for number, holder in enumerate(self._holders):
             if holder.weight is not self._weights[number]:
                 self._weights[number] = holder.weight
@@ -125,7 +125,7 @@ class TableParameters:
 
 
 class OptimizersOfTable(list[Any]):
-    """The optimizers of one table's parameter, which `apply_optimizer_in_backward` appends to."""
+    """Optimizers of one table's parameter, to which `apply_optimizer_in_backward` appends."""
 
     def __init__(self, table: str, optimizer: Any) -> None:
         super().__init__([optimizer])
@@ -140,10 +140,10 @@ class OptimizersOfTable(list[Any]):
 
 
 def check_moves(collection: str, fn: Any, place: torch.device) -> None:
-    """OperError if `fn`, by which torch changes a module's tensors, changes dtype or device.
+    """Raise OperError if `fn`, by which torch changes a module's tensors, changes dtype or device.
 
     Args:
-        collection: how errors call the sharded collection.
+        collection: name of the sharded collection in errors.
         place: the device of the tables.
     """
     before = torch.empty(0, device=place)
@@ -162,7 +162,7 @@ def check_moves(collection: str, fn: Any, place: torch.device) -> None:
 
 
 def check_hooks(collection: nn.Module, tables: Mapping[str, nn.Parameter]) -> None:
-    """OperError if an unsharded collection has hooks, which sharding would lose."""
+    """Raise OperError if an unsharded collection has hooks, which sharding would lose."""
     name = type(collection).__name__
     if any(getattr(collection, hooks) for hooks in _HOOKS):
         raise OperError(

@@ -1,4 +1,4 @@
-"""Failures of a rank before its engine is there: the other ranks wait for it, and are told."""
+"""Failures of a rank before its engine exists: the other ranks, which wait for it, are told."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from oper.runtime.comm.group import Group
 
 @contextmanager
 def telling_others(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
-    """Let the other ranks raise for what fails inside here: they come to the engine's first
+    """Make the other ranks raise an error for a failure inside: they reach the engine's first
     collective, and this rank does not."""
     try:
         yield
@@ -22,8 +22,8 @@ def telling_others(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
 
 @contextmanager
 def all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
-    """Wait at the end for all ranks, and raise if one has failed inside: DistributedModelParallel
-    begins with a broadcast that has no deadline."""
+    """Wait at the end for all ranks, and raise an error if one has failed inside:
+    DistributedModelParallel begins with a broadcast that has no deadline."""
     if env.process_group is None or env.world_size == 1:
         yield
         return

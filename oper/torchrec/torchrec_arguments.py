@@ -1,6 +1,6 @@
-"""Arguments that TorchRec's planner, sharders and DistributedModelParallel take, and OPER's do not.
+"""Arguments of TorchRec's planner, sharders and DistributedModelParallel that OPER's lack.
 
-Each has the setting of OPER's that does the same, or the reason why there is none.
+Each has OPER's equivalent setting, or the reason for which there is none.
 """
 
 from collections.abc import Collection, Iterable
@@ -75,13 +75,14 @@ INSTEAD = {
 
 
 def keywords_of(made: type) -> set[str]:
-    """The names of a constructor's keyword-only arguments."""
+    """Return the names of a constructor's keyword-only arguments."""
     parameters = signature(made).parameters.values()
     return {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
 
 
 def check_arguments(function: str, given: Iterable[str], known: Collection[str]) -> None:
-    """OperError if `function` was `given` arguments by other names than the `known` ones."""
+    """Raise OperError if `function` was `given` arguments with other names than the `known`
+    ones."""
     for name in sorted(set(given) - set(known)):
         if name in INSTEAD:
             raise OperError(f"{function}: expected no {name}=, got one: {INSTEAD[name]}")

@@ -1,8 +1,8 @@
-"""Touched rows of a table, as an incremental save writes them: their ids, and values beside these.
+"""Touched rows of a table, for an incremental save: their ids and values.
 
-Rows are ascending, those of rank 0's block first. So a delta's tensors are a table's and its
-optimizer's states with fewer rows, and one more has the number of each of these in the table. They
-are cut as a whole save cuts the table: a piece has the touched ones of its rows.
+Rows are ascending, those of rank 0's block first. So a delta's tensors are a table and its
+optimizer's states with fewer rows; one more tensor has the numbers of these rows in the table. They
+are cut like the table in a whole save: a piece has the touched ones of its rows.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from oper.runtime.table_io import ListedRows, RowRange
 from oper.runtime.tables.optimizers import State
 from oper.torchrec.streamed_table import Streamed, TableRows, pieces_of_ranks
 
-_ROWS_TOGETHER = 1 << 21  # of a rank, of which all know their marks at a time: 16 bytes each
+_ROWS_TOGETHER = 1 << 21  # of a rank, whose marks all ranks exchange at once: 16 bytes each
 
 
 @dataclass(frozen=True)
 class TouchedBlock:
-    """The touched rows of this rank's block of a table, piece by piece: the first row of each, and
-    a bit for each of its rows, packed, which take less than ids. `before` are touched rows of the
-    ranks before this one, `total` those of all."""
+    """Touched rows of this rank's block of a table, piece by piece: the first row of each piece,
+    and a packed bit for each of its rows, which take less memory than ids. `before` is the number
+    of touched rows of the ranks before this one, `total` that of all ranks."""
 
     firsts: list[int]
     bits: list[torch.Tensor]
@@ -35,7 +35,8 @@ class TouchedBlock:
     def of(
         cls, engine: EmbeddingEngine, table: int, blocks: list[tuple[int, int]]
     ) -> "TouchedBlock":
-        """Those of a table of which the ranks have these blocks. To be called on all ranks."""
+        """Return the touched rows of a table of which the ranks have these blocks. Call it on all
+        ranks."""
         firsts: list[int] = []
         bits: list[torch.Tensor] = []
         counts: list[int] = []
@@ -55,35 +56,36 @@ class TouchedBlock:
         return cls(firsts, bits, counts)
 
     def among(self, rows: Sequence[int], rank: int) -> "TouchedBlock":
-        """This block, of a rank, where the ranks' blocks have so many touched rows."""
+        """Return this block as that of rank `rank`, given the number of touched `rows` of each
+        rank's block."""
         return replace(self, before=sum(rows[:rank]), total=sum(rows))
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """Where the rows of each piece begin among all touched ones, and how many there are."""
+        """First position of each piece's rows among all touched rows, and their number."""
         ends = (self.before + np.cumsum(self.counts)).tolist()
         return [(end - count, count) for end, count in zip(ends, self.counts, strict=True)]
 
     def ids(self, piece: int) -> torch.Tensor:
-        """The touched rows of a piece, int64, ascending."""
+        """Return the touched rows of a piece, int64, ascending."""
         found = np.flatnonzero(np.unpackbits(self.bits[piece].numpy()))
         return torch.from_numpy(found + self.firsts[piece])
 
 
 class TouchedIds(Streamed):
-    """Which rows of a table were touched."""
+    """Ids of the touched rows of a table."""
 
     def __init__(self, touched: TouchedBlock) -> None:
         super().__init__((touched.total,), torch.int64, touched.pieces)
         self._touched = touched
 
     def read(self, piece: int) -> torch.Tensor:
-        """Their ids, [rows]."""
+        """Return the ids of a piece, [rows]."""
         return self._touched.ids(piece)
 
 
 class TouchedTable(TableRows):
-    """The touched rows of a table, or of a state of its optimizer."""
+    """Touched rows of a table, or of a state of its optimizer."""
 
     def __init__(
         self, engine: EmbeddingEngine, table: int, state: State | None, touched: TouchedBlock
@@ -92,7 +94,7 @@ class TouchedTable(TableRows):
         self._touched = touched
 
     def read(self, piece: int) -> torch.Tensor:
-        """Their values, [rows, dim] or [rows]."""
+        """Return the values of a piece, [rows, dim] or [rows]."""
         asked = ListedRows(self._table, self._touched.ids(piece))
         (values,) = self._engine.read_rows([asked], self._state)
         return values.to(self.dtype)

@@ -9,10 +9,10 @@ from oper.base.errors import OperError
 
 
 class Uncopied:
-    """A part that stays itself in DistributedModelParallel.copy, and refuses all other copies."""
+    """Part that stays itself in DistributedModelParallel.copy, and refuses all other copies."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # DistributedModelParallel.copy copies models while tensors stay as they are.
+        # DistributedModelParallel.copy copies models but shares their tensors.
         probe = torch.empty(0)
         if probe.__deepcopy__({}) is probe:
             return self
@@ -23,4 +23,4 @@ class Uncopied:
 
     @abstractmethod
     def _cannot_be(self, done: str) -> OperError:
-        """Return the error of a part that was to be copied or pickled."""
+        """Return the error for an attempt to copy or pickle the part."""

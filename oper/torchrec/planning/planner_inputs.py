@@ -1,4 +1,4 @@
-"""What OperShardingPlanner plans from: the profile of a model's tables, and the topology."""
+"""Inputs of OperShardingPlanner: the profile of a model's tables, and the topology."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from oper.topology.topology import Topology
 
 
 def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
-    """A profile's counts of the tables of a model: those tables alone, as the model has them.
+    """Return a profile restricted to the tables of a model, as the model defines them.
 
     Raises:
         OperError: a table was not profiled, or with another number of rows.
@@ -57,8 +57,8 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
 
 
 def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topology:
-    """OPER's topology of what a planner was given; None: the ranks of the default process group, on
-    CPUs of one host."""
+    """Return OPER's topology from a planner's argument; None: the ranks of the default process
+    group, on CPUs of one host."""
     if isinstance(given, Topology):
         return given
     if given is None:
@@ -74,10 +74,10 @@ def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topol
 
 
 def from_torchrec(topology: TorchRecTopology) -> Topology:
-    """TorchRec's Topology as one of ours; it counts bytes per millisecond.
+    """Convert TorchRec's Topology, which has bytes per millisecond, to OPER's.
 
-    Of CPU ranks it says only what memory streams at and what GPUs' links do: between ranks of a
-    host the preset `cpu:N` holds, which is what random rows were measured at in shared memory.
+    For CPU ranks it has only the bandwidth of streaming memory and of GPUs' links. Between ranks of
+    a host the preset `cpu:N` is used instead, which was measured with random rows in shared memory.
     """
     ranks, per_node = topology.world_size, topology.local_world_size
     node_of = [rank // per_node for rank in range(ranks)]

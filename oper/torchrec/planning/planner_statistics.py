@@ -1,4 +1,4 @@
-"""The statistics that TorchRec's planner logs, of a plan of OPER's."""
+"""Statistics of TorchRec's planner, for a plan of OPER."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,9 +13,10 @@ _MOST_RANKS = 64
 
 
 def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) -> list[str]:
-    """The lines of the report: per rank, per table, and what holds for the plan as a whole.
+    """Return the lines of the report: per rank, per table, and for the whole plan.
 
-    `tables` are the tables' paths in the model by their names; `seconds` the planning took.
+    `tables` are the tables' paths in the model by their names; `seconds` is the duration of
+    planning.
     """
     prediction, ranks = plan.cost, plan.ranks
     proof = ""
@@ -97,7 +98,8 @@ def _table_table(plan: Plan, paths: Mapping[str, str]) -> list[str]:
 
 
 def _listed_rows(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of each table that are placed one by one, and those of them with several copies."""
+    """Return the number of individually placed rows of each table, and of those with several
+    copies."""
     layout = plan.layout
     first, (group, _) = layout.listed_offset, layout.listed_places()
     copied = np.append(0, np.cumsum(layout.holds.sum(axis=1)[group] > 1))
@@ -105,7 +107,7 @@ def _listed_rows(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Headers, rules and cells, each column as wide as its widest cell."""
+    """Return lines with headers, rules and cells, each column as wide as its widest cell."""
     cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])

@@ -5,8 +5,8 @@
     plan = planner.collective_plan(dlrm, sharders)
     model = DistributedModelParallel(dlrm, plan=plan, sharders=sharders)
 
-It is called as TorchRec's is and plans the same model. In the place of pooling factors it takes a
-profile, which says how often each row is accessed.
+It has the interface of TorchRec's planner and plans the same model. Instead of pooling factors it
+takes a profile, which has the number of accesses to each row.
 """
 
 import logging
@@ -46,17 +46,17 @@ _log = logging.getLogger("oper.runtime.torchrec_planner")  # a public name: docs
 
 
 class OperShardingPlanner(ShardingPlanner):
-    """Plans where each row of a model's tables goes.
+    """Planner of the place of each row of a model's tables.
 
     Args:
-        topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's, which for
-            compute_device "cuda" is refused for several nodes with fetch "raw"; None: the ranks of
-            the default process group, on CPUs of one host.
+        topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's, which is refused for
+            compute_device "cuda" on several nodes with fetch "raw"; None: the ranks of the default
+            process group, on CPUs of one host.
         profile: a profile or its folder; it must have all tables of the model, by name and rows.
-        batch_size: samples per iteration of one rank, which is what TorchRec's planners take; 512
-            if not given. `Workload` and `oper plan --batch-size` have those of all ranks together.
-        constraints: TorchRec's, by table; they say nothing that a profile does not, or that
-            OPER could keep, and a warning says so.
+        batch_size: samples per iteration of one rank, like in TorchRec's planners; 512 unless
+            given. `Workload` and `oper plan --batch-size` count the samples of all ranks.
+        constraints: TorchRec's, by table. They are ignored, with a warning: the profile has their
+            information, or OPER cannot keep them.
         mode, fetch: see Workload; fetch is raw on one node and auto on several, unless given:
             tables are pooled if that makes the step at least 5 % shorter. "distinct" pools none.
         settings: extra memory, threshold and aim of the plan.
@@ -90,12 +90,12 @@ class OperShardingPlanner(ShardingPlanner):
     def plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder] | None = None
     ) -> OperShardingPlan:
-        """Plan for the collections of a model that `sharders` take, all if there are none given,
-        and log the statistics.
+        """Plan for the collections of a model that `sharders` take (None: all), and log the
+        statistics.
 
         Raises:
-            OperError: the profile has not these tables, no sharder takes any, or the ranks cannot
-                hold them.
+            OperError: the profile lacks tables, no sharder takes any, or the ranks cannot hold
+                them.
         """
         return self._plan(module, sharders, ModelWarnings.of_ranks(self._topology.ranks))
 
@@ -125,7 +125,7 @@ class OperShardingPlanner(ShardingPlanner):
         sharders: Sequence[ModuleSharder] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> OperShardingPlan:
-        """Plan on rank 0 of a group for all its ranks. What fails there fails on all."""
+        """Plan on rank 0 of a group for all its ranks. A failure there is raised on all of them."""
         if pg is None and not dist.is_initialized():
             raise OperError(
                 "collective_plan: there is no process group; call "
@@ -150,8 +150,8 @@ class OperShardingPlanner(ShardingPlanner):
 
 
 def _check_for_devices(workload: Workload, topology: Topology) -> None:
-    """OperError unless CUDA devices can do this work: TorchRec's topology says that the model is to
-    be on them, which OPER's presets do not."""
+    """Raise OperError unless CUDA devices can do this work: TorchRec's topology, unlike OPER's
+    presets, says that the model will be on them."""
     fetch = workload.on(topology.nodes).fetch
     if topology.nodes > 1 and fetch == "raw":
         raise OperError(
@@ -166,7 +166,7 @@ def _check_for_devices(workload: Workload, topology: Topology) -> None:
 def _tables(
     module: nn.Module, sharders: Sequence[ModuleSharder] | None, warnings: ModelWarnings
 ) -> tuple[list[Table], dict[str, str]]:
-    """The tables to plan for, with the optimizers that will train them, and their paths."""
+    """Return the tables to plan for, with the optimizers that will train them, and their paths."""
     tables: list[Table] = []
     taken: list[tuple[str, Any]] = []
     for path, collection in module_tables.collections(module):
@@ -215,7 +215,7 @@ def _warn_of_constraints(
                 "leave the table to TorchRec's sharders"
             )
         if named:
-            # One warning is for all tables together: scripts give most of them the same.
+            # One warning covers all tables, because scripts give most of them equal constraints.
             warnings.warn(
                 _log,
                 tuple(named),
