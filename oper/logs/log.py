@@ -52,7 +52,7 @@ class Log:
         self._check_missing(options.missing)
 
     def _merged_columns(self) -> dict[str, Column]:
-        """Return the first file's columns, each with what any file has of it."""
+        """Return the first file's columns, each with the properties that it has in any file."""
         merged = {column.name: column for column in self._sources[0].columns}
         for column in (c for s in self._sources[1:] for c in s.columns if c.name in merged):
             known = merged[column.name]
@@ -108,7 +108,7 @@ class Log:
         )
 
     def doubts(self, features: Iterable[str]) -> dict[str, str]:
-        """Return why the ids of some of the features are perhaps not meant as they are read."""
+        """Return, by feature, reasons for which ids may be misread."""
         found = {n: self._columns[n].doubt or self._mixed(n) for n in features}
         return {n: doubt for n, doubt in found.items() if doubt}
 
@@ -144,7 +144,8 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def no_ids(self) -> OperError:
-        """Return the error where no column looks like ids, and nobody named one."""
+        """Return the error of a log without a named column and without columns that look like
+        ids."""
         return no_ids(self._sources[0])
 
     def count_samples(self) -> int:
@@ -152,7 +153,8 @@ class Log:
         return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
 
     def estimated_samples(self) -> int | None:
-        """About how many samples `batches` yields, for a progress bar; None if unknown."""
+        """Return an estimate of the number of samples of `batches`, for a progress bar; None if
+        unknown."""
         if self.samples is not None:
             return self.samples
         guesses = [s.samples if s.samples is not None else s.estimate() for s in self._sources]
@@ -163,17 +165,18 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def whole(self) -> "Log":
-        """This log without a selection of rows."""
+        """Return this log without a selection of rows."""
         if self.options.rows is None:
             return self
         return Log(self._sources, replace(self.options, rows=None))
 
     def part(self, number: int, parts: int) -> "Log":
-        """This log's files `number`, `number` + `parts`, …; there must be more than `number`."""
+        """Return this log's files `number`, `number` + `parts`, …; there must be more than
+        `number`."""
         return Log(self._sources[number::parts], self.options)
 
     def in_unit(self, unit: TimeUnit | None) -> "Log":
-        """This log, with the numbers of its time column read in another unit."""
+        """Return this log with the numbers of its time column in another unit."""
         return Log(self._sources, replace(self.options, time_unit=unit))
 
     def batches(
@@ -251,7 +254,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
 
 
 def _files(paths: Sequence[Path]) -> list[LogFile]:
-    """All files of the paths and folders, without companions of a sparse .npy."""
+    """Return all files of the paths and folders, without companions of a sparse .npy."""
     files: list[LogFile] = []
     for path in paths:
         files += files_in(path) if os.path.isdir(path) else [LogFile(path)]
@@ -339,8 +342,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _open(path: Path, options: LogOptions) -> Source:
-    """Return the reader of one file, by its first bytes, and by its name where those do not
-    tell."""
+    """Return the reader of one file, by its first bytes, and by its name if those do not tell."""
     from oper.logs.formats import (
         csv_and_criteo,
         fbgemm_requests,
@@ -351,7 +353,7 @@ def _open(path: Path, options: LogOptions) -> Source:
     )
 
     try:
-        # Files of /proc say that they are empty, and to read some of them does not end.
+        # Files of /proc state a size of 0, and some never end.
         with open_file(path, LOG) as file:
             head = file.read(foreign_formats.HEAD_BYTES) if path.stat().st_size else b""
     except OSError as error:
@@ -374,7 +376,8 @@ def _open(path: Path, options: LogOptions) -> Source:
 
 
 def _difference(one: Selection, other: Selection) -> str:
-    """Say which columns only one of the selections has, in any order; empty if there are none."""
+    """Return a sentence on the columns that only one of the selections has; empty if there are
+    none."""
     for role in ("features", "dense"):
         more, fewer = set(getattr(one, role)), set(getattr(other, role))
         more, fewer = more - fewer, fewer - more
@@ -391,7 +394,7 @@ def _difference(one: Selection, other: Selection) -> str:
 
 
 def _kinds(one: Source, other: Source) -> str:
-    """Say how the first column that is read as another kind differs; empty if there is none."""
+    """Return a sentence on the first column whose kinds differ; empty if there is none."""
     columns = {c.name: c for c in other.columns}
     for here in one.columns:
         there = columns.get(here.name, here)

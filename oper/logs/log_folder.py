@@ -1,8 +1,8 @@
-"""The files of a folder that holds a log, and the keys that partition folders state.
+"""Files of a folder that holds a log, and the keys in the names of partition folders.
 
-Hive, Spark and pyarrow write a table as folders KEY=VALUE in each other, with the files in the
-innermost ones. The order of the samples decides windows and the held-out part, so folders are read
-in the order of their keys by value, and the files of one folder in natural order.
+Hive, Spark and pyarrow write a table as nested folders KEY=VALUE, with the files in the innermost
+ones. The order of the samples decides windows and the held-out part, so folders are read in the
+order of their keys by value, and the files of one folder in natural order.
 """
 
 import os
@@ -22,7 +22,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 # Files that Spark, Hive and Databricks write next to the data.
 _MARKERS = re.compile(r"_SUCCESS|_metadata|_common_metadata|_(started|committed)_.*")
-# Folders and files by which a table format says which of the other files are part of the table.
+# Folders and files in which a table format lists the files that are part of the table.
 _TABLE_FORMATS = {
     "_delta_log": "Delta Lake",
     ".hoodie": "Apache Hudi",
@@ -226,7 +226,8 @@ def _is_ignored(name: str) -> bool:
 
 
 def _refuse_table_format(folder: Path, given: Path) -> None:
-    """Raise OperError if a folder holds a table whose metadata says which files are part of it."""
+    """Raise OperError if a folder holds a table whose metadata lists the files that are part of
+    it."""
     found = next((n for n in _TABLE_FORMATS if os.path.isdir(folder / n)), None)
     form = _TABLE_FORMATS[found] if found is not None else ""
     if found is None:

@@ -1,8 +1,7 @@
 """Files in a folder that are not part of its log: copies, unfinished files, descriptions.
 
-A file is skipped, and named, only if its name, its size or a link proves that it has no samples of
-its own. A folder in which two files may hold the same samples is refused, because nothing tells
-which of them is meant.
+A file is skipped, and named, only if its name, its size or a link proves that it adds no samples. A
+folder in which two files may hold the same samples is refused, because the intended one is unknown.
 """
 
 import gzip
@@ -90,8 +89,8 @@ def copied_from(name: str) -> str | None:
 
 
 def _second_names(paths: list[Path]) -> dict[Path, str]:
-    """Return the symbolic links to files of the same folder. OperError if one file has two names
-    otherwise: then nothing tells which place it has in the log."""
+    """Return the symbolic links to files of the same folder. Raise OperError if one file has two
+    names otherwise, because its place in the log is then unknown."""
     names: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for path in paths:
         try:

@@ -29,7 +29,7 @@ from oper.logs.batches.number_texts import ABSENT, COMMA, SPACES, no_plain_numbe
 from oper.logs.row_ids import without
 from oper.logs.vocabulary import ValueCounter
 
-_FEW = 20  # A column has few odd values if it has so many numbers for each of them.
+_FEW = 20  # A column has few odd values if it has at least so many numbers per odd value.
 _LEAST_NUMBERS, _CERTAIN_NUMBERS = 2, 3  # beside a single odd value
 _FRACTION = r"^[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)$"
 # Around the digits: spaces and characters of no width, of all scripts, and quotes.
@@ -44,7 +44,7 @@ Kind = Literal["stray", "fraction", "form", "large"]
 class OddValues:
     """The distinct values of a column that are odd, as texts or int64.
 
-    certain: they are too few for the column to be one of texts.
+    certain: too few for a column of texts.
     """
 
     kind: Kind

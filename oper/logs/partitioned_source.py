@@ -14,7 +14,7 @@ from oper.logs.log_folder import Key
 
 
 class PartitionedSource:
-    """A file with a column more for each partition key that the file itself lacks.
+    """File with an additional column for each partition key that the file itself lacks.
 
     Keys have the same value for all samples of the file, so they are features only if the user
     names them.

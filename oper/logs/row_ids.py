@@ -22,7 +22,7 @@ _WHOLE = re.compile(r"(-?[0-9]{1,15})\.0*")  # as texts that are whole numbers a
 
 
 class BadIdError(OperError):
-    """An id outside its table: the sentence `found`, and the remedy."""
+    """Error of an id outside its table: the sentence `found`, and the remedy."""
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"{found}; {remedy}")
@@ -30,7 +30,7 @@ class BadIdError(OperError):
 
 
 class IdMapper:
-    """Maps the values of one table's columns; `skipped` counts those it left out."""
+    """Mapper of the values of one table's columns; `skipped` counts those left out."""
 
     def __init__(
         self, table: Table, vocabulary: Vocabulary | None = None, on_bad_id: OnBadId = "error"
@@ -51,9 +51,9 @@ class IdMapper:
         self._on_bad_id = on_bad_id
 
     def map(self, raw: Jagged, column: str, location: Location) -> Jagged:
-        """Row ids int64 of a batch's raw values; `location` is the batch's.
+        """Return row ids int64 of a batch's raw values; `location` is the batch's.
 
-        BadIdError where a dense id is not a row of the table, unless such ids are skipped.
+        Raise BadIdError if a dense id is not a row of the table, unless such ids are skipped.
         """
         raw = without(raw, self.table.ids.missing)
         match self.table.ids.kind:
@@ -68,7 +68,7 @@ class IdMapper:
         values = raw.values
         if isinstance(values, pa.DictionaryArray):
             is_integer, integers = decimals(values.dictionary)
-            # -1 is not a row of any table, so that texts are refused below like other bad ids.
+            # -1 is not a row of any table, so texts are refused below like other bad ids.
             by_code = np.full(len(is_integer), -1, dtype=np.int64)
             by_code[is_integer] = integers
             values = by_code[values.indices.to_numpy()]
@@ -121,8 +121,8 @@ class IdMapper:
     def _look_up(self, values: Any) -> Ints:
         assert self._vocabulary is not None
         if not isinstance(values, pa.DictionaryArray):
-            # Only distinct values are looked up, as a binary search costs more than the hash that
-            # finds them.
+            # Only distinct values are looked up, because a binary search costs more than the hash
+            # that finds them.
             coded = pa.array(values).dictionary_encode()
             return self._vocabulary.rows_of_integers(coded.dictionary.to_numpy())[
                 coded.indices.to_numpy()

@@ -16,10 +16,10 @@ from oper.tables.table import Table, with_missing
 
 
 class RowReader:
-    """Reads a log as row ids of `prepared.tables`.
+    """Reader of a log as row ids of `prepared.tables`.
 
     The features of batches are keyed by the tables' features, in the order of the tables; by
-    FEATURE@TABLE where several tables share a feature, as in TorchRec.
+    FEATURE@TABLE if several tables share a feature, as in TorchRec.
     """
 
     def __init__(self, log: Log, prepared: Prepared) -> None:
@@ -33,7 +33,7 @@ class RowReader:
                 else None,
                 log.options.on_bad_id,
             )
-            # Rules without a missing value of their own take that of the options.
+            # Rules without a missing value take that of the options.
             for table in with_missing(prepared.tables, log.options.missing)
         ]
         found = matched(log, prepared.tables)
@@ -53,7 +53,7 @@ class RowReader:
 
     @property
     def bagged(self) -> tuple[bool, ...]:
-        """Per table, whether a sample may read several of its rows (bags, or several features)."""
+        """Per table, True if a sample may read several of its rows (bags, or several features)."""
         columns: list[list[str]] = [[] for _ in self.tables]
         for index, column in self._columns.values():
             columns[index].append(column)
@@ -65,9 +65,9 @@ class RowReader:
         return {m.table.name: m.skipped for m in self._mappers if m.skipped}
 
     def batches(self, batch_size: int | None = None, ids_only: bool = False) -> Iterator[Batch]:
-        """Batches of row ids, of exactly `batch_size` samples where given (fewer in the last).
+        """Yield batches of row ids, of exactly `batch_size` samples if given (fewer in the last).
 
-        `ids_only` leaves out label and dense values. OperError if an id is not a row of its
+        `ids_only` leaves out label and dense values. Raise OperError if an id is not a row of its
         table, unless such ids are skipped.
         """
         mapped = map(self._map, self._log.batches(self._needed(), ids_only))
@@ -110,15 +110,15 @@ def read(
     batch_size: int | None = None,
     **reading: Unpack[LogKeywords],
 ) -> Iterator[Batch]:
-    """Batches of row ids of a log, ready for training (`Batch.to_kjt`).
+    """Yield batches of row ids of a log, ready for training (`Batch.to_kjt`).
 
     Args:
         paths: files of the log or folders of them, in order; or batches of `KeyedJaggedTensor`s.
-        tables: those of a plan or profile. None: one for each column of ids, as `oper profile`
-            infers them.
-        folder: that of the plan or profile, which vocabularies are read from. None: missing
-            numbers of rows and vocabularies are taken from the log.
-        batch_size: samples of each batch but the last; None: as the log is read.
+        tables: the tables of a plan or profile. None: one for each column of ids, as inferred by
+            `oper profile`.
+        folder: the folder of the plan or profile, with the vocabularies. None: missing numbers of
+            rows and vocabularies are taken from the log.
+        batch_size: samples of each batch except the last; None: the reader's batches.
         reading: how to read the log, by the names of the commands' options: columns, rows,
             missing, label and others.
 

@@ -2,12 +2,11 @@
 
 The first values of a column show whether it is a time or the number of a sample, whatever rule
 makes rows of them. Times are left out unless the user names them: texts that are all dates, and
-numbers that are all dates in one unit under the name of a time. Under a name that says nothing,
-milliseconds and microseconds are left out if they also go up with the log and most of them differ:
-so many ids are hardly ever given, and those that contain a time are numbers of the samples. Other
-numbers are only warned of, because ids can look like dates: ids that count up reach seconds, and a
-snowflake id is a date in nanoseconds. The samples' numbers count up, or, in a shuffled log, all
-differ.
+numbers that are all dates in one unit under the name of a time. Under any other name, milliseconds
+and microseconds are left out if they also ascend with the log and most of them differ: few logs
+have so many ids, and ids that contain a time number the samples. Other numbers are only warned of,
+because ids can look like dates: ids that count up reach seconds, and a snowflake id is a date in
+nanoseconds. The samples' numbers count up, or, in a shuffled log, all differ.
 """
 
 import re
@@ -48,8 +47,9 @@ _UNKNOWN_TIMES = (0, -1)
 class Look:
     """Kinds of the first values of a column.
 
-    time: why the column is a time; empty if it is not. finding: why it is hardly a feature; empty
-    if it may be a feature. different: the number of values, if nearly all differ (else 0).
+    time: the reason for which the column is a time; empty if it is not. finding: the reason for
+    which it is hardly a feature; empty if it may be a feature. different: the number of values, if
+    nearly all differ (else 0).
     """
 
     time: str = ""
@@ -58,7 +58,8 @@ class Look:
 
 
 def first_look(log: Log, missing: Mapping[str, str | None]) -> dict[str, Look]:
-    """Look at the first values of columns, each without its value in `missing`, by name."""
+    """Return the kinds of the first values of columns, by name, each without its value in
+    `missing`."""
     batch = next(log.batches(tuple(missing), ids_only=True))
     return {
         name: _look(without(batch.features[name], value), name, name in log.bags)

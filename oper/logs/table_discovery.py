@@ -1,8 +1,8 @@
-"""Tables' sizes and vocabularies, which must be known before a log can be read as rows.
+"""Sizes and vocabularies of tables, which must be known before a log can be read as rows.
 
 Without tables, one is inferred for each of the log's features: columns of row ids (integers below
 2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw fields and larger
-integers get a vocabulary. Tables that are given without rows get them the same way.
+integers get a vocabulary. Given tables without rows get them in the same way.
 """
 
 import warnings
@@ -38,9 +38,9 @@ from oper.tables.table import IdRule, Table, VocabularyDigest, check_names, with
 _MOST_DENSE_ROWS = 1 << 31
 
 
-# A column is more likely a time, a number of the sample or a hash than a feature where its table
-# would have so many more rows than there are ids, or where most of its rows would be below the
-# smallest id. Its beginning may tell as well (suspicious_columns.py).
+# A column is more likely a time, a number of the sample or a hash than a feature if its table would
+# have so many more rows than there are ids, or if most of its rows would be below the smallest id.
+# Its beginning may tell as well (suspicious_columns.py).
 _MANY_ROWS, _SPARSE = 10_000_000, 100
 # A table that is so much larger than the log, from 64 MiB of counters on, is refused if nobody
 # named its column, and warned of if somebody did.
@@ -62,7 +62,7 @@ class Prepared:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def save_vocabularies(self, folder: Path | str) -> None:
-        """Write them to `vocab/TABLE.parquet` below `folder`."""
+        """Write the vocabularies to `vocab/TABLE.parquet` below `folder`."""
         save_vocabularies(folder, self.vocabularies)
 
     def vocabulary_start(self, table: str, values: int) -> VocabularyDigest | None:
@@ -72,8 +72,8 @@ class Prepared:
 
     @classmethod
     def load(cls, tables: Sequence[Table], folder: Path | str | None) -> "Prepared":
-        """Read the vocabularies of a profile's or plan's tables from its folder; OperError if one
-        is another than that of its table."""
+        """Read the vocabularies of a profile's or plan's tables from its folder; raise OperError if
+        one is not its table's."""
         names = [t.name for t in tables if t.ids.kind == "vocab"]
         if names and folder is None:
             raise OperError(
@@ -102,12 +102,12 @@ def numbered_tables(tables: Sequence[Table], prepared: Callable[[], Prepared]) -
         return tuple(tables)
     try:
         return prepared().tables
-    except OperError:  # as of what a monitor counted, which has no vocabularies
+    except OperError:  # for example for a monitor's counts, which have no vocabularies
         return tuple(tables)
 
 
 def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ...]:
-    """(table's index, its feature, the log's column) for every feature of every table.
+    """Return (table's index, its feature, the log's column) for every feature of every table.
 
     OperError if the log has no column for a feature.
     """
@@ -139,10 +139,10 @@ def prepare(
     """Complete `tables`, or infer them all, from the whole log.
 
     The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
-    are for inferred tables. `all_columns`: nobody chose the columns of `tables` either, so that
-    OperWarning names those that are hardly features, unless the log's options named its columns:
-    with any rule of ids. Columns of times are then left out.
-    `advance` is called with the number of samples read.
+    are for inferred tables. `all_columns`: the user did not choose the columns of `tables` either.
+    Then an OperWarning names columns that are hardly features, with any rule of ids, and columns of
+    times are left out, unless the log's options name its columns. `advance` is called with the
+    number of samples read.
     """
     whole = log.whole()
     inferred = tables is None
@@ -273,7 +273,8 @@ def _sized(
 ) -> tuple[Table, ...]:
     """Return the tables with rows where dense ones lack them; inferred ones may need a vocabulary.
 
-    `looks` are those of columns that nobody named; why one is hardly a feature goes to `found`.
+    `looks` are those of columns that the user did not name; the reason for which one is hardly a
+    feature is added to `found`.
     """
     open_tables = {i for i, t in enumerate(tables) if t.rows == 0 and t.ids.kind == "dense"}
     if not open_tables:
@@ -347,8 +348,8 @@ def _sized(
 
 
 def _refuse_huge(file: str, column: str, rows: int, samples: int) -> None:
-    """OperError for the table of a column that nobody chose, which would be far larger than the
-    log."""
+    """Raise OperError for the table of a column that the user did not choose, which would be far
+    larger than the log."""
     raise OperError(
         f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
         f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of a "

@@ -1,9 +1,9 @@
 """Vocabularies: raw value -> row, by descending count, then value; row 0 is every other value.
 
-Row 0 stands for unseen values and for those counted fewer than `min_count` times, or beyond the
-rows the table has. Integers come before texts where counts are equal. A vocabulary is saved as
-Parquet: `value` (int64, uint64 where the log's integers are unsigned, or text where any value is
-one), `count`, `row`.
+Row 0 stands for unseen values, for values counted fewer than `min_count` times, and for those
+beyond the table's rows. With equal counts, integers come before texts. A vocabulary is saved as
+Parquet: `value` (int64, uint64 if the log's integers are unsigned, or text if any value is a text),
+`count`, `row`.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class Vocabulary:
     """The rows of a table's known values; `len` is the number of rows, row 0 included."""
 
     def __init__(self, integers: Ints, integer_rows: Ints, texts: Any, text_rows: Ints) -> None:
-        """Distinct integers int64 [k] and texts `pa.StringArray` [l], with their rows."""
+        """Take distinct integers int64 [k] and texts `pa.StringArray` [l], with their rows."""
         order = np.argsort(integers)
         self._integers, self._integer_rows = integers[order], integer_rows[order]
         hashes = hash64(texts)
@@ -77,7 +77,7 @@ class Vocabulary:
 
 
 class ValueCounter:
-    """Counts the values of one table, in memory proportional to its distinct values."""
+    """Counter of the values of one table, in memory proportional to its distinct values."""
 
     def __init__(self) -> None:
         self.unsigned = False  # integers are the two's complement of unsigned ones
@@ -100,7 +100,7 @@ class ValueCounter:
         self._append("texts", values.dictionary.filter(text), pa.array(counts[~is_integer]))
 
     def totals(self, which: str) -> tuple[Any, NDArray[np.int64]]:
-        """Distinct values and the count of each, of "integers" or "texts"."""
+        """Return the distinct values and the count of each, of "integers" or "texts"."""
         self._merge(which)
         if not self._parts[which]:
             kind = pa.int64() if which == "integers" else pa.string()
@@ -188,10 +188,11 @@ def digest_of(content: Any, values: int | None = None) -> VocabularyDigest:
 
 
 def file_names(tables: Sequence[str]) -> dict[str, str]:
-    """Table name -> file name of its vocabulary: that name, made safe for a file system."""
+    """Return the file name of each table's vocabulary, by the table's name, made safe for a file
+    system."""
     result: dict[str, str] = {}
     taken: set[str] = set()
-    # How many tables so far have a name that is this one when it is made safe.
+    # Number of tables so far whose safe name is this one.
     numbers: Counter[str] = Counter()
     for name in tables:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
@@ -221,7 +222,8 @@ def save_vocabularies(folder: Path | str, contents: dict[str, Any]) -> None:
 
 
 def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, Any]:
-    """Read what `save_vocabularies` wrote for the same tables, in the same order."""
+    """Read the vocabularies that `save_vocabularies` wrote for the same tables, in the same
+    order."""
     contents = {}
     for name, file in file_names(tables).items():
         path = Path(folder) / "vocab" / file

@@ -22,8 +22,8 @@ from oper.base.errors import OperError
 class Jagged:
     """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32.
 
-    `hexadecimal`: the log writes its integers that way, and so do errors. `unsigned`: they are the
-    two's complement of unsigned 64-bit integers.
+    `hexadecimal`: the log, and so errors, write its integers in hexadecimal. `unsigned`: they are
+    the two's complement of unsigned 64-bit integers.
     """
 
     values: Any
@@ -40,12 +40,12 @@ class Jagged:
         return f"{number:08x} (hexadecimal)" if self.hexadecimal else repr(number)
 
     def bounds(self) -> tuple[int, int]:
-        """Return the least and the largest of its integers, of which there is one at least."""
+        """Return the least and the largest of its integers; it must have one."""
         values = self.values.view(np.uint64) if self.unsigned else self.values
         return int(values.min()), int(values.max())
 
     def offsets(self) -> Ints:
-        """Beginning of each sample's values, and their number: int64 [samples + 1]."""
+        """Return the beginning of each sample's values, and their number: int64 [samples + 1]."""
         if self.lengths is None:
             return np.arange(len(self.values) + 1, dtype=np.int64)
         result = np.zeros(len(self.lengths) + 1, dtype=np.int64)
@@ -53,7 +53,7 @@ class Jagged:
         return result
 
     def slice(self, start: int, stop: int) -> "Jagged":
-        """Samples start … stop − 1."""
+        """Return samples start … stop − 1."""
         if self.lengths is None:
             return replace(self, values=self.values[start:stop])
         first = int(self.lengths[:start].sum(dtype=np.int64))
@@ -85,11 +85,11 @@ class Location:
     file: str
     first: int = 0
     unit: str = "row"
-    # Turns a sample's number in the file into the number that errors show, where they differ.
+    # Turns a sample's number in the file into the number that errors show, if they differ.
     number_of: Callable[[int], int] | None = field(default=None, compare=False)
 
     def of(self, sample: int) -> str:
-        """`train.tsv, line 17`: the location of a sample of the batch."""
+        """Return the location of a sample of the batch, `train.tsv, line 17`."""
         number = self.first + sample
         return f"{self.file}, {self.unit} {self.number_of(number) if self.number_of else number}"
 
@@ -100,7 +100,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Batch:
-    """`samples` samples: their ids by feature, and where the log has them, label, dense, time.
+    """`samples` samples: their ids by feature and, if the log has them, label, dense values, time.
 
     label float32 [samples], dense float32 [samples, columns], time float64 [samples]: seconds since
     1970, or with `plain_time` the column's own numbers, whose unit is unknown.
@@ -115,7 +115,7 @@ class Batch:
     plain_time: bool = False
 
     def slice(self, start: int, stop: int) -> "Batch":
-        """Samples start … stop − 1."""
+        """Return samples start … stop − 1."""
         if start == 0 and stop >= self.samples:
             return self
         stop = min(stop, self.samples)
@@ -146,7 +146,7 @@ class Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """One batch of row ids from several, at the location of the first."""
+    """Join batches of row ids to one, at the location of the first."""
     if len(batches) == 1:
         return batches[0]
     names = batches[0].features

@@ -20,10 +20,10 @@ _PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 class Column:
     """A column of a file.
 
-    kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
-    bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
-    tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
-    doubt: why its ids are perhaps not meant so. pointed, other: values of a text file's column, if
+    kind: its use by default: ids, dense (numbers that are not ids), or other. bags: a sample may
+    have several ids. raw: its integers are raw values, not row ids, so that tables inferred from it
+    need a vocabulary. texts: it may hold texts. reason: the reason for which it is not ids. doubt:
+    a reason for which its ids may be misread. pointed, other: values of a text file's column, if
     its beginning shows both: a whole number with a point, and a value that is not a whole number.
     floats: its numbers are of a type that may have fractions. blank: the file shows no value of it.
     """
@@ -62,13 +62,13 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """The number of samples; None if only reading the source tells."""
+        """Number of samples; None if only reading the source tells."""
 
     def count(self) -> int:
         """Return the number of samples, for which the source is read through if necessary."""
 
     def estimate(self) -> int | None:
-        """About how many samples there are, by the beginning; None if unknown."""
+        """Return an estimate of the number of samples, from the beginning; None if unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Return the samples in order, at most `selection.batch_rows` at a time."""
@@ -84,7 +84,7 @@ class NoSuchColumnError(OperError):
 
 
 class KnownSize:
-    """A base of sources whose files say how many samples they have."""
+    """Base of sources whose files state their number of samples."""
 
     samples: int
 
@@ -118,7 +118,7 @@ def choose(source: Source, options: LogOptions) -> Selection:
         features = _match(source, names, options.columns, option("--columns"))
     else:
         taken = reserved | set(dense_names or ())
-        # A column without a name is what pandas writes of its index.
+        # pandas writes its index as a column without a name.
         features = tuple(
             c.name for c in columns if c.kind == "ids" and c.name and c.name not in taken
         )
@@ -153,7 +153,7 @@ def no_ids(source: Source) -> OperError:
 def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[str, str]:
     """Return the columns that were left out by default: name -> reason.
 
-    Nothing where `options` name the columns of ids: the others are left out by choice.
+    Nothing if `options` name the columns of ids: the others are left out by choice.
     """
     if options.columns:
         return {}

@@ -19,7 +19,7 @@ _SEVERAL = ("columns", "dense", "values", "lengths")  # options that take severa
 class LogKeywords(TypedDict, total=False):
     """The keywords of all functions that read a log, with the commands' names: see `LogOptions`.
 
-    Where several names are taken, one may be a text of its own.
+    A setting that takes several names also takes one name as a text.
     """
 
     columns: str | Sequence[str]
@@ -111,13 +111,13 @@ class LogOptions:
 
     @property
     def rows_need_total(self) -> bool:
-        """Whether `rows` can be resolved only once the number of samples is known."""
+        """True if `rows` can be resolved only once the number of samples is known."""
         return self.rows is not None and "%" in self.rows
 
     def row_range(self, samples: int | None) -> tuple[int, int | None]:
-        """First sample and the one after the last (None: to the end).
+        """Return the first sample and the one after the last (None: to the end).
 
-        `samples` is the number of samples in the log, needed where `rows` has a percentage.
+        `samples` is the number of samples in the log, needed if `rows` has a percentage.
         """
         if self.rows is None:
             return 0, None

@@ -6,9 +6,9 @@ numbers, the column has the integers, as it has if the same floats are stored in
 are not, `6.0` is a text like the others.
 
 A text file is read as a stream, so a column is judged by the beginning of its files, and each pass
-over the log watches the rest: a log in which a whole number with a point and a value that is none
-meet, and whose beginnings show nothing of the kind, is refused. Rows therefore never depend on
-where in the log a value is.
+over the log watches the rest: a log is refused if both a whole number with a point and another
+value occur in a column only after the beginnings. Rows therefore never depend on the place of a
+value in the log.
 """
 
 import re
@@ -57,8 +57,8 @@ class NumberTexts:
     """The numbers in the texts of columns, over one pass of a log."""
 
     def __init__(self, as_texts: Collection[str], missing: str | None) -> None:
-        """`as_texts`: columns whose beginnings have values that are not whole numbers. `missing`:
-        the value that means "no id", which says nothing of a column."""
+        """Begin a pass. `as_texts`: columns whose beginnings have values that are not whole
+        numbers. `missing`: the value that means "no id", which is ignored."""
         self._as_texts = as_texts
         self._absent = pa.array([*ABSENT, *([] if missing is None else [missing])])
         # A number may be an id of a table that has another missing value.

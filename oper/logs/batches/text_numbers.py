@@ -49,8 +49,7 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 
 
 def all_decimals(texts: Any) -> Ints | None:
-    """Return the integers that the texts are, where all are digits of at most 18 characters; else
-    None.
+    """Return the texts as integers if all are digits of at most 18 characters; else None.
 
     None does not mean that no text is an integer: `decimals` tells.
     """

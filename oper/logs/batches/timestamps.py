@@ -1,7 +1,8 @@
 """Times of samples: seconds since 1970, from timestamps, dates, texts, and numbers with a unit.
 
-The unit of numbers can be guessed where all of them are between 1990 and 2100 in seconds,
-milliseconds, microseconds or nanoseconds since 1970: no number is so in two of these units.
+The unit of numbers can be guessed if all of them are between 1990 and 2100 in seconds,
+milliseconds, microseconds or nanoseconds since 1970: no number is in that range in two of these
+units.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -35,7 +36,7 @@ def times_of(
     """Return an Arrow column as seconds since 1970, float64 [n], and whether it is plain numbers
     instead.
 
-    Plain are numbers without a `unit`; they are returned as they are.
+    Plain numbers are those without a `unit`; they are returned unchanged.
     """
     try:
         numbers, own_unit = _numbers(column)
@@ -80,7 +81,7 @@ def date_text(seconds: float) -> str | None:
 
 
 def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
-    """Return the column as int64 or float64, and its unit where the type has one."""
+    """Return the column as int64 or float64, and its unit if the type has one."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
@@ -93,7 +94,7 @@ def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
 
 
 def _of_texts(texts: Any) -> Any:
-    """Texts as the first type, of numbers and timestamps, that all of them can be cast to."""
+    """Cast texts to the first type, of numbers and timestamps, that all of them allow."""
     for kind in _TEXTS[:-1]:
         try:
             return texts.cast(kind)

@@ -169,7 +169,7 @@ def _scalars(
 def _integers_of_decimals(
     column: Any, name: str, location: Location, lengths: NDArray[np.int32] | None
 ) -> Any:
-    """Return decimals as int64; OperError if one is not a whole number of 64 bits."""
+    """Return decimals as int64; raise OperError if one is not a whole number of 64 bits."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid as error:
@@ -190,7 +190,7 @@ def _texts(
     lengths: NDArray[np.int32] | None,
     numbers: NumberTexts | None,
 ) -> Jagged:
-    """Ids of texts: integers where all texts are, else a dictionary."""
+    """Return the ids of texts: integers if all texts are integers, else a dictionary."""
     if not hexadecimal:  # Hexadecimal digits are from text files, whose empty fields are null.
         sizes = pc.binary_length(column)
         if pc.min(sizes).as_py() == 0:
@@ -222,7 +222,7 @@ def _texts(
 
 
 def _decoded(texts: Any, name: str, location: Location) -> Any:
-    """Texts of any Arrow type as strings; OperError if they are not UTF-8."""
+    """Return texts of any Arrow type as strings; raise OperError if they are not UTF-8."""
     kind = texts.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return texts
@@ -236,7 +236,8 @@ def _decoded(texts: Any, name: str, location: Location) -> Any:
 
 
 def _coded(column: Any, lengths: NDArray[np.int32] | None, name: str, location: Location) -> Jagged:
-    """Ids of a dictionary of texts: integers where all texts are, else the dictionary."""
+    """Return the ids of a dictionary of texts: integers if all texts are integers, else the
+    dictionary."""
     texts = _decoded(column.dictionary, name, location)
     if texts is not column.dictionary:
         column = pa.DictionaryArray.from_arrays(column.indices, texts)

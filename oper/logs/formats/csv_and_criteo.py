@@ -69,7 +69,8 @@ class TextSource:
         return sum(chunk.samples() for chunk in self._chunks())
 
     def estimate(self) -> int | None:
-        """About how many lines, by the length and the compression of the first ones."""
+        """Return an estimate of the number of lines, from the length and the compression of the
+        first ones."""
         return estimated_lines(self._path)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:

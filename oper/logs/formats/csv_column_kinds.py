@@ -1,8 +1,8 @@
 """Kinds of a CSV file's columns, by the file's beginning: ids, numbers, or neither.
 
-The rule is that of Parquet: a column of whole numbers below 2^64 holds ids. Arrow reads a column
-in which one of them is 2^63 or more as floating-point numbers, so such columns are read again as
-texts. A column that is not of ids has a reason that names the first value which is none.
+The rule is that of Parquet: a column of whole numbers below 2^64 holds ids. Arrow reads a column in
+which one of them is 2^63 or more as floating-point numbers, so such columns are read again as
+texts. A column that is not of ids has a reason that names the first invalid value.
 """
 
 import re
@@ -46,7 +46,7 @@ def csv_columns(
     """Return the columns of a file that begins with `head`, UTF-8, whose first line has the names
     unless `options` say that it is a sample.
 
-    `line_of` turns a sample's number into its line. pa.ArrowInvalid where Arrow cannot parse it.
+    `line_of` turns a sample's number into its line. Raise pa.ArrowInvalid if Arrow cannot parse it.
     """
 
     def parse(names: Sequence[str], text: bytes, **convert: Any) -> Any:
@@ -84,7 +84,7 @@ def _without_first_line(head: bytes) -> bytes:
 def _columns(
     schema: Any, parse: Callable[..., Any], line_of: Callable[[int], int], options: LogOptions
 ) -> list[Column]:
-    """Return the columns of `schema`; `parse` reads the beginning again where it must."""
+    """Return the columns of `schema`; `parse` reads the beginning again if necessary."""
     bags = options.list_separator is not None
     # Only the beginning is looked at: later fields of any column may be texts.
     columns = [replace(column_of(field, bags), texts=True) for field in schema]
@@ -157,8 +157,8 @@ def _first_text(texts: Any, mask: Any) -> str:
 
 
 def _names_are_alike(without: Any, with_names: Any) -> bool:
-    """Return whether the first line, of names, is like those below: where these have no texts, it
-    has none either, and somewhere it is not empty.
+    """Return whether the first line, of names, is like those below: it is not empty, and has texts
+    only in columns in which these have texts.
 
     These are the types of the columns `without` it and `with_names` as values.
     """
@@ -196,8 +196,7 @@ def _looks_like_bags(texts: Any) -> str:
 
 
 def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int], int]) -> Column:
-    """Return a column of numbers as one of ids where none of them is `odd`, else with the
-    reason."""
+    """Return a column of numbers as one of ids if none of them is `odd`, else with the reason."""
     if odd is None:
         return replace(column, kind="ids", reason="")
     sample, value = odd

@@ -1,4 +1,4 @@
-"""The form of a delimited text file: its columns, delimiter and quotes, and which lines fit it."""
+"""Form of a delimited text file: its columns, delimiter and quotes, and a check of its lines."""
 
 import functools
 import re
@@ -64,7 +64,7 @@ class Form:
         )
 
     def open_quote(self, chunk: Chunk) -> OperError | None:
-        """Return the error of the first line of which a quote is not closed."""
+        """Return the error of the first line with an open quote."""
         for number, line in chunk.lines() if b'"' in chunk.text else ():
             # Latin-1 will do: quotes and delimiters are single bytes in UTF-8.
             if line.count(b'"') % 2 and self.fields(line.decode("latin-1")) is None:
@@ -119,7 +119,8 @@ def _stays_open(chunk: Chunk, number: int) -> OperError:
 
 @functools.cache
 def _field(delimiter: str, quoted: bool) -> re.Pattern[str]:
-    """Matches a field; of a quoted one, what is in the quotes and what follows them."""
+    """Return a pattern that matches a field; its groups are, for a quoted one, the text in the
+    quotes and the rest."""
     rest = f"[^{re.escape(delimiter)}]*+"
     return re.compile(f'"((?:[^"]|"")*+)"({rest})' if quoted else rest)
 

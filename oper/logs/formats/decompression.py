@@ -1,9 +1,9 @@
-"""Compressed files, read without trusting what they unpack to.
+"""Compressed files, read with a limit on their unpacked size.
 
-A gzip of some megabytes can hold gigabytes of one byte. Logs are read as streams, so that memory
-is not the matter, but time and temporary files are: what unpacks to more than a gibibyte and to
-more than 250 times its size is refused. Deflate reaches 1,032 at most; logs, of ids that differ,
-are far from that.
+A gzip of some megabytes can hold gigabytes of one byte. Logs are read as streams, so memory is
+safe, but time and temporary files are not: a file that unpacks to more than a gibibyte and to more
+than 250 times its size is refused. Deflate reaches a factor of 1,032 at most; logs with varied ids
+stay far below.
 """
 
 import gzip
@@ -21,14 +21,14 @@ MOST_RATIO = 250
 
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
-    """Return a file's bytes, decompressed where it is gzip."""
+    """Return a file's bytes, decompressed if it is gzip."""
     with open_file(path, LOG) as file:
         compressed = file.read(2) == b"\x1f\x8b"
     return _Bounded(path) if compressed else open_file(path, LOG)
 
 
 def check_ratio(path: Path, unpacked: int) -> None:
-    """Raise OperError if a file that unpacks to so many bytes, or more, is no log."""
+    """Raise OperError if `unpacked` bytes are too many for a file of this size to be a log."""
     packed = os.stat(path).st_size
     if unpacked > max(MOST_BYTES, MOST_RATIO * packed):
         raise OperError(

@@ -1,8 +1,8 @@
-"""The separator of a text file's columns: found in its first lines, or asked for.
+"""Separator of a text file's columns: found in its first lines, or given.
 
-A separator of columns is in every line, names included, equally often. Commas and tabs are found as
-before; `::`, `;`, `|` and the control character that Hive writes only if they are, outside of
-quotes. Spaces and other characters may be within values, so they are never taken by themselves.
+A separator of columns is in every line, names included, equally often. Commas and tabs count
+anywhere; `::`, `;`, `|` and the control character that Hive writes count only outside of quotes.
+Spaces and other characters may be within values, so they are never chosen automatically.
 """
 
 import re

@@ -1,7 +1,7 @@
 """FBGEMM's request files (`.pt`, `.pt.gz`): indices, offsets and lengths of one batch of T tables.
 
-As Meta's dlrm_datasets hold them: `lengths` [T, B] sizes of the bags, `offsets` [T·B + 1] their
-running sum, `indices` all ids, table by table. The tables are called t0, t1, …
+In Meta's dlrm_datasets: `lengths` [T, B] sizes of the bags, `offsets` [T·B + 1] their running sum,
+`indices` all ids, table by table. The tables are called t0, t1, …
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _MOST_TABLES = 1 << 16
 class RequestSource(KnownSize):
     """One request file, memory-mapped; a compressed one is unpacked to a temporary file first.
 
-    It is open only while it is read, so that of many files one at a time takes memory.
+    It is open only while it is read, so only one of many files takes memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class RequestSource(KnownSize):
 
 
 def _load(path: Path) -> tuple[Any, Ints, int]:
-    """Indices, offsets int64 [T·B + 1], and T."""
+    """Load indices, offsets int64 [T·B + 1], and T."""
     content = _unpickle(path)
     if not isinstance(content, tuple | list) or len(content) != 3:
         raise OperError(
@@ -76,7 +76,7 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
                 f"{path}: {name} is not a tensor of integers"
                 + ("" if name == "lengths" else " in one dimension")
             )
-        # Strides of 0 make a few bytes a tensor of any size.
+        # With strides of 0, a few bytes make a tensor of any size.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise OperError(f"{path}: {name} has more elements than are stored; write it again")
     indices, offsets, lengths = (tensor.numpy() for tensor in content)
@@ -132,7 +132,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _check_members(name: Path, path: Path) -> None:
-    """Raise OperError if a byte of a file of torch.save is not the one that was written.
+    """Raise OperError if a byte of a file of torch.save has changed.
 
     torch itself does not compare its members with their CRC-32, nor does it compress them. Files of
     its old format, which are no zip files, have no checksums.

@@ -63,7 +63,7 @@ class JsonColumns:
         return {name: values.kind() for name, values in self._found.items()}
 
     def _check(self, piece: Chunk) -> bool:
-        """Note a piece that has only columns and types that are known; otherwise return False."""
+        """Note a piece if it has only known columns and types; otherwise return False."""
         kinds = {name: kind for name, (kind, _) in self.kinds().items()}
         longest = _longest_object(piece.text)
         if not kinds or None in kinds.values() or longest is None:

@@ -1,8 +1,8 @@
 """JSON lines: an object per line, with a value or a list of values for each column.
 
-A file is read through once when it is opened, because only that tells its columns
-(`json_columns.py`). Arrow parses batches with the types that were found, so columns are read as
-those of Parquet are.
+A file is read through once when it is opened, because its columns are unknown before
+(`json_columns.py`). Arrow parses batches with the types found, so columns are read like those of
+Parquet.
 """
 
 import json

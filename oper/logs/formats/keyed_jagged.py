@@ -1,8 +1,9 @@
 """Logs in memory: any iterable of batches that hold TorchRec `KeyedJaggedTensor`s.
 
-A batch is one of them, or whatever holds some: tuples, dictionaries, objects as
-`torchrec.datasets.utils.Batch`, in each other. Together they have the features of its samples. Of
-an object, `labels` and `dense_features` are read as well. Weights say nothing of accesses.
+A batch is one of them, or a container of some: tuples, dictionaries, objects such as
+`torchrec.datasets.utils.Batch`, also nested. Together they have the features of its samples. An
+object's `labels` and `dense_features` are read as well. Weights are ignored, because they are not
+accesses.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ class KjtSource:
         )
 
     def estimate(self) -> None:
-        """None: the length of an iterable is not known."""
+        """Return None: the length of an iterable is unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Yield the samples in order."""
@@ -85,9 +86,9 @@ class KjtSource:
 
 
 def keyed_jagged_tensors(given: Any) -> list[Any]:
-    """All KeyedJaggedTensors in a batch, in the order of its parts.
+    """Return all KeyedJaggedTensors in a batch, in the order of its parts.
 
-    OperError if its objects are in each other too deep to look at.
+    Raise OperError if its objects are nested too deeply.
     """
     found: list[Any] = []
     try:
@@ -101,7 +102,7 @@ def keyed_jagged_tensors(given: Any) -> list[Any]:
 
 
 def _collect(given: Any, found: list[Any], seen: dict[int, Any]) -> None:
-    # `seen` keeps what a property made, so that no later object has its id.
+    # `seen` keeps the results of properties, so that no later object gets their id.
     if id(given) in seen or isinstance(given, _NO_BATCH):
         return
     seen[id(given)] = given
@@ -168,8 +169,8 @@ def _features(given: Any, where: str) -> dict[str, Any]:
 
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:
-    """Return the ids of one feature, a JaggedTensor. OperError if they are no integers, or its
-    lengths do not fit its bags."""
+    """Return the ids of one feature, a JaggedTensor. Raise OperError if they are not integers, or
+    its lengths do not fit its bags."""
     values = tensor.values().detach().cpu().numpy()
     lengths = tensor.lengths().detach().cpu().numpy()
     if values.ndim != 1:

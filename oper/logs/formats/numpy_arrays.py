@@ -39,7 +39,7 @@ _ROLES = {
     "y": "labels",
 }
 
-# What NumPy and zipfile raise for a damaged header, member or archive: a flipped bit may select an
+# Errors of NumPy and zipfile for a damaged header, member or archive: a flipped bit may select an
 # encryption or compression that zipfile does not have.
 _DAMAGE = (
     *HEADER_ERRORS,
@@ -50,12 +50,13 @@ _DAMAGE = (
     zipfile.BadZipFile,
 )
 _MOST_FEATURES = 1 << 16
-# At most so much of an array is read at a time; a batch of more samples is cut.
+# Most bytes of an array that are read at once; a larger batch is cut.
 _READ_BYTES = 1 << 28
 
 
 class ArrayStream:
-    """Reads one .npy of `size` bytes from an open file, some rows at a time; never unpickles."""
+    """Reader of one .npy of `size` bytes from an open file, some rows at a time; never
+    unpickles."""
 
     def __init__(self, file: IO[bytes], name: str, size: int) -> None:
         self._file = file
@@ -74,7 +75,7 @@ class ArrayStream:
             raise OperError(
                 f"{name}: expected an array of numbers, got {self.dtype} of shape {self.shape}"
             )
-        # This is checked before memory of the size that the header states is asked for.
+        # The check precedes the allocation of the size that the header states.
         stated = file.tell() + math.prod(self.shape) * self.dtype.itemsize
         if stated > size:
             raise OperError(
@@ -113,7 +114,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 class _Arrays:
-    """Named arrays in one .npz, or each in a .npy of its own."""
+    """Named arrays in one .npz, or each in its own .npy."""
 
     def __init__(self, path: Path, members: dict[str, Path] | None = None) -> None:
         self._path = path
@@ -121,7 +122,7 @@ class _Arrays:
 
     @contextlib.contextmanager
     def open(self, *names: str) -> Iterator[list[ArrayStream]]:
-        """Streams of the named arrays."""
+        """Open streams of the named arrays."""
         with contextlib.ExitStack() as stack:
             streams = []
             archive = None if self._members else stack.enter_context(open_archive(self._path))
@@ -226,7 +227,7 @@ def _check_lengths(
 
 
 class CriteoArraysSource(KnownSize):
-    """TorchRec's preprocessed Criteo form: one matrix of ids, with dense and labels beside it."""
+    """TorchRec's preprocessed Criteo form: one matrix of ids, with dense values and labels."""
 
     def __init__(self, path: Path, arrays: dict[str, str], members: dict[str, Path] | None) -> None:
         self.name = str(path)
@@ -304,7 +305,7 @@ class CriteoArraysSource(KnownSize):
 def open_npz(
     path: Path, values: tuple[str, ...], lengths: tuple[str, ...]
 ) -> JaggedSource | CriteoArraysSource:
-    """Return a jagged .npz where `values` and `lengths` name its arrays, else TorchRec's form."""
+    """Return a jagged .npz if `values` and `lengths` name its arrays, else TorchRec's form."""
     with open_archive(path) as archive:
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
     for name in (*values, *lengths):
@@ -342,5 +343,5 @@ def _need_integers(name: str, stream: ArrayStream, dimensions: int) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names on one line, whatever is in them."""
+    """Return names on one line, with any characters escaped."""
     return ", ".join(name if name.isprintable() else repr(name) for name in names)

@@ -54,7 +54,7 @@ class Chunk:
         return samples == lines or samples == self.samples()
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Number and text of each line that is not empty."""
+        """Yield the number and text of each line that is not empty."""
         for number, line in enumerate(self.text.split(b"\n"), start=self.first_line):
             if line.strip(b"\r"):
                 yield number, line.rstrip(b"\r")
@@ -64,7 +64,8 @@ class Chunk:
         return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
 
     def unparsed(self, message: str) -> OperError:
-        """Return the error where Arrow cannot parse the chunk, and each line alone is valid."""
+        """Return the error for a chunk that Arrow cannot parse although each line alone is
+        valid."""
         return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
 
 
@@ -124,7 +125,8 @@ def first_lines(path: Path) -> Chunk:
 
 
 def estimated_lines(path: Path) -> int | None:
-    """Return about how many lines there are, by the length and the compression of the first."""
+    """Return an estimate of the number of lines, from the length and the compression of the
+    first."""
     try:
         with open_file(path, LOG) as file:
             packed = file.peek(2)[:2] == b"\x1f\x8b"
