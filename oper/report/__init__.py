@@ -1,4 +1,4 @@
-"""A plan explained on one HTML page: sentences, charts, tables, what is proved and what left out.
+"""A plan explained on one HTML page: sentences, charts, tables, proofs and omissions.
 
 In: plans, a profile, and what `oper compare`, `oper drift` and `oper.counters` printed or counted.
 Out: a self-contained file. Imports: planner, checker and below; never the runtime.

@@ -1,6 +1,6 @@
-"""The page of one plan: what was decided, what it costs, how good it is, and what is not in it.
+"""Page of one plan: its decisions, costs, quality and omissions.
 
-In: a plan and, where they are there, its profile, a comparison, drifts and counters. Out: `Page`.
+In: a plan and, if given, its profile, a comparison, drifts and counters. Out: `Page`.
 """
 
 from collections.abc import Callable, Sequence
@@ -206,7 +206,7 @@ def _time_parts(times: KindTimes) -> dict[str, Floats]:
 
 
 def work_of_ranks(plan: Plan) -> RankBars:
-    """Return the time of each rank by what it goes to."""
+    """Return the time of each rank by kind of work."""
     prediction = plan.cost
     looked_up, fetched = prediction.lookup_seconds, prediction.link_seconds.sum(axis=1)
     parts = {"looking rows up": looked_up, "fetching rows": fetched}

@@ -29,7 +29,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading; what is empty is left out."""
+    """Part of the page with a heading; empty fields are left out."""
 
     key: str  # its id in the page
     title: str
@@ -48,7 +48,7 @@ class Page:
     """Content of a page."""
 
     title: str
-    kind: str  # a line above the title: what the page is of
+    kind: str  # a line above the title: the page's subject
     sections: Sequence[Section]
     version: str = field(default=__version__)
 
@@ -78,11 +78,12 @@ def render(page: Page) -> str:
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, which makes `vegaEmbed` known to the page."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `vegaEmbed` for the
+    page."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # Within a page a script ends at the first of these, also if it stands in a string.
+    # Within a page a script ends at the first of these, even inside a string.
     return script.replace("</script", "<\\/script")
 
 

@@ -1,4 +1,4 @@
-"""The plan, table by table: rows, bytes, accesses, how they are placed, and where."""
+"""The plan, table by table: rows, bytes, accesses, kinds of placement, and places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class SortableTable:
     rows: list[tuple[Cell, ...]]
     sentence: str
     total: tuple[str, ...] = ()  # a last row, which is not sorted
-    noun: str = "table"  # what one of its rows is
+    noun: str = "table"  # name of one of its rows
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
@@ -96,7 +96,7 @@ def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
 
 
 def _most(plan: Plan, values: Ints, noun: str) -> str:
-    """Return the tables that have most of something, or that none stands out."""
+    """Return a sentence on the tables with the most of something, or that none stands out."""
     total, tables = int(values.sum()), len(values)
     if not total:
         return f"There are no {noun}."
@@ -121,9 +121,9 @@ def _most(plan: Plan, values: Ints, noun: str) -> str:
 
 
 def shares_that_add_up(amounts: Sequence[int]) -> list[str]:
-    """Return the share of each amount in their sum, which is positive, to a tenth of a percent.
-    What is printed adds up to 100 %: the largest remainders are rounded up. A part is never called
-    nothing, nor the whole."""
+    """Return the share of each amount in their sum, which is positive, to a tenth of a percent. The
+    printed shares add up to 100 %: the largest remainders are rounded up. A part is never printed
+    as 0 % or 100 %."""
     total = sum(amounts)
     tenths = [1000 * amount // total for amount in amounts]
     by_remainder = sorted(range(len(amounts)), key=lambda n: (-(1000 * amounts[n] % total), n))

@@ -1,7 +1,7 @@
 """The predicted time of each rank by kind of row: replicated, listed, striped.
 
-In: a plan and the profile that it was made from. T is linear in rows but for the latency of the
-AllReduce (§3.2), which only replicas need: so it is the sum of what the rows of each kind cost.
+In: a plan and the profile that it was made from. T is linear in rows, except for the latency of the
+AllReduce (§3.2), which only replicas need: so it is the sum of the costs of the rows of each kind.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,8 @@ def _masked(kind: NDArray[np.bool_], values: Floats) -> Floats:
 
 
 def _sums_by_column(locator: RowLocator, finder: ClassFinder, row_sums: Sums) -> Sums:
-    """Sums over the rows of each count column, [K + M] each, of classes with `row_sums` [C]."""
+    """Return the sums over the rows of each count column, [K + M] each, for classes with `row_sums`
+    [C]."""
     columns = len(locator.holder_sets) + locator.ranks
     found = Sums.zeros(columns, row_sums.node_bytes.shape[1])
     for chunk_class, column in _classes_and_columns(locator, finder):
@@ -120,7 +121,8 @@ def _classes_and_columns(
 
 
 def _by_holder_set(values: Floats, ranks: int) -> Floats:
-    """Values [K + M] of count columns as those of holder sets, [K]: stripes go to their owners."""
+    """Return values of count columns, [K + M], as values of holder sets, [K]: stripes go to their
+    owners."""
     whole = values[: len(values) - ranks].copy()
     whole[:ranks] += values[len(values) - ranks :]
     return whole

@@ -1,4 +1,4 @@
-"""The page of two plans: side by side, and what moved between them."""
+"""Page of two plans: side by side, with the moves between them."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A report from files: plans' folders, a profile, and what other commands printed as JSON."""
+"""Report from files: plans' folders, a profile, and the JSON of other commands."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ Step = Callable[[str], None]
 
 _NAMED = 5  # keys of JSON
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
-# Which may be negative, if only by rounding.
+# Figures that may be negative, if only by rounding.
 _DIFFERENCES = (
     *("worse", "worse_seconds", "gain_seconds", "cost_seconds", "cost_share"),
     *("certified_gap", "solver_gap"),
@@ -47,13 +47,13 @@ def write_report(
 ) -> list[str]:
     """Write a page that explains a plan, as `oper report` does; a plan may be given by its folder.
 
-    profile: the one that the plan was made from. compare: what `oper.compare` returned, or a file
-    with what `oper compare --json` printed. drift: files with what `oper drift --json` printed.
-    counters: a file with a list of what `oper.counters(model)` returned on each rank. Returns what
-    was not given, and what it would add to the page.
+    profile: the one that the plan was made from. compare: the result of `oper.compare`, or a file
+    with the output of `oper compare --json`. drift: files with the output of `oper drift --json`.
+    counters: a file with a list of the results of `oper.counters(model)` on each rank. Returns the
+    missing arguments, each with the part of the page that it would add.
 
-    Raises OperError if `path` exists and `overwrite` is false, or if one of these is of
-    another plan.
+    Raises OperError if `path` exists and `overwrite` is false, or if an argument is of another
+    plan.
     """
     folder = None if isinstance(plan, Plan) else str(plan)
     plan = plan_given("write_report", "plan", plan)
@@ -75,7 +75,8 @@ def write_report(
 def write_two_plans_report(
     folders: Sequence[Path], path: Path, overwrite: bool = False, report: Step = lambda step: None
 ) -> None:
-    """Write the page of two plans side by side. OperError if they are for different tables."""
+    """Write the page of two plans side by side; raise OperError if they are for different
+    tables."""
     _refuse_inside(path, [])
     check_output(path, overwrite=overwrite)
     report("plans")
@@ -144,7 +145,8 @@ _COUNTERS = _Kind(
 
 
 def _printed(path: Path | str, kind: _Kind, read: Callable[[Any], _T]) -> _T:
-    """Return what `read` makes of the JSON of a file. OperError if the file is of another kind."""
+    """Return the result of `read` on the JSON of a file; raise OperError if the file is of another
+    kind."""
 
     def refuse(got: str) -> OperError:
         return OperError(
@@ -192,7 +194,7 @@ def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
 
 
 def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
-    """Raise OperError if a page would replace what it is made of, or lie in a folder of oper's."""
+    """Raise OperError if a page would replace one of its inputs, or lie in a folder of oper."""
     target = path.resolve()
     if any(given is not None and Path(given).resolve() == target for given in inputs):
         raise OperError(f"{path}: is what the report is made of; choose another path")

@@ -1,4 +1,4 @@
-"""The charts of a report, as data that Vega draws.
+"""Charts of a report, as data that Vega draws.
 
 In: figures of a plan or of a command's JSON. Out: `Chart`s. Imports: planner and below.
 """

@@ -1,4 +1,4 @@
-"""A chart: a Vega-Lite specification, what it says in words, and its figures as a table.
+"""Chart: a Vega-Lite specification, its message in words, and its figures as a table.
 
 The specifications are data; Vega draws them in the browser. Colours are CSS variables of the page,
 so that one drawing serves light and dark. The table has the same figures for those who cannot see
@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif",
     "view": {"stroke": None},
-    # Labels that would come nearer to each other than this many pixels are left out, every other.
+    # Every other label is left out if labels would be closer than this many pixels.
     "axis": {
         **_TEXT,
         "gridColor": GRID,
@@ -49,7 +49,7 @@ class Chart:
 
     key: str  # its id in the page
     title: str
-    caption: str  # what the reader should see in it, with figures
+    caption: str  # its message to the reader, with figures
     spec: dict[str, Any]  # Vega-Lite
     headers: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
@@ -93,12 +93,12 @@ def rank_columns(ranks: int, most: int) -> list[range]:
 
 
 def column_name(ranks: range) -> str:
-    """`3`, or `16-31` of several."""
+    """Return `3`, or `16-31` for several ranks."""
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def of_columns(columns: list[range]) -> str:
-    """Return a sentence that explains a column that is of several ranks."""
+    """Return a sentence that explains columns of several ranks."""
     if len(columns[0]) == 1:
         return ""
     return f" A column is the mean of {len(columns[0])} ranks."

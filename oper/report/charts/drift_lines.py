@@ -1,4 +1,5 @@
-"""Chart of a plan under newer counts: predicted steps of the plan and of what could replace it."""
+"""Chart of a plan under newer counts: predicted steps of the plan and of its possible
+replacements."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ _NOW = "this plan"
 
 @dataclass(frozen=True)
 class NamedDrift:
-    """The drift of a plan under newer data, or under each window of them, and what these are
-    called. `plan` is the plan's digest."""
+    """Drift of a plan under newer data, or under each window of them, with the name of the data.
+    `plan` is the plan's digest."""
 
     profile: str
     found: Drift | WindowDrift
@@ -30,7 +31,7 @@ class NamedDrift:
 
     @property
     def first(self) -> Drift:
-        """The drift, or that in the first window."""
+        """Drift, or that in the first window."""
         return self.found if isinstance(self.found, Drift) else self.found.windows[0].drift
 
 

@@ -1,4 +1,4 @@
-"""The bytes between ranks in a step: as the plan predicts them, and as a run counted them."""
+"""Bytes between ranks in a step: predicted by the plan, and counted in a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, bytes_unit, spe
 
 _KINDS = {"fetch": "rows fetched", "gradient": "gradients", "allreduce": "AllReduce of replicas"}
 
-# Of each rank, what `oper.counters(model)` returned there: counters by the collection's path.
+# Result of `oper.counters(model)` on a rank: counters by the collection's path.
 RankCounters = Mapping[str, Mapping[str, Any]]
 
 

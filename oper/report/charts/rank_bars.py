@@ -32,7 +32,7 @@ COLOURS = {
     "fetching rows": "var(--fetching)",
     "updating rows": "var(--updating)",
 }
-# A line further above the columns than this would press them flat: the caption says it instead.
+# A line further above the columns than this would flatten them: the caption has it instead.
 _MOST_ABOVE = 3.0
 _MOST_COLUMNS = 64
 _EVEN = 1e-3  # ranks that differ by less are called alike
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RankBars:
-    """Stacked columns of the ranks, before it is known how far their axis reaches."""
+    """Stacked columns of the ranks, without the end of their axis."""
 
     key: str
     title: str
@@ -61,7 +61,7 @@ class RankBars:
 
     @property
     def total(self) -> Floats:
-        """The height of each rank's column, [M]."""
+        """Height of each rank's column, [M]."""
         total: Floats = np.sum(list(self.parts.values()), axis=0)
         return total
 
@@ -77,8 +77,8 @@ class RankBars:
 
 
 def memory_bars(parts: Mapping[str, Floats], capacity: Floats, why: str) -> RankBars:
-    """Return bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M];
-    `why` says where that comes from."""
+    """Return bytes of rows on each rank by kind of row, [M] each, with the ranks' capacity, [M];
+    `why` is its origin, in words."""
     total = np.sum(list(parts.values()), axis=0)
     room = float(capacity[int((total / np.maximum(capacity, 1)).argmax())])
     held, allowed = _spread("holds", total, format_bytes), _span(capacity, format_bytes)
@@ -104,7 +104,7 @@ def kinds_of_row_bars(parts: Mapping[str, Floats], bound: float | None) -> RankB
 
 
 def kinds_of_work_bars(parts: Mapping[str, Floats]) -> RankBars:
-    """Return seconds of each rank by what they go to, [M] each."""
+    """Return seconds of each rank by kind of work, [M] each."""
     total = np.sum(list(parts.values()), axis=0)
     shares = (f"{name} {values.sum() / total.sum():.0%}" for name, values in parts.items())
     caption = "No rank reads a row."
@@ -180,7 +180,7 @@ def _bars(bars: RankBars, top: float) -> Chart:
 
 
 def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
-    """Return a rule over all columns, and its name at the left."""
+    """Return a horizontal rule over all columns, and its name at the left."""
     value = {"values": [{"y": unit.scaled(line.value), "name": line.name}]}
     height = {"field": "y", "type": "quantitative"}
     dash = {"strokeDash": [5, 4]} if line.dashed else {}
@@ -201,7 +201,7 @@ def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
 
 
 def _spread(verb: str, values: Floats, shown: Callable[[float], str]) -> str:
-    """`Every rank holds 6.5 MB.`, or the most and the least."""
+    """Return `Every rank holds 6.5 MB.`, or a sentence with the most and the least."""
     least, most = float(values.min()), float(values.max())
     if least >= (1 - _EVEN) * most or shown(least) == shown(most):
         return f"Every rank {verb} {shown(most)}."
@@ -212,6 +212,6 @@ def _spread(verb: str, values: Floats, shown: Callable[[float], str]) -> str:
 
 
 def _span(values: Floats, shown: Callable[[float], str]) -> str:
-    """`32 GB`, or `16 GB to 32 GB` where they differ."""
+    """Return `32 GB`, or `16 GB to 32 GB` if they differ."""
     least, most = shown(float(values.min())), shown(float(values.max()))
     return least if least == most else f"{least} to {most}"

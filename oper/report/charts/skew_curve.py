@@ -26,7 +26,7 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         return None
 
     def share(number: float) -> float:
-        """Return the share of all accesses that so many of the hottest rows have."""
+        """Return the share of all accesses to the `number` hottest rows."""
         return _hottest(accesses, rows, number) / total
 
     numbers = np.unique(np.geomspace(1, total_rows, _POINTS).round())
@@ -94,7 +94,8 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
 
 
 def _hottest(accesses: Ints, rows: Ints, number: float) -> float:
-    """Accesses of `number` of the hottest rows, of rows with `accesses` each, descending."""
+    """Return the accesses of the `number` hottest of `rows` rows with `accesses` each,
+    descending."""
     before = np.cumsum(rows) - rows
     return float(np.clip(number - before, 0, rows) @ accesses)
 
