@@ -1,7 +1,7 @@
 """Renames that overwrite nothing: exchange two names in one step, or fail if the name is taken.
 
-Linux does both by renameat2 where the file system supports it: ext4, XFS, Btrfs and tmpfs do, NFS
-does not.
+Linux does both by renameat2 if the file system supports it: ext4, XFS, Btrfs and tmpfs do, NFS does
+not.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders; False where the file system cannot do it."""
+    """Exchange the names of two files or folders; return False if the file system cannot do it."""
     return _renameat2(one, other, _EXCHANGE)
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename to an unused name; FileExistsError where the name is taken."""
+    """Rename to an unused name; raise FileExistsError if the name is taken."""
     if _renameat2(source, target, _NOREPLACE):
         return
     with process_signals.held():

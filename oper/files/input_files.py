@@ -60,7 +60,7 @@ def open_file(path: Path | str, kind: Kind) -> BufferedReader:
 
 
 def read_bytes(path: Path | str, kind: Kind) -> bytes:
-    """All bytes of a regular file; raises what `open_file` raises."""
+    """Return all bytes of a regular file; raise the errors of `open_file`."""
     with open_file(path, kind) as file:
         try:
             # It is not read to the end: files of /proc say that they are empty, and some never end.

@@ -28,7 +28,7 @@ class MatrixText(str):
 
 
 def with_matrix_texts(content: Any, depth: int = _MATRIX_DEPTH) -> Any:
-    """`content` with its matrices of floats, which are arrays or lists of lists, as their text.
+    """Return `content` with its matrices of floats, arrays or lists of lists, as their text.
 
     Those that are values of objects, up to so many lists and objects in each other; other arrays
     become lists.

@@ -25,7 +25,7 @@ _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4096  # NAME_MAX and PATH_MAX of Linux
 
 
 def sha256(path: Path | str) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with open_file(path, LISTED) as file:
         digest = hashlib.sha256()
         while block := file.read(_HASH_BLOCK_BYTES):

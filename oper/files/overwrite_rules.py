@@ -26,8 +26,8 @@ _HEAD_BYTES, _TAIL_BYTES = 1 << 12, 1 << 20  # Parquet has its metadata at the e
 class Format(NamedTuple):
     """A kind of folder: the name of its marker, and the schema and version in it.
 
-    Only this version is read. Folders of earlier ones may have stated `old_schema` instead.
-    `again` says how to make such a folder anew, and `command` which command makes one.
+    Only this version is read. Folders of earlier ones may have stated `old_schema` instead. `again`
+    says how to make such a folder again, and `command` names the command that makes one.
     """
 
     marker: str
@@ -148,7 +148,7 @@ def _of_type(content: Any, kind: type) -> Any:
 
 
 def _foreign(folder: Path, listed: set[str]) -> Iterator[str]:
-    """Entries that are not listed; a folder without any listed file is one entry."""
+    """Yield the entries that are not listed; a folder without any listed file is one entry."""
     folders = {str(above) for name in listed for above in Path(name).parents}
     pending = [""]
     while pending:

@@ -1,10 +1,10 @@
 """Files and folders that are written completely or not at all.
 
-Everything is written to a hidden name beside its destination (temporaries.py), flushed to the disk
-(fsync) and then renamed, so that after a full disk, Ctrl-C or kill the destination is as it was
-before. A link at the destination is followed. What exists there is replaced only if that was asked
-for, and a folder only if oper wrote everything in it (overwrite_rules.py): this is checked before
-the work, and again once the new folder has taken the name. Nothing here is pickled.
+Everything is written to a hidden name next to its destination (temporaries.py), flushed to the disk
+(fsync) and then renamed, so that after a full disk, Ctrl-C or kill the destination is unchanged. A
+link at the destination is followed. An existing destination is replaced only on request, and a
+folder only if oper wrote everything in it (overwrite_rules.py): this is checked before the work,
+and again once the new folder has taken the name. Nothing here is pickled.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from oper.files import atomic_renames, temporaries
 from oper.files.input_files import LISTED, open_file, refuse_url
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
-# What NumPy raises for a damaged header, which it reads as Python, and for one that states a shape
+# Errors of NumPy for a damaged header, which it reads as Python, and for one that states a shape
 # beyond the memory or the file.
 HEADER_ERRORS = (
     ValueError,
@@ -77,9 +77,9 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
 
 
 def check_output(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
-    """Raise OperError if a folder of a `kind`, or a file where `kind` is None, may not be written.
+    """Raise OperError if a folder of a `kind`, or a file if `kind` is None, may not be written.
 
-    Commands call it before they start to work. It also removes what killed commands left beside
+    Commands call it before they start to work. It also removes remains of killed commands next to
     `path`.
     """
     refuse_url(path, written=True)
@@ -101,7 +101,7 @@ def check_output(path: Path | str, kind: Format | None = None, overwrite: bool =
 
 
 def _check_writable(path: Path, folder: Path) -> None:
-    """OperError if no file can be made in the folder in which `path` is to be written."""
+    """Raise OperError if no file can be made in the folder in which `path` is to be written."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -116,7 +116,7 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that is removed when the block ends."""
+    """Yield a temporary folder next to `path` that is removed when the block ends."""
     path = Path(path)
     with _written(path, _followed(path), folder=True) as temporary:
         yield temporary.path
@@ -182,8 +182,8 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 
 def _mapped(file: BufferedReader) -> NDArray[Any]:
-    """Return the array of an open .npy file, memory-mapped, as NumPy maps only what it opens
-    itself."""
+    """Return the array of an open .npy file, memory-mapped, because NumPy maps only files that it
+    opens itself."""
     shape, is_fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -193,7 +193,7 @@ def _mapped(file: BufferedReader) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Temporary]:
-    """A temporary folder or file beside `target`, removed at the end if it still exists."""
+    """Yield a temporary folder or file next to `target`, removed at the end if it still exists."""
     temporary = None
     spare: list[int] = []
     try:
@@ -233,7 +233,7 @@ def _refusal(target: Path, kind: Format | None, overwrite: bool) -> str | None:
 
 
 class _TakenError(Exception):
-    """The destination was created while the command worked, and may not be replaced."""
+    """Error of a destination that was created while the command worked, and may not be replaced."""
 
     def __init__(self, refusal: str) -> None:
         super().__init__(refusal)
@@ -243,11 +243,11 @@ class _TakenError(Exception):
 def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overwrite: bool) -> None:
     """Rename a finished folder to `target`, and remove the old folder if oper wrote all of it.
 
-    _TakenError where the old folder may not be replaced; both are then as they were.
+    Raise _TakenError, with both folders unchanged, if the old folder may not be replaced.
     """
     while True:
         try:
-            # Succeeds where nothing or an empty folder has the name, and only there.
+            # Succeeds only if nothing, or an empty folder, has the name.
             made.path.rename(target)
             return
         except OSError as error:
@@ -264,7 +264,7 @@ def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overw
 
 
 def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
-    """Give the new folder the name of the old one; returns where the old one is now.
+    """Give the new folder the name of the old one; return the old folder's new path.
 
     The old one is checked after it has lost its name, when nothing can be added by that name.
     """
@@ -301,7 +301,7 @@ def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
 
 
 def _kept(made: temporaries.Temporary, target: Path) -> Path:
-    """Keep the result, which may have taken hours, under a free name beside its destination."""
+    """Keep the result, which may have taken hours, under a free name next to its destination."""
     for number in itertools.count(1):
         path = target.with_name(f"{target.name}.kept-{number}")
         try:
@@ -341,7 +341,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _write_error(path: Path, error: OSError) -> OperError:
-    # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
+    # If a disk is full, NumPy reports only the number of items written, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
     if open_files.are_too_many(error):
         remedy = open_files.REMEDY

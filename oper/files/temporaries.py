@@ -1,11 +1,11 @@
-"""Hidden names beside a destination: for what is being written, and for what it replaces.
+"""Hidden names next to a destination, for new content that is being written and for old content.
 
-`.NAME.HOSTRANDOM.oper-tmp` is unfinished, or no longer needed. The process that writes it
-holds a lock (flock) on it until it ends, even by a kill, so that the next command with the same
-destination can tell that it was abandoned, and removes it. HOST is a digest of the host's name, as
-locks of other hosts may be invisible. `….oper-old` is the old content of the destination between
-two renames; it is put back where the destination is missing, and removed only if oper wrote all of
-it. On a file system without locks nothing is removed.
+`.NAME.HOSTRANDOM.oper-tmp` is unfinished, or no longer needed. The process that writes it holds a
+lock (flock) on it until it ends, even by a kill, so that the next command with the same destination
+can tell that it was abandoned, and removes it. HOST is a digest of the host's name, because locks
+of other hosts may be invisible. `….oper-old` is the old content of the destination between two
+renames; it is put back if the destination is missing, and removed only if oper wrote all of it. On
+a file system without locks nothing is removed.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ UNFINISHED, OLD = "oper-tmp", "oper-old"
 
 
 class Temporary:
-    """A new folder or file beside `destination`, held by this process until it is closed.
+    """New folder or file next to `destination`, held by this process until it is closed.
 
-    Others may read as much of it as of what is at `destination`, or as the umask leaves them.
+    Its permissions are those of the file or folder at `destination`, or the default of the umask.
     """
 
     def __init__(self, destination: Path, folder: bool) -> None:
@@ -58,7 +58,7 @@ class Temporary:
             raise
 
     def take_mode(self) -> None:
-        """Give it the mode of what it is to replace, if there was something."""
+        """Give it the mode of the file or folder that it replaces, if there is one."""
         if self._mode is not None:
             self.path.chmod(self._mode)
 
@@ -71,7 +71,7 @@ class Temporary:
     def close(self) -> bool:
         """Remove it, unless it has been renamed to its destination, and release the lock.
 
-        False where it could not be removed.
+        Return False if it could not be removed.
         """
         # After an exchange of names, the hidden name belongs to the old content.
         if self._exists():
@@ -104,7 +104,7 @@ def hidden_name(destination: Path, kind: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder; what cannot be removed is left without an error."""
+    """Remove a file or folder as far as possible, without errors."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -133,7 +133,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def sweep(destination: Path, whole: Callable[[Path], bool]) -> None:
-    """Remove or put back what dead processes left beside a destination (see above).
+    """Remove or put back remains of dead processes next to a destination (see above).
 
     `whole` says whether oper wrote everything in a folder.
     """
@@ -179,7 +179,8 @@ def _open(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Lock it; False where the file system has no locks, BlockingIOError where it is held."""
+    """Lock an open file; return False if the file system has no locks, and raise BlockingIOError if
+    another process holds the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -17,7 +17,7 @@ KeyPath = tuple[str | int, ...]  # keys and indices from the document's root to 
 
 @dataclass(frozen=True)
 class Document:
-    """The content of a document, its source as errors name it, and the line of each value."""
+    """Content of a document, its source as errors name it, and the line of each value."""
 
     content: Any
     source: str
@@ -25,8 +25,8 @@ class Document:
 
     @classmethod
     def read(cls, path: Path | str, as_text: bool = False) -> "Document":
-        """Read a file; OperError if it is missing, not YAML, or repeats a key. `as_text`: all
-        values are texts as they are written, where YAML makes 10:20 a number of seconds."""
+        """Read a file; raise OperError if it is missing, not YAML, or repeats a key. `as_text`: all
+        values stay texts; otherwise YAML reads 10:20 as a number of seconds."""
         path = Path(path)
         text = read_text(path, YAML)
         try:
@@ -58,12 +58,12 @@ class Document:
         return cls(content, str(path), lines)
 
     def where(self, keys: KeyPath) -> str:
-        """`FILE, line 4: links[1][2]`."""
+        """Return the place of a value, `FILE, line 4: links[1][2]`."""
         name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys).removeprefix(".")
         return f"{self.line_of(keys)}: {name}" if name else self.line_of(keys)
 
     def line_of(self, keys: KeyPath) -> str:
-        """`FILE, line 4`, the nearest line that is known."""
+        """Return `FILE, line 4`, the nearest known line."""
         known = (self.lines.get(keys[:n]) for n in range(len(keys), -1, -1))
         line = next((n for n in known if n is not None), None)
         return self.source if line is None else f"{self.source}, line {line}"
