@@ -16,7 +16,7 @@ Counts = NDArray[np.uint32] | NDArray[np.uint64]  # counters of rows, as wide as
 
 
 class OverRanks(NamedTuple):
-    """Marks the type of an array of which each of so many axes is over the ranks."""
+    """Mark of an array type: each of its `axes` axes is over the ranks."""
 
     axes: int
 
@@ -47,7 +47,7 @@ def as_int64(array: NDArray[Any]) -> "torch.Tensor":
 
 
 def struct_words(structs: NDArray[Any]) -> "torch.Tensor":
-    """Return an array of structs [N] as the kernels take it, int64 [N, words of a struct]."""
+    """Return an array of structs [N] in the form for kernels, int64 [N, words of a struct]."""
     return as_tensor(structs.view(np.int64).reshape(len(structs), structs.itemsize // 8))
 
 
@@ -55,6 +55,6 @@ def as_bytes(values: "torch.Tensor") -> "torch.Tensor":
     """Return the bytes of a tensor, uint8 [n]."""
     import torch
 
-    if not values.numel():  # whose strides may be anything
+    if not values.numel():  # its strides may be anything
         return torch.empty(0, dtype=torch.uint8)
     return values.contiguous().flatten().view(torch.uint8)

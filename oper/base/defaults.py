@@ -1,4 +1,4 @@
-"""Defaults that a command and a function of Python share; each is declared here alone."""
+"""Defaults that a command and a function of Python share; each is declared only here."""
 
 DIM = 64  # values of a row
 BATCH_SIZE = 65_536  # samples of an iteration, over all ranks
@@ -15,6 +15,6 @@ MAX_WINDOWS = 1000
 # monitor of an unchanged log took chance for drift; with 0.01 none of 2,400 shuffled logs would
 # have been replanned (by transfer times: docs/monitor.md).
 WORSE = 0.01
-HORIZON = 10_000  # iterations within which a move must save what its bytes cost
+HORIZON = 10_000  # iterations within which a move must save the cost of its bytes
 LIMIT_SECONDS = 60.0  # of a compared method that may take long
 DEADLINE = "1h"  # of a rank that waits for the others' counts

@@ -26,7 +26,7 @@ class Summary:
 
     @property
     def left_out(self) -> str:
-        """Says how many rows are not shown."""
+        """Sentence with the number of rows that are not shown."""
         more = len(self.rows) - _MOST_ROWS
         return f"and {more:,} more" if more > 0 else ""
 
@@ -72,10 +72,10 @@ class Summary:
 
 
 class Summarised:
-    """An object that notebooks and rich show by its summary, and `print` as the command line does.
+    """Object that notebooks and rich show by its summary, and `print` like the command line.
 
-    Summaries and texts are made in modules that stand above all that they speak of, and are
-    imported when the first is shown: `summarised_by` and `printed_by` name them.
+    Summaries and texts are made in modules of higher layers, which are imported when the first is
+    shown: `summarised_by` and `printed_by` name them.
     """
 
     def __str__(self) -> str:

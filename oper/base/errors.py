@@ -1,7 +1,7 @@
 """The one exception for mistakes that a user can correct.
 
-Its message says what was expected, what was given, where, and what to do. The command line prints
-it without a traceback and exits with status 2; any other exception is a defect of oper.
+Its message has the expected value, the given value, the place, and the remedy. The command line
+prints it without a traceback and exits with status 2; any other exception is a defect of oper.
 """
 
 from typing import Any
@@ -19,24 +19,24 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none: what torch and
-    the system say takes many lines, of which the first says what happened."""
+    """Return the first line of an error's message, or its type if it has none: messages of torch
+    and the system have many lines, of which the first has the cause."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 class OperWarning(UserWarning):
-    """A warning about an input that is read all the same; the command line prints it."""
+    """Warning about an input that is read nevertheless; the command line prints it."""
 
 
 class OperNotice(OperWarning):
-    """A note on the way in which an input was read, if it is right; the command line prints it
-    without the word warning."""
+    """Note on the interpretation of a valid input; the command line prints it without the word
+    warning."""
 
 
 def check_type(function: str, name: str, given: Any, *kinds: type) -> None:
-    """Raise OperError if the argument `name` of a public function is of none of these types, such
-    as a path in place of a plan."""
+    """Raise OperError if the argument `name` of a public function, such as a path in place of a
+    plan, has none of these types."""
     if not isinstance(given, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise OperError(f"{function}: {name}: expected {expected}, got {type(given).__name__}")

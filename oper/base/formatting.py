@@ -1,7 +1,7 @@
-"""Numbers and foreign text as the commands print them: sizes, durations, counts, factors, gaps, and
-names that nobody in this process wrote.
+"""Printed form of numbers and foreign text: sizes, durations, counts, factors, gaps, and names from
+outside of this process.
 
-No number has an exponent, and none a sign before zero: what rounding left of a difference is 0.
+No number has an exponent or a sign before zero: rounding errors of differences are printed as 0.
 """
 
 import math
@@ -28,7 +28,7 @@ def format_digits(value: float, digits: int) -> str:
 
 
 def format_number(value: float) -> str:
-    """1234567 -> '1.23M'."""
+    """Return a number with a suffix: 1234567 -> '1.23M'."""
     return "".join(_scaled(value))
 
 
@@ -49,7 +49,7 @@ def _scaled(value: float) -> tuple[str, str]:
 
 
 def plural(number: int, noun: str) -> str:
-    """2, 'row' -> '2 rows'."""
+    """Return a number with its noun: 2, 'row' -> '2 rows'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -100,9 +100,10 @@ def format_duration(seconds: float) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Text such as a name in a log, made fit to print: control characters, those that reverse the
-    direction of writing, and all else that is not to be seen become `\\x1b` or `\\u202e`. Only
-    spaces of any width, what joins letters or keeps them apart, and characters of `kept` stay.
+    """Return text such as a name in a log, made fit to print: control characters, those that
+    reverse the direction of writing, and all other invisible characters become `\\x1b` or
+    `\\u202e`. Only spaces of any width, joiners and separators of letters, and characters of `kept`
+    stay.
 
     Printed as they are, they would recolour a terminal or make it do what a name says.
     """

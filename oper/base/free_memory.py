@@ -1,7 +1,7 @@
 """The memory of this machine, and how much of it is free, also under each control group's limit.
 
-Free is what this process can have without swapping. The page cache that a control group is charged
-for can be dropped, so it counts as free, as it does in the kernel's own MemAvailable.
+Free memory is available to this process without swapping. The page cache that a control group is
+charged for can be dropped, so it counts as free, like in the kernel's own MemAvailable.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
 
 
 def _control_groups(proc: Path) -> Iterator[FreeMemory]:
-    """Control groups (v1 and v2) with a limit, from this process's own to the outermost visible."""
+    """Yield control groups (v1 and v2) with a limit, from this process's own to the outermost
+    visible."""
     try:
         groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -53,8 +54,8 @@ def _control_groups(proc: Path) -> Iterator[FreeMemory]:
         if kind not in path_of or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         root, mounted_at = (Path(_unescape(field)) for field in before.split()[3:5])
-        # In a container the group's path may be outside of what is mounted: then the mount
-        # itself is the group.
+        # In a container the group's path may be outside of the mount: then the mount itself is the
+        # group.
         ours = Path(path_of[kind])
         inside = ours.relative_to(root) if ours.is_relative_to(root) else Path()
         for parent in (inside, *inside.parents):
@@ -81,7 +82,7 @@ def _free_of_group(group: Path, kind: str) -> int:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Lines `name number [unit]` as a dictionary."""
+    """Return lines `name number [unit]` as a dictionary."""
     lines = (line.split() for line in file.read_text(encoding="ascii").splitlines())
     return {fields[0]: int(fields[1]) for fields in lines if len(fields) > 1}
 

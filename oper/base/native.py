@@ -1,11 +1,11 @@
-"""The compiled kernels: loads the extension `oper._C` once and returns its operators.
+"""Compiled kernels: the operators of the extension `oper._C`, which is loaded once.
 
 from oper.base import native
 
 native.ops().name_of_the_operator(...)
 
 Constants and structs that Python and the kernels both declare go through `shared`, which compares
-the two, so that an extension of another version is told apart before it computes anything.
+the two, so that an extension of another version is detected before it computes anything.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from oper.base.errors import OperError, first_line
 
 Value = TypeVar("Value", bound="int | str | np.dtype[Any]")
 
-_shared: dict[str, str] = {}  # what Python declares, as text
-_of_kernels: dict[str, str] = {}  # the same of the kernels, once they are loaded
+_shared: dict[str, str] = {}  # declarations of Python, as text
+_of_kernels: dict[str, str] = {}  # declarations of the kernels, once they are loaded
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def ops() -> Any:
 
 @functools.cache
 def device_ops() -> Any:
-    """`ops()`, with the kernels of devices, oper/_cuda.so, loaded.
+    """Return `ops()` after loading the kernels of devices, oper/_cuda.so.
 
     Raises:
         OperError: as `ops()`, or the library of device kernels is not built or of another version.
@@ -80,7 +80,7 @@ def load_nvshmem() -> None:
     """Load the kernels for NVSHMEM, oper/_nvshmem.so, and NVSHMEM.
 
     Raises:
-        OperError: one of the two is not there, or of another version.
+        OperError: one of the two is missing, or of another version.
     """
     library = Path(__file__).resolve().parents[1] / "_nvshmem.so"
     host = "libnvshmem_host.so.3"  # where the dynamic loader looks, unless there is a package

@@ -1,4 +1,4 @@
-"""Limits on how many files may be open at once: of a process (`ulimit -n`) and of the machine."""
+"""Limits on the number of open files: of a process (`ulimit -n`) and of the machine."""
 
 import errno
 import os
@@ -16,8 +16,8 @@ def are_too_many(error: OSError) -> bool:
 
 
 def check() -> None:
-    """Exit with status 2 and a line on standard error where hardly any file can be opened: modules
-    could then not be imported, and a failed import may say anything."""
+    """Exit with status 2 and a line on standard error if hardly any file can be opened: imports
+    would then fail, with misleading errors."""
     opened: list[int] = []
     try:
         while len(opened) < _NEEDED:

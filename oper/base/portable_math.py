@@ -2,8 +2,8 @@
 
 BLAS, NumPy and the C library choose a version of these by the processor at run time, and the
 versions differ in the last bits. A planner that compares such numbers makes other plans on other
-machines. What decides about a plan, its figures included, is therefore computed here
-(docs/design/one-plan-everywhere.md); tests/project/test_portable_arithmetic.py finds what is not.
+machines. Everything that decides about a plan, including its figures, is therefore computed here
+(docs/design/one-plan-everywhere.md); tests/project/test_portable_arithmetic.py finds exceptions.
 
 Sums of NumPy (`sum`, `cumsum`, `add.at`, `bincount`) and single operations (`+`, `*`, `/`, `sqrt`)
 have the same bits everywhere and are used as they are.

@@ -2,8 +2,8 @@
 
 Ctrl-C raises KeyboardInterrupt by itself. SIGTERM and SIGHUP would end the process at once, without
 any clean-up, so `raised` turns them into exceptions. Python runs signal handlers only between
-bytecodes, and what is raised in the middle of another library's import may be caught there: where
-the process has not ended a few seconds after a signal, it exits without clean-up.
+bytecodes, and another library may catch an exception in the middle of its import: if the process
+has not ended a few seconds after a signal, it exits without clean-up.
 
 A process that another one starts outlives it, unless it asks to `end_with` it.
 """
@@ -33,8 +33,8 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise `Stopped`, unless they are ignored (nohup), and the
-    process ends some seconds after them or Ctrl-C, whatever becomes of the exception."""
+    """Make SIGTERM and SIGHUP raise `Stopped` within the block, unless they are ignored (nohup),
+    and end the process some seconds after them or Ctrl-C, whatever happens to the exception."""
 
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
@@ -47,7 +47,7 @@ def raised() -> Iterator[None]:
 
 
 def _interrupts() -> list[int]:
-    """SIGINT where it raises KeyboardInterrupt in this thread."""
+    """Return SIGINT if it raises KeyboardInterrupt in this thread."""
     in_main = threading.current_thread() is threading.main_thread()
     raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return [signal.SIGINT] if in_main and raises else []
@@ -55,7 +55,7 @@ def _interrupts() -> list[int]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Signals that arrive within the block take effect at its end."""
+    """Delay signals that arrive within the block until its end."""
     arrived: list[int] = []
     try:
         with _handled_by(lambda number, frame: arrived.append(number), lambda current: True):

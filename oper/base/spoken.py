@@ -15,7 +15,7 @@ _to_terminal = False  # of the process: threads that a command starts warn in it
 
 @contextlib.contextmanager
 def by_command_line() -> Iterator[None]:
-    """Within the block the `oper` command speaks: sentences name flags."""
+    """Make sentences name flags within the block, because the `oper` command prints them."""
     global _to_terminal
     before, _to_terminal = _to_terminal, True
     try:

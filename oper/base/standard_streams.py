@@ -1,11 +1,10 @@
-"""Standard output and standard error of a command that may find them full, closed or left, and in
-which what native code prints has no place.
+"""Standard output and standard error of a command, which may be full, closed or left, and from
+which output of native code is kept out.
 
-What cannot be written to standard output ends the command: with status 2 and a line on standard
-error, or quietly, as other programs end, where the reader of a pipe has gone. What cannot be
-written to standard error is dropped, since there is nowhere left to say so. Solvers print remarks
-of their own on standard output, also where they are told to be quiet, and a command's JSON would no
-longer be JSON: they are dropped too.
+A failed write to standard output ends the command: with status 2 and a line on standard error, or
+quietly, like other programs, if the reader of a pipe has gone. A failed write to standard error is
+dropped, because no stream is left to report it. Solvers print remarks on standard output, even in
+quiet mode, which would corrupt a command's JSON: they are dropped too.
 """
 
 import contextlib
@@ -21,8 +20,8 @@ PIPE_LEFT = 128 + signal.SIGPIPE
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within the block, and at its end for what is still held back, failures to write standard
-    output raise SystemExit with 2 or PIPE_LEFT, and those of standard error are passed over."""
+    """Within the block, and at its end for buffered output, make failures to write standard output
+    raise SystemExit with 2 or PIPE_LEFT, and ignore those of standard error."""
     _take_closed()
     before = sys.stdout, sys.stderr
     sys.stdout = cast(TextIO, _Guarded(sys.stdout or _opened(1), _cannot_write))
@@ -37,8 +36,8 @@ def guarded() -> Iterator[None]:
 
 
 class _Guarded:
-    """A text stream that is closed at the first failure to write, so that nothing is tried again
-    as the interpreter ends; `failed` is called with the failure."""
+    """Text stream that is closed at the first failure to write, so that the interpreter does not
+    retry at its end; `failed` is called with the failure."""
 
     def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
         self._stream, self._failed = stream, failed
@@ -82,8 +81,8 @@ def _cannot_write(error: OSError) -> None:
 
 
 def _take_closed() -> None:
-    """Give closed standard descriptors something that fails as they do. Otherwise the next file
-    that is opened gets the number, and what native code prints goes into it."""
+    """Give closed standard descriptors a file that fails like them. Otherwise the next file that is
+    opened gets the number, and output of native code goes into it."""
     for number, wrong_way in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
             os.fstat(number)
@@ -102,7 +101,7 @@ _saved = -1  # the descriptor that standard output was, while there are any
 
 @contextlib.contextmanager
 def native_output_dropped() -> Iterator[None]:
-    """Within the block nothing that is printed on file descriptor 1 appears."""
+    """Drop everything that is printed on file descriptor 1 within the block."""
     _enter()
     try:
         yield
@@ -138,7 +137,7 @@ def _leave() -> None:
 
 
 def _flush() -> None:
-    """Write out what Python and the C library still hold back."""
+    """Write out the buffers of Python and the C library."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     import ctypes  # not at the top: this module is imported where hardly any file may be opened

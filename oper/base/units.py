@@ -51,7 +51,7 @@ def positive_seconds(given: Any, what: str) -> float:
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names its purpose."""
+    """Parse `64GB`, `512MiB` or a bare number of bytes; OperError names its purpose."""
     match = _SIZE.fullmatch(text)
     if not match or match[2].upper() not in _UNITS:
         raise OperError(f"{name} {text!r}: expected a size, such as 64GB or 512MiB")
@@ -64,7 +64,7 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_seconds(text: str, name: str) -> float:
-    """`1d`, `12h`, `30m`, `90s` or a bare number -> seconds; OperError names its purpose."""
+    """Parse `1d`, `12h`, `30m`, `90s` or a bare number of seconds; OperError names its purpose."""
     match = _DURATION.fullmatch(text)
     if not match or float(match[1]) == 0:
         raise OperError(f"{name} {text!r}: expected a span, such as 1d, 12h or a number")
@@ -72,7 +72,7 @@ def parse_seconds(text: str, name: str) -> float:
 
 
 def parse_share(text: str, name: str) -> float:
-    """`5%` or `0.05` -> 0.05; OperError names what it was for.
+    """Parse `5%` or `0.05` as 0.05; OperError names its purpose.
 
     A bare number above 1 is refused: 5 is more likely to mean 5% than 500%.
     """
