@@ -60,7 +60,7 @@ class LabelModel:
     def logits(
         self, dense: NDArray[np.float32], effects: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Logits of samples: dense [samples, 13], the effects of each feature [samples].
+        """Return the logits of samples: dense [samples, 13], the effects of each feature [samples].
 
         The first batch determines the bias.
         """
@@ -85,8 +85,8 @@ def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
 class BayesAuc:
     """The area under the ROC curve of the true probabilities, expected over the labels.
 
-    A pair of samples counts p_i (1 - p_j), won where logit_i > logit_j and half won in a tie.
-    Logits are binned by 1/128, which changes the area by less than 1e-5.
+    A pair of samples counts p_i (1 - p_j), won if logit_i > logit_j and half won in a tie. Logits
+    are binned by 1/128, which changes the area by less than 1e-5.
     """
 
     _RANGE, _BINS = 16.0, 4096

@@ -1,8 +1,8 @@
 """Write a synthetic log as Parquet: label, I1 … I13, and one column per table, lists for bags.
 
 One row group per batch, so that one batch is in memory at a time; the same seed gives the same
-bytes. The tables are written to a YAML file beside the log, since a log does not show rows that it
-never accesses.
+bytes. The tables are written to a YAML file next to the log, because a log does not show rows that
+it never accesses.
 """
 
 from collections.abc import Callable

@@ -103,7 +103,7 @@ def synthesize_counts(
                 0 if feature.varying else int(feature.ids),
                 stream_key(synthesizer.seed, "containing", table, begin),
             )
-            # Drawn row by row, they may be fewer than the bags that have any, if by few.
+            # Drawn row by row, they may be slightly fewer than the bags that have any.
             distinct[table] = max(int(in_bags.sum(dtype=np.int64)), int(filled[table]))
         advance(feature.table.rows)
     source = {"synthetic": synthesizer.source}
@@ -139,8 +139,8 @@ def _draw_bag_lengths(synthesizer: Synthesizer, begin: int, end: int) -> BagLeng
 
 
 def poisson(mean: float) -> Floats:
-    """Return the chance of each length of a bag, [n], so many that longer ones have none to speak
-    of: all of them together less than 1e-20."""
+    """Return the chance of each length of a bag, [n], up to a length beyond which the total chance
+    is less than 1e-20."""
     if mean == 0:
         return np.ones(1)
     most = math.ceil(mean + 12 * math.sqrt(mean) + 30)
@@ -163,7 +163,8 @@ def _draw_accesses(
 
 
 def _counter_type(synthesizer: Synthesizer, samples: int) -> Any:
-    """uint32 where the hottest row's count fits with ten deviations above its mean."""
+    """Return uint32 if the hottest row's count fits with ten deviations above its mean, else
+    uint64."""
     means = (f.ids * samples * f.law.hottest_share for f in synthesizer.recipe.features)
     largest = max(means)
     return np.uint32 if largest + 10 * largest**0.5 < 2**32 else np.uint64

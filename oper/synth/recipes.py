@@ -1,10 +1,9 @@
 """Recipes for synthetic logs of the published workloads, read from workloads.yaml.
 
-A recipe has one feature per table: how popular the table's rows are by rank (its law), how many
-ids a sample has, and how strongly the features of a sample are correlated. With churn a law has
-fewer rows than its table: the others replace some of them in the course of the log. Laws are
-bounded Zipf, P(rank r) ∝ (r + 1)^-z for r = 0 … rows - 1, or steps: ranks up to a bound share one
-weight.
+A recipe has one feature per table: the popularity of the table's rows by rank (its law), the number
+of ids per sample, and the correlation of a sample's features. With churn a law has fewer rows than
+its table: the others replace some of them in the course of the log. Laws are bounded Zipf, P(rank
+r) ∝ (r + 1)^-z for r = 0 … rows - 1, or steps: ranks up to a bound share one weight.
 """
 
 import math
@@ -44,7 +43,7 @@ class Law:
 
     @cached_property
     def arguments(self) -> tuple[float, Any, Any]:
-        """The law as the native kernels take it."""
+        """Law in the form for the native kernels."""
         return self.exponent, as_int64(self.step_ends), as_tensor(self.step_weights)
 
     @cached_property
@@ -57,7 +56,7 @@ class Law:
         head = min(self.rows, 10_000)
         total = float(np.sum(np.arange(1.0, head + 1) ** -self.exponent))
         start, end, power = head + 0.5, self.rows + 0.5, 1 - self.exponent
-        # The rest of the sum is taken by its integral.
+        # The rest of the sum is approximated by its integral.
         total += math.log(end / start) if power == 0 else (end**power - start**power) / power
         return 1 / total
 
@@ -74,7 +73,7 @@ class Feature:
 
     @property
     def bagged(self) -> bool:
-        """Whether a sample may have several ids."""
+        """True if a sample may have several ids."""
         return self.varying or self.ids != 1
 
 
@@ -192,12 +191,12 @@ def _pooled_features(
     zipf: float | None,
     churn: float,
 ) -> tuple[Feature, ...]:
-    """Features whose rows, taken together, follow one law of accesses per row and sample.
+    """Return features whose rows, taken together, follow one law of accesses per row and sample.
 
-    The row of rank r among the n of table t has the accesses of the pooled law at quantile
-    (r + v_t) / n, the v_t spread evenly over [0, 1): so the few hottest rows are in as many tables
-    as they should be. Bags are those of the `published` tables, so a scaled one has more
-    accesses per row and sample. Tables of one row are those that are never looked up.
+    The row of rank r among the n of table t has the accesses of the pooled law at quantile (r +
+    v_t) / n, with the v_t spread evenly over [0, 1): so the few hottest rows are in the right
+    number of tables. Bags are those of the `published` tables, so a scaled one has more accesses
+    per row and sample. Tables of one row are those that are never looked up.
     """
     rows, accesses = np.array(reuse["steps"], dtype=np.float64).T
     quantiles = np.cumsum(rows) / rows.sum()

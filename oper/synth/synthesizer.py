@@ -78,7 +78,7 @@ class Synthesizer:
 
     @property
     def batch_samples(self) -> int:
-        """Samples of each batch but the last."""
+        """Samples of each batch except the last."""
         by_ids = int(_BATCH_IDS / max(self.recipe.ids_per_sample, 1e-9))
         return max(1, min(_BATCH_SAMPLES, by_ids))
 
@@ -94,7 +94,7 @@ class Synthesizer:
         }
 
     def batches(self, auc: BayesAuc | None = None) -> Iterator[Batch]:
-        """Yield the log's samples in order, with label and dense values; adds their logits to
+        """Yield the log's samples in order, with label and dense values; add their logits to
         `auc`."""
         model = LabelModel(self.recipe, stream_key(self.seed, "model"))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
