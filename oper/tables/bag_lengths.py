@@ -1,7 +1,7 @@
 """Number of bags of each length, by table: over samples and features, with empty bags.
 
-In: pairs of a length and its bags, and how many distinct rows the bags have, counted or drawn. Out:
-`BagLengths`, and its summary by table.
+In: pairs of a length and its bags, and the number of the bags' distinct rows, counted or drawn.
+Out: `BagLengths`, and its summary by table.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ _MOST_IDS = 2.0**62
 
 @dataclass(frozen=True)
 class BagSummary:
-    """The bags of one table: how many there are, the share of them that is empty, and lengths.
+    """Bags of one table: their number, the share of empty ones, and lengths.
 
-    percentile_99: the least length that 99 % of the bags do not exceed. new_share: of the ids after
-    a bag's first, those that name a row that the bag does not have yet.
+    percentile_99: the least length that 99 % of the bags do not exceed. new_share: the share of the
+    ids after a bag's first that name a row that the bag does not have yet.
     """
 
     bags: int
@@ -81,7 +81,7 @@ class BagLengths:
 
     @classmethod
     def joined(cls, counted: "Sequence[BagLengths]") -> "BagLengths":
-        """Return the bags of several lists of tables, as of one list."""
+        """Return the bags of several lists of tables as those of one list."""
         before = np.cumsum([0, *(c.tables for c in counted)])[:-1]
         return cls(
             np.concatenate([c.table + n for c, n in zip(counted, before, strict=True)]),
@@ -151,12 +151,12 @@ class BagLengths:
 
     @property
     def mean_lengths(self) -> Floats:
-        """The mean length of each table's bags, empty ones too, [T]; 0 where it has none."""
+        """Mean length of each table's bags, including empty ones, [T]; 0 without bags."""
         means: Floats = self.ids_of_tables / np.maximum(self.bags_of_tables, 1)
         return means
 
     def of_table(self, table: int) -> tuple[Ints, Ints]:
-        """Return the lengths of a table's bags, ascending, and how many bags have each."""
+        """Return the lengths of a table's bags, ascending, and the number of bags of each."""
         mine = slice(*self.first[table : table + 2].tolist())
         return self.length[mine], self.bags[mine]
 
@@ -168,7 +168,7 @@ class BagLengths:
         return BagLengths(table, self.length[kept], self.bags[kept], self.distinct[chosen])
 
     def summary(self, table: int) -> BagSummary:
-        """Return the bags of one table in a few numbers; zeros where it has none."""
+        """Return the bags of one table in a few numbers; zeros without bags."""
         length, bags = self.of_table(table)
         if not len(bags):
             return BagSummary(0, 0.0, 0.0, 0, 0, 1.0)
@@ -191,9 +191,9 @@ class BagLengths:
 
 
 class BagLengthSums:
-    """Adds up the pairs of many batches, in the memory of a few times their sum."""
+    """Sum of the pairs of many batches, in a few times the memory of the result."""
 
-    _FEW = 1 << 14  # pairs that are kept as they come
+    _FEW = 1 << 14  # pairs that are kept before they are summed
 
     def __init__(self) -> None:
         self._parts: list[Ints] = [np.zeros((0, 3), np.int64)]
@@ -201,7 +201,7 @@ class BagLengthSums:
         self._limit = self._FEW
 
     def add(self, pairs: Ints) -> None:
-        """Add pairs as `BagLengths.of_pairs` takes them."""
+        """Add pairs in the form of `BagLengths.of_pairs`."""
         self._parts.append(pairs)
         self._held += len(pairs)
         if self._held > self._limit:

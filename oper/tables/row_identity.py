@@ -1,9 +1,9 @@
-"""Whether rows of one plan, profile or checkpoint are the same rows in another.
+"""Identity of rows: a row number must mean the same row in two plans, profiles or checkpoints.
 
 Rows are numbers, so two tables of equal size look alike. Their rows are the same only if one rule
 maps raw values to them: the same kind of ids, for hashed ids the same number of rows, and for ids
 by a vocabulary the same values in the same order. A vocabulary may get values at its end: the old
-rows stay. Dense ids are rows as they were given, and say nothing of the values behind them.
+rows stay. Dense ids are given rows; the values behind them are unknown.
 """
 
 import warnings

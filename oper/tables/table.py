@@ -1,8 +1,8 @@
-"""Tables: how many rows, how wide, how trained, and which columns of a log index them.
+"""Tables: their rows, width, optimizer, and the columns of a log that index them.
 
-A row of table t takes S bytes as it travels and m bytes where it is stored, which in training
-counts its optimizer state. Rows of all tables are numbered through: GLOBAL ROW ID =
-offsets(tables)[t] + row.
+A row of table t takes S bytes in a message and m bytes in storage, which in training include its
+optimizer state. Rows of all tables are numbered consecutively: GLOBAL ROW ID = offsets(tables)[t] +
+row.
 
 Tables come from a TorchRec model or its configs (below), from a YAML or JSON file or a published
 data set (table_file.py), or from a log itself (oper/logs/table_discovery.py).
@@ -160,19 +160,19 @@ class Table:
 
     @property
     def row_bytes(self) -> int:
-        """S: bytes of one row as it travels."""
+        """S: bytes of one row in a message."""
         extra = _INT8_EXTRA_BYTES if self.dtype == "int8" else 0
         return self.dim * _BYTES_PER_VALUE[self.dtype] + extra
 
     def memory_bytes(self, mode: str) -> int:
-        """m: bytes of one stored row, with its optimizer state where `mode` is "training"."""
+        """Return m: bytes of one stored row, with its optimizer state if `mode` is "training"."""
         if mode != "training":
             return self.row_bytes
         per_value, per_row = _OPTIMIZER_STATE[self.optimizer]
         return self.row_bytes + _STATE_BYTES * (per_value * self.dim + per_row)
 
     def describe(self) -> str:
-        """All of it but the name, for errors that compare two tables."""
+        """Return all properties except the name, for errors that compare two tables."""
         rule = [self.optimizer, f"ids: {self.ids.kind}"]
         if self.ids.kind == "vocab":
             rule.append(f"min_count {self.ids.min_count}")
@@ -191,8 +191,8 @@ class Table:
         Args:
             model: a `torch.nn.Module` with TorchRec's embedding (bag) collections, unsharded or
                 sharded by TorchRec or OPER. Parameters of sharded tables are empty on a rank, so
-                that their sizes are only here.
-            optimizer: that of tables whose parameters do not tell it, such as sharded ones.
+                only this function has their sizes.
+            optimizer: optimizer of tables whose parameters do not name it, such as sharded ones.
 
         Raises:
             OperError: the model has no collection, two of its tables have one name, or a table has
@@ -239,7 +239,7 @@ def check_names(tables: Sequence[Table], where: str) -> None:
 
 
 def index_of(tables: Sequence[Table], name: str, where: str) -> int:
-    """Return the number of the table called `name`; OperError where there is none."""
+    """Return the number of the table called `name`; raise OperError if there is none."""
     for index, table in enumerate(tables):
         if table.name == name:
             return index
@@ -264,8 +264,8 @@ def check_known(tables: Sequence[Table], where: str) -> None:
 
 
 def fingerprint(tables: Sequence[Table]) -> str:
-    """Return the hex SHA-256 of all that a placement depends on: not of the pooling, nor of
-    vocabularies, which may grow (row_identity.py compares these)."""
+    """Return the hex SHA-256 of all properties that a placement depends on, without pooling and
+    without vocabularies, which may grow (row_identity.py compares these)."""
     plain = (replace(t, ids=replace(t.ids, vocabulary=None)) for t in tables)
     content = [{k: v for k, v in t.to_dict().items() if k != "pooling"} for t in plain]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -273,7 +273,7 @@ def fingerprint(tables: Sequence[Table]) -> str:
 
 
 def offsets(tables: Sequence[Table]) -> NDArray[np.int64]:
-    """Global row id of each table's row 0, and the number of all rows: int64 [T + 1]."""
+    """Return the global row id of each table's row 0, and the number of all rows: int64 [T + 1]."""
     result = np.zeros(len(tables) + 1, dtype=np.int64)
     np.cumsum([t.rows for t in tables], out=result[1:])
     return result
@@ -291,8 +291,8 @@ def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
     """Return the tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
 
     Sizes, dtype, pooling and features are taken from the configs; the optimizer is the one that
-    `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. OperError where
-    the module has no collection, or a table has a dtype or optimizer that is not supported.
+    `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. Raise OperError
+    if the module has no collection, or a table has an unsupported dtype or optimizer.
     """
     tables: list[Table] = []
     for _, inner in collections_of(module):
@@ -312,8 +312,8 @@ def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
 
 
 def tables_of_list(given: Any) -> tuple[Table, ...]:
-    """Return the tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the
-    tables of a collection of those. OperError where it is neither."""
+    """Return the tables of a list of `Table`s or of TorchRec's configs, by the rules of
+    `tables_of`; raise OperError if it is neither."""
     expected = (
         "expected oper.Table, or TorchRec's EmbeddingBagConfig or EmbeddingConfig, in a list; or a "
         "model, a profile, a file of tables, or None"
@@ -334,7 +334,7 @@ def tables_of_list(given: Any) -> tuple[Table, ...]:
 def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the embedding (bag) collections of a module by their path, unsharded ones and those
     that TorchRec or OPER sharded."""
-    within: list[str] = []  # Parts of a collection are no collections of their own.
+    within: list[str] = []  # Parts of a collection are not collections themselves.
     for path, inner in module.named_modules():
         if configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
             within.append(path)
@@ -343,7 +343,7 @@ def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
 
 def tables_of_collection(collection: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
     """Return the tables of one collection, by the rules of `tables_of`. All tables of a sharded
-    collection get `optimizer`, as its parameters no longer tell theirs."""
+    collection get `optimizer`, because its parameters no longer name theirs."""
     weights, tables = _weights(collection), []
     for config in configs_of(collection) or ():
         parameter = weights[config.name].weight if config.name in weights else None
@@ -357,7 +357,7 @@ def _weights(collection: Any) -> Any:
 
 
 def configs_of(collection: Any) -> Sequence[Any] | None:
-    """Return the configs of a collection's tables, unsharded or not; None of another module."""
+    """Return the configs of a collection's tables, unsharded or not; None for another module."""
     for name in ("embedding_bag_configs", "embedding_configs"):
         # Collections that TorchRec sharded have the configs as an attribute.
         found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)

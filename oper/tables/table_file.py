@@ -1,4 +1,4 @@
-"""Files of tables: how many rows, how wide, how trained, and which columns index them.
+"""Files of tables, with their rows, width, optimizer, and the columns that index them.
 
 A file is the user's, YAML or JSON, or published.json, which has the tables of published data sets.
 """
