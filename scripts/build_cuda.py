@@ -1,10 +1,10 @@
-"""Compiles oper/csrc/cuda/*.cu into oper/_cuda.so, the library of device kernels; and, where
-NVSHMEM's package is in this environment, oper/csrc/nvshmem/*.cu into oper/_nvshmem.so beside it.
+"""Compile oper/csrc/cuda/*.cu into oper/_cuda.so, the library of device kernels, and, if NVSHMEM's
+package is in this environment, oper/csrc/nvshmem/*.cu into oper/_nvshmem.so next to it.
 
     python scripts/build_cuda.py [--output FILE] [--architectures 80,90,100] [--jobs 2]
 
-The libraries know neither torch nor Python, and CUDA's runtime is linked into them: one build
-serves all versions of both. A CUDA compiler is needed, a device is not: nvcc of this environment
+The libraries use neither torch nor Python, and CUDA's runtime is linked into them: one build serves
+all versions of both. A CUDA compiler is needed, a device is not: nvcc of this environment
 (requirements-cuda.txt), or on the path, or in /usr/local/cuda.
 """
 
@@ -178,7 +178,7 @@ def _folders(toolkit: Path) -> list[str]:
 
 
 def _make(command: Sequence[str | Path], output: Path) -> None:
-    """Run a linker, and put what it makes in the place of `output` once it is whole."""
+    """Run a linker, and replace `output` by its result once that is complete."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         subprocess.run([*command, "-o", temporary], capture_output=True, text=True, check=True)

@@ -1,9 +1,9 @@
-"""Draw docs/architecture.svg: the packages of `oper` and what they import.
+"""Draw docs/architecture.svg: the packages of `oper` and their imports.
 
     python scripts/draw_architecture.py
 
 A box is a package, an arrow an import by any of its modules. An arrow that others imply is left
-out: where a imports b, and b imports c, none is drawn from a to c. Boxes lie in levels, each just
+out: if a imports b, and b imports c, no arrow is drawn from a to c. Boxes lie in levels, each just
 below its lowest importer; in a level they are ordered by the mean position of their neighbours
 (Sugiyama, Tagawa and Toda 1981), long arrows taking a place in every level that they cross.
 
@@ -22,10 +22,10 @@ Graph = dict[str, set[str]]
 
 BOX_HEIGHT, LEVEL_HEIGHT, GAP, MARGIN = 30, 72, 22, 24
 LETTER_WIDTH, PADDING = 7.4, 22
-PASSING_WIDTH = 8.0  # what a long arrow takes of a level that it crosses
+PASSING_WIDTH = 8.0  # width of a long arrow on a level that it crosses
 ROUNDS = 60  # of ordering and of placing; both have settled after fewer
 
-# Hues of top-level packages, alike for those of one stage; others are grey.
+# Hues of top-level packages, equal for those of one stage; others are grey.
 HUES = {
     "logs": 150,
     "profiling": 150,
@@ -51,7 +51,8 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 
 
 def package_imports() -> Graph:
-    """The packages that each package imports, itself left out; names are those below `oper`."""
+    """Return the packages that each package imports, except itself; names are those below
+    `oper`."""
     sys.path.insert(0, str(REPOSITORY))  # as a script, of this checkout and no other
     from tests.project.test_architecture import imports, package
 
@@ -63,7 +64,7 @@ def package_imports() -> Graph:
 
 
 def without_implied(graph: Graph) -> Graph:
-    """The same graph without the arrows that paths of others imply. It has no circles."""
+    """Return the graph, which has no circles, without the arrows that paths of others imply."""
 
     def below(name: str) -> set[str]:
         return graph[name].union(*(below(target) for target in graph[name]))
@@ -75,7 +76,8 @@ def without_implied(graph: Graph) -> Graph:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """The level of each package, 0 at the bottom; a package is just below its lowest importer."""
+    """Return the level of each package, 0 at the bottom; a package is just below its lowest
+    importer."""
 
     def height(name: str) -> int:
         return 1 + max(map(height, graph[name]), default=-1)
@@ -130,13 +132,13 @@ class Drawing:
         return len(name) * LETTER_WIDTH + PADDING
 
     def _mean(self, name: str) -> float:
-        """The mean position of the neighbours."""
+        """Return the mean position of the neighbours."""
         around = self.neighbours[name] or [name]
         return sum(self.x[other] for other in around) / len(around)
 
     def _place(self, row: list[str], wanted: dict[str, float]) -> None:
-        """Give a level its positions: in its order, without overlaps, as near as they can be to
-        those wanted (least squares; boxes that touch are moved as one)."""
+        """Give a level its positions: in its order, without overlaps, as near as possible to the
+        wanted ones (least squares; boxes that touch are moved as one)."""
         offset: list[float] = []
         at = 0.0
         for before, name in zip([row[0], *row], row, strict=False):
@@ -156,11 +158,11 @@ class Drawing:
             self.x[name] = at + shift
 
     def y(self, level: int) -> int:
-        """The middle of a level."""
+        """Return the middle of a level."""
         return MARGIN + BOX_HEIGHT // 2 + (len(self.rows) - 1 - level) * LEVEL_HEIGHT
 
     def arrow(self, path: list[str]) -> str:
-        """A smooth line from the bottom of a box to the top of another."""
+        """Return a smooth line from the bottom of a box to the top of another."""
         top = self.level[path[0]]
         points = [(self.x[name], self.y(top - number)) for number, name in enumerate(path)]
         points[0] = (points[0][0], points[0][1] + BOX_HEIGHT // 2)
@@ -187,7 +189,7 @@ class Drawing:
 
 
 def picture() -> str:
-    """The whole SVG."""
+    """Return the whole SVG."""
     drawing = Drawing(without_implied(package_imports()))
     width, height = drawing.size
     light = [

@@ -49,7 +49,7 @@ def main(page: str) -> None:
 
 
 def _part(title: str, spec: str, colours: dict[str, str]) -> dict[str, Any]:
-    # Charts side by side know no width of their own, which expressions in the page ask for.
+    # Charts side by side lack the width that expressions in the page use.
     fixed = spec.replace("width \\u003c", f"{_WIDTH} \\u003c")
     part: dict[str, Any] = json.loads(_coloured(fixed, colours))
     part.pop("description")
@@ -57,7 +57,7 @@ def _part(title: str, spec: str, colours: dict[str, str]) -> dict[str, Any]:
 
 
 def _coloured(text: str, colours: dict[str, str]) -> str:
-    """The page's CSS variables as colours."""
+    """Return the page's CSS variables as colours."""
     return re.sub(r"var\(--([a-z-]+)\)", lambda name: colours[name[1]], text)
 
 

@@ -1,13 +1,13 @@
-"""Fit how strongly the features of a Criteo-like sample go together to the real log.
+"""Fit the correlation of the features of a Criteo-like sample to the real log.
 
     python scripts/fit_coaccess.py ../shared/data/criteo_kaggle_80k/data.parquet
 
 The statistic I(h) is the mean over the 325 pairs of the 26 features of the mutual information, in
 nats, between their h most frequent values, all others taken together; an empty field is a value;
-less (k - 1)(l - 1) / 2n, its bias for independent features with k and l values in n samples.
-For each number of latent classes the share of samples that follow one is bisected until a
-generated log of as many samples, full size, has the real log's I(16). The number of classes is the
-one that comes closest to its I(64) then. Prints both for `coaccess` in oper/data/workloads.yaml.
+less (k - 1)(l - 1) / 2n, its bias for independent features with k and l values in n samples. For
+each number of latent classes the share of samples that follow one is bisected until a generated log
+of as many samples, full size, has the real log's I(16). The number of classes is the one that comes
+closest to its I(64) then. The script prints both for `coaccess` in oper/data/workloads.yaml.
 """
 
 import itertools
@@ -53,14 +53,15 @@ def main(path: Path) -> None:
 
 
 def mean_information(columns: Sequence[NDArray[np.int64]], hot: int) -> float:
-    """I(hot) of a log's columns, in nats."""
+    """Return I(hot) of a log's columns, in nats."""
     places = [hottest(c, hot) for c in columns]
     pairs = itertools.combinations(places, 2)
     return float(np.mean([information(a, b, hot + 1) for a, b in pairs]))
 
 
 def hottest(column: NDArray[np.int64], hot: int) -> NDArray[np.int64]:
-    """The place of each value among the `hot` most frequent ones, and `hot` for all others."""
+    """Return the place of each value among the `hot` most frequent ones, and `hot` for all
+    others."""
     _, value, counts = np.unique(column, return_inverse=True, return_counts=True)
     place = np.full(len(counts), hot)
     order = np.argsort(-counts, kind="stable")[:hot]
@@ -69,7 +70,7 @@ def hottest(column: NDArray[np.int64], hot: int) -> NDArray[np.int64]:
 
 
 def information(a: NDArray[np.int64], b: NDArray[np.int64], values: int) -> float:
-    """Mutual information of two columns of values 0 … values - 1, bias taken off."""
+    """Return the mutual information of two columns of values 0 … values - 1, minus its bias."""
     samples = len(a)
     joint = np.bincount(a * values + b, minlength=values**2).reshape(values, values) / samples
     rows, columns = joint.sum(1), joint.sum(0)

@@ -2,12 +2,11 @@
 
     python scripts/fit_reuse.py ../shared/data/dlrm_datasets_locality.json ROWS
 
-The histogram says which share of the rows accessed in a batch of 65,536 samples, and of the
-accesses, had 1, 2, 3-4, 5-8 … accesses. If row k has Poisson(λ_k) of them, both are linear in the
-number of rows at each λ of a grid: non-negative least squares finds these, with the numbers of
-accessed rows, of accesses and of all rows as further equations. Prints the steps of
-oper/data/workloads.yaml, [rows, λ] from the hottest on. ROWS are those of all tables that are
-looked up.
+The histogram has the shares of the rows accessed in a batch of 65,536 samples, and of the accesses,
+with 1, 2, 3-4, 5-8 … accesses. If row k has Poisson(λ_k) of them, both are linear in the number of
+rows at each λ of a grid: non-negative least squares finds these, with the numbers of accessed rows,
+of accesses and of all rows as further equations. Prints the steps of oper/data/workloads.yaml,
+[rows, λ] from the hottest on. ROWS are those of all tables that are looked up.
 """
 
 import json

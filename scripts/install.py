@@ -5,8 +5,8 @@
     python3 scripts/install.py VENV browser         for the tests: Chromium, if apt has it
 
 Each step leaves a stamp, the hash of its inputs, and is skipped while they are unchanged; setup.py
-keeps the extension's objects. A set-up that was interrupted goes on where it was.
-Only the standard library is used, because nothing else is installed yet.
+keeps the extension's objects. An interrupted set-up continues at the interrupted step. Only the
+standard library is used, because nothing else is installed yet.
 """
 
 from __future__ import annotations  # an older Python must get as far as being told so

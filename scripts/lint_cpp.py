@@ -24,7 +24,7 @@ CPPCHECK = (
     "--inline-suppr",
     "-Ioper/csrc",
     "-Ioper/csrc/include",
-    # torch's headers are not read: what its macros define are functions.
+    # torch's headers are not read: its macros define functions.
     "-DTORCH_LIBRARY(name, m)=void library_##name(torch::Library& m)",
     "-DTORCH_LIBRARY_FRAGMENT(name, m)=void define_##name(torch::Library& m)",
     "-DTORCH_LIBRARY_IMPL(name, key, m)=void implement_##name##_##key(torch::Library& m)",
@@ -42,7 +42,7 @@ def main() -> int:
         for path in (REPOSITORY / folder).rglob("*")
         if path.suffix in SUFFIXES
     )
-    # CUDA's own words are no C++: nvcc looks at those, with its warnings as errors.
+    # CUDA's keywords are not C++: nvcc checks these files, with its warnings as errors.
     sources = [name for name in files if name.endswith(".cpp")]
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     commands = (
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def tool(name: str) -> str:
-    """The program of this name beside this Python, or else on the path."""
+    """Return the program of this name next to this Python, or else on the path."""
     beside = os.path.dirname(sys.executable)
     found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:

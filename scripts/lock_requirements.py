@@ -1,15 +1,16 @@
-"""Renew the locks: what `make install` installs, each file with its SHA-256.
+"""Renew the locks, which list the files that `make install` installs, with their SHA-256.
 
     python -m scripts.lock_requirements INDEX [TORCH_INDEX]
 
 pip resolves each requirements-VARIANT.txt under the Python that runs this: by INDEX alone, and with
 torch's CPU build by the indices that it is set up with. The lock lists all packages found, with the
 wheels that INDEX has of these versions for Linux on x86-64 and ARM and the supported Pythons (the
-source archive, where there are none). INDEX is the address of a package index's pages, which ends
-in /simple; it must answer in JSON.
+source archive, if there are none). INDEX is the address of a package index's pages, which ends in
+/simple; it must answer in JSON.
 
-torch's CPU build has a lock of its own, as it may be in an index of its own: with the wheels that
-TORCH_INDEX has, or without that with the one that pip found, which is for one Python and machine.
+torch's CPU build has a separate lock, because it may be in a separate index. The lock has the
+wheels of TORCH_INDEX or, without TORCH_INDEX, the one that pip found, which is for one Python and
+machine.
 """
 
 import json
@@ -50,7 +51,8 @@ def main(index: str, torch_index: str | None) -> None:
 
 
 def resolved(*arguments: str, settings: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """What pip would install: name, version, requirements, and the digest of the file."""
+    """Return the packages that pip would install: name, version, requirements, and the digest of
+    the file."""
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
         asked = [*pip, "--ignore-installed", "--report", report.name, *arguments]
@@ -69,7 +71,7 @@ def resolved(*arguments: str, settings: Mapping[str, str] | None = None) -> list
 
 
 def refuse_open(packages: dict[str, dict[str, Any]]) -> None:
-    """Exit where another supported Python needs a package that this one does not."""
+    """Exit if another supported Python needs a package that this one does not."""
     for package in packages.values():
         for requirement in map(Requirement, package["requires"]):
             for minor in LOCKED_PYTHONS:
@@ -83,7 +85,8 @@ def refuse_open(packages: dict[str, dict[str, Any]]) -> None:
 
 
 def hashes(package: dict[str, Any], index: str) -> list[str]:
-    """SHA-256 of the files of a package that a supported machine may install; [] if none."""
+    """Return the SHA-256 of the files of a package that a supported machine may install; [] if
+    none."""
     address = f"{index.rstrip('/')}/{package['name']}/"
     accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as page:
@@ -102,19 +105,19 @@ def hashes(package: dict[str, Any], index: str) -> list[str]:
                 if version == wanted:
                     sources.append(digest)
         except ValueError:
-            continue  # an old one, whose name says nothing
+            continue  # an old file with an unknown name
     return sorted(wheels or sources)
 
 
 def only_here(package: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The file that pip found, for the Python and machine that it is for, and its digest."""
+    """Return the file that pip found, for this Python and machine, and its digest."""
     here = f'python_version == "3.{sys.version_info[1]}"'
     marker = f'{here} and platform_machine == "{platform.machine()}"'
     return {**package, "marker": marker}, [package["sha256"]]
 
 
 def is_supported(tag: Any) -> bool:
-    """Whether a wheel's tag is for a supported Python and machine."""
+    """Return whether a wheel's tag is for a supported Python and machine."""
     on = tag.platform
     machine = on == "any" or (
         on.startswith(("manylinux", "linux")) and on.endswith(LOCKED_MACHINES)

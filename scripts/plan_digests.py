@@ -5,8 +5,8 @@
 A line per plan: its case, and the SHA-256 of all files of its folder, plan.json included. Two
 versions of the planner, two processors or two loads make the same plans if the lines are equal;
 tests/planner/test_one_plan_everywhere.py compares them over the kernels that NumPy and OpenBLAS
-choose from. The profiles are made of whole numbers alone, so that they do not depend on the
-processor themselves.
+choose from. The profiles contain only whole numbers, so they do not depend on the processor
+themselves.
 """
 
 import argparse

@@ -33,7 +33,7 @@ RELEASES = {
     "2.13": Release("2.13.0", "1.8.0", "1.8.0"),
     "2.14": Release("2.14.1", "1.9.2", "1.9.0"),
 }
-# TorchRec's dependencies but FBGEMM, whose CUDA build it declares (as in requirements-cpu.txt).
+# TorchRec's dependencies without FBGEMM, whose CUDA build it declares (as in requirements-cpu.txt).
 NEEDS = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions==0.0.32", "iopath==0.1.10", "tqdm")
 TOOLS = ("pytest", "hypothesis")
 TESTS = ("-m", "not check and not slow", "tests/torchrec")

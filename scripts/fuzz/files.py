@@ -3,8 +3,9 @@
     python -m scripts.fuzz.files [--count N] [--seed S] [--kind NAME]
 
 Each seed damages one small valid file and reads it as commands do. In folders of plans and profiles
-every other time the marker is made to agree with the damaged file, so that what is behind the
-digests is reached. Exit status 1 where anything but success or an OperError of one line came of it.
+every other time the marker is made to agree with the damaged file, so that the code after the
+comparison of digests is reached. The exit status is 1 if any outcome is neither success nor an
+OperError of one line.
 """
 
 import argparse
@@ -180,7 +181,8 @@ def _damaged_folder(
     folder, form, read = kind
     shutil.copytree(folder, scratch)
     files = sorted(p for p in scratch.rglob("*") if p.is_file())
-    # The marker often: it holds most of what is acted on, beside many large arrays.
+    # The marker often: it has most of the values that decisions depend on, next to many large
+    # arrays.
     file = scratch / form.marker if rng.random() < 0.4 else rng.choice(files)
     if file.name == form.marker and rng.random() < 0.7:
         with contextlib.suppress(RecursionError):

@@ -10,7 +10,8 @@ _TEXTS = (
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """The content with a change, sometimes two or four: bits, bytes, runs, cuts, numbers, texts."""
+    """Return the content with a change, sometimes two or four: bits, bytes, runs, cuts, numbers,
+    texts."""
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if not data:

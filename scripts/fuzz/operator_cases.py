@@ -1,4 +1,4 @@
-"""Valid arguments of every operator, and how they are damaged."""
+"""Valid arguments of every operator, and ways to damage them."""
 
 import functools
 import os
@@ -39,7 +39,7 @@ class Argument:
 
 
 def damaged(arguments: list[Argument], rng: random.Random) -> list[Argument]:
-    """The arguments with one to three of them changed."""
+    """Return the arguments with one to three of them changed."""
     for argument in rng.sample(arguments, min(rng.randint(1, 3), len(arguments))):
         if isinstance(argument.value, list):
             argument.value = _damaged_list(argument.value, argument.vouched, rng)
@@ -67,7 +67,7 @@ def _damaged_value(value: Any, rng: random.Random, numbers: tuple[int, ...] = _N
 
 def _damaged_list(values: list[Any], vouched: bool, rng: random.Random) -> list[Any]:
     values = list(values)
-    # Numbers that are vouched for stay, as operators take them as they are; how many may change.
+    # Vouched numbers stay, because operators do not check them; only their count may change.
     numbers = vouched and not any(isinstance(value, torch.Tensor) for value in values)
     kind = rng.randrange(2 if numbers else 4)
     if kind == 0 and values:
@@ -199,7 +199,8 @@ def _features(bucket: int = 0) -> torch.Tensor:
 
 
 def _batch() -> list[Argument]:
-    """Addresses, offsets, weights, features, bases, rank: two features of ten bags of two."""
+    """Return addresses, offsets, weights, features, bases, rank: two features of ten bags of
+    two."""
     addresses = torch.randint(0, 1000, (40,)) | LOCAL << SLOT_BITS
     bases = torch.tensor([[_ARENA.data_ptr(), _ARENA.data_ptr(), _ARENA.data_ptr()]])
     return _list(
@@ -209,7 +210,7 @@ def _batch() -> list[Argument]:
 
 
 def _out_elements() -> Argument:
-    # An output of gigabytes is one, if it is asked for.
+    # An output of gigabytes would be allocated if requested.
     return Argument(320, numbers=(0, 1, -1, 2**62, 2**63 - 1, -(2**63)))
 
 
@@ -220,7 +221,7 @@ def _sort() -> list[Argument]:
 
 
 def _mark_rows() -> list[Argument]:
-    """Three listed rows in one line: two of group 0, one of group 1."""
+    """Return three listed rows in one line: two of group 0, one of group 1."""
     line = torch.tensor([[0, 7, 0, 0, 0, 0, 0, 0]])
     return _list(_i32(0, 2, 1), 2, line, _i64(0, 1), _i64(0))
 
@@ -244,7 +245,7 @@ def _number_rows() -> list[Argument]:
 
 
 def _bags_of_nodes() -> list[Argument]:
-    """Addresses, offsets, weights and features: ten bags of two of each of two features."""
+    """Return addresses, offsets, weights and features: ten bags of two of each of two features."""
     fields = torch.tensor([0, 1, 2, LOCAL])[torch.randint(0, 4, (40,))]
     addresses = torch.randint(0, 30, (40,)) | fields << SLOT_BITS
     return _list(_vouched(addresses), torch.arange(0, 41, 2), torch.rand(40), _features())
@@ -291,7 +292,7 @@ def _update() -> list[Argument]:
 
 
 def _settings() -> int:
-    """How many settings an optimizer takes: the operator says so."""
+    """Return the number of settings that an optimizer takes, found by calling the operator."""
     empty: list[torch.Tensor] = []
     rows = torch.zeros((1, 32), dtype=torch.uint8)
     for size in range(20):
@@ -315,17 +316,17 @@ def _merge() -> list[Argument]:
 
 
 def _own_rows() -> list[torch.Tensor]:
-    """Slots, groups and gradients of two buckets with two groups each, of dims 4 and 3."""
+    """Return slots, groups and gradients of two buckets with two groups each, of dims 4 and 3."""
     return [_i64(1, 5, 8, 20), _i64(0, 2, 3, 4, 4, 0, 8, 16, 19, 19).view(2, 5), torch.rand(30)]
 
 
 def _replicas() -> list[torch.Tensor]:
-    """The slots of 70 and of 10 replicas, the former their numbers."""
+    """Return the slots of 70 and of 10 replicas, the former their numbers."""
     return [_i64(), torch.arange(0, 100, 10)]
 
 
 def _united() -> list[torch.Tensor]:
-    """Slots and groups of the replicas that some rank touched."""
+    """Return slots and groups of the replicas that some rank touched."""
     return [_i64(1, 4, 5, 20), _i64(0, 3, 4, 0, 12, 15).view(2, 3)]
 
 
@@ -342,14 +343,14 @@ _SEGMENT_BYTES = 8192
 
 @functools.cache
 def _descriptor() -> int:
-    """A file in memory, which stays open."""
+    """Open a file in memory, which stays open."""
     descriptor = os.memfd_create("fuzz")
     os.ftruncate(descriptor, _SEGMENT_BYTES)
     return descriptor
 
 
 def _placed_rows() -> tuple[torch.Tensor, ...]:
-    """Addresses of rows by extent, each extent's column, each row's class, and counts."""
+    """Return addresses of rows by extent, each extent's column, each row's class, and counts."""
     address = _i64(*((extent << 40) + n for n, extent in enumerate((0, 2, 1, 1))))
     return address, _i64(0, 1, 1), _i32(0, 2, 1, 0), _i64(3, 0, 1, 1, 0, 2).view(3, 2)
 

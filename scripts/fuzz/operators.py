@@ -4,8 +4,8 @@
 
 Each call takes valid arguments of one operator (operator_cases.py) and damages one to three of
 them: dtypes, shapes, strides, values, numbers, lists. It must return or raise; a signal, or a
-report of AddressSanitizer from the extension in FOLDER (make fuzz builds it), is a defect. What
-callers vouch for (csrc/cpu/common/arguments.h) keeps its values.
+report of AddressSanitizer from the extension in FOLDER (make fuzz builds it), is a defect.
+Arguments that callers vouch for (csrc/cpu/common/arguments.h) keep their values.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 MOST_SECONDS = 20  # of one call
-# A child that has begun no call for so long hangs outside of one: as it starts, makes arguments,
-# or reports a defect. AddressSanitizer's library takes most of a minute to load.
+# A child that has begun no call for so long hangs outside of a call: in its start, in making
+# arguments, or in reporting a defect. AddressSanitizer's library takes most of a minute to load.
 STILL_SECONDS = 300
 _ANSWERS = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, OverflowError)
 
 
 def main() -> None:
-    """The parent, which starts children until all calls are made."""
+    """Run as the parent: start children until all calls are made."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=20, help="of each operator")
     parser.add_argument("--seed", type=int, default=0)
@@ -51,7 +51,8 @@ def main() -> None:
 def fuzz(
     calls: int, seed: int = 0, asan: Path | None = None
 ) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Outcomes by operator, and the defects, each with what makes it again."""
+    """Return the outcomes by operator, and the defects, each with the command that reproduces
+    it."""
     counts: Counter[tuple[str, str]] = Counter()
     defects: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +87,8 @@ def fuzz(
 
 
 def watched(command: list[str], environment: dict[str, str], log: Path) -> tuple[int, str]:
-    """The status and standard error of a command, which is killed if its log stands still."""
+    """Return the status and standard error of a command, which is killed if its log stands
+    still."""
     errors = log.with_name("errors")
     with (
         open(errors, "wb") as file,
@@ -117,13 +119,13 @@ def _sanitized(asan: Path | None) -> dict[str, str]:
         ).stdout.strip()
         for name in ("libasan", "libstdc++")
     ]
-    # Python and torch leak by design; what cannot be allocated is refused, as elsewhere.
+    # Python and torch leak by design; impossible allocations fail, as elsewhere.
     options = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=8192"
     return {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}
 
 
 def _call_all(log: Path, asan: Path | None, seed: int, calls: int) -> None:
-    """The child: makes the calls that the log does not have yet."""
+    """Run as the child: make the calls that the log does not have yet."""
     if asan is not None:
         _load(next(asan.rglob("_C*.so")))
     import torch
@@ -150,7 +152,7 @@ def _call_all(log: Path, asan: Path | None, seed: int, calls: int) -> None:
 
 
 def _outcome(operator: Any, arguments: list[Any], number: int) -> str:
-    # Ends the process, also where native code does not return; the parent sees the signal.
+    # Ends the process even if native code does not return; the parent sees the signal.
     signal.alarm(MOST_SECONDS)
     try:
         operator(*(argument.value for argument in arguments))

@@ -1,7 +1,8 @@
-"""What may come of reading a file: success or an OperError of one line, soon and in bounded memory.
+"""Permitted outcomes of reading a file: success or an OperError of one line, soon and in bounded
+memory.
 
-Time is of the processor, as the machine may be busy; memory is what the process may map beyond what
-it had mapped before. Each outcome is a line of a log, which is there also after a crash.
+Time is processor time, because the machine may be busy; memory is the limit on additional mappings
+of the process. Each outcome is a line of a log, which survives a crash.
 """
 
 import resource
@@ -20,7 +21,7 @@ MOST_BYTES = 4 << 30
 
 
 class Outcomes:
-    """Reads, and logs what came of it: seed, kind of file, outcome and what is wrong, with tabs."""
+    """Log of outcomes: seed, kind of file, outcome and fault, separated by tabs."""
 
     def __init__(self, log: Path) -> None:
         self._log = open(log, "a", encoding="utf-8")  # noqa: SIM115  (as long as the process)
@@ -28,7 +29,7 @@ class Outcomes:
         _limit_memory()
 
     def of(self, what: str, seed: int, read: Callable[[], object]) -> None:
-        """Read, and log what came of it; `seed` says how to do it again."""
+        """Read, and log the outcome; `seed` reproduces it."""
         self._log.write(f"{seed}\t{what}\t")
         self._log.flush()  # it may crash
         begun, wrong = time.process_time(), ""
@@ -50,7 +51,7 @@ class Outcomes:
 
 
 def report(log: Path) -> tuple[str, list[str]]:
-    """Counts by kind of file, and the defects in a log."""
+    """Return the counts by kind of file, and the defects in a log."""
     counts: Counter[tuple[str, str]] = Counter()
     defects = []
     for line in log.read_text(encoding="utf-8").splitlines():

@@ -5,7 +5,8 @@ from typing import Any
 
 
 def markdown(records: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """Records with a field "stage"; the last of each stage has its "outcome"."""
+    """Return the report of records with a field "stage"; the last of each stage has its
+    "outcome"."""
     parts = ["# GPU check\n"]
     for name, title in titles.items():
         mine = [{k: v for k, v in r.items() if k != "stage"} for r in records if r["stage"] == name]

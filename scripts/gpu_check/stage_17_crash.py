@@ -129,7 +129,7 @@ def try_code(
     arguments: Sequence[str | Path] = (),
     folder: Path = build_cuda.REPOSITORY,
 ) -> dict[str, Any]:
-    """Run code that makes a mistake, and say whether it was raised."""
+    """Run code that makes a mistake, and return a record that says whether it was raised."""
     command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
     given = os.environ | (environment or {})
     # The folder's own `oper` comes first: -c puts the working directory there.
@@ -160,7 +160,7 @@ def try_one_file(name: str, flags: Sequence[str], folder: Path) -> dict[str, Any
 
 
 def try_built_here(folder: Path) -> dict[str, Any]:
-    """Build the extension here beside the carried one, and make its mistake."""
+    """Build the extension here next to the carried one, and make its mistake."""
     name, build = "ours, built here", [sys.executable, "setup.py", "--quiet", "build_ext"]
     build += ["--build-lib", str(folder / "lib")]
     if (failure := failure_of_build(name, build)) is not None:

@@ -107,7 +107,7 @@ class Backward(LookupCase):
         )  # fmt: skip
 
     def step_apart(self) -> None:
-        """Write the sums of each row's gradients, and take the step from what was written."""
+        """Write the sums of each row's gradients, and take the step from these sums."""
         self.sum()
         self.ops.update_rows(
             [self.run_slot], [self.values], [self.groups], [1], *self._optimizer(), self.stream
