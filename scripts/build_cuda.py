@@ -42,24 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=LIBRARY)
     parser.add_argument("--architectures", default=",".join(map(str, ARCHITECTURES)))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    given = parser.parse_args(arguments)
-    found = toolkit()
-    if found is None:
+    options = parser.parse_args(arguments)
+    compiler = toolkit()
+    if compiler is None:
         sys.exit(
             "build_cuda: no CUDA compiler: nvcc was looked for in this environment, on the path "
             "and in /usr/local/cuda; `pip install -r requirements-cuda.txt` brings one"
         )
-    architectures = [int(number) for number in given.architectures.split(",")]
-    made, package = [given.output], nvshmem()
+    architectures = [int(number) for number in options.architectures.split(",")]
+    made, package = [options.output], nvshmem()
     try:
         with TemporaryDirectory() as folder:
-            objects = compile_all(found, Path(folder), architectures, given.jobs)
-            link(found, list(objects), given.output)
+            objects = compile_all(compiler, Path(folder), architectures, options.jobs)
+            link(compiler, list(objects), options.output)
         if package is not None:
-            made.append(given.output.with_name(NVSHMEM_LIBRARY))
+            made.append(options.output.with_name(NVSHMEM_LIBRARY))
             with TemporaryDirectory() as folder:
-                objects = compile_all(found, Path(folder), architectures, given.jobs, package)
-                link_nvshmem(found, package, list(objects), architectures, made[-1])
+                objects = compile_all(compiler, Path(folder), architectures, options.jobs, package)
+                link_nvshmem(compiler, package, list(objects), architectures, made[-1])
     except subprocess.CalledProcessError as error:
         sys.exit(f"build_cuda: {' '.join(map(str, error.cmd))}\n{error.stderr}")
     for library in made:
@@ -76,8 +76,8 @@ def toolkit() -> Path | None:
     packages = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin"
     on_path = shutil.which("nvcc")
     folders = [packages, *([Path(on_path).parent] if on_path else []), Path("/usr/local/cuda/bin")]
-    found = (toolkit_of(folder / "nvcc") for folder in folders if (folder / "nvcc").exists())
-    return next((folder for folder in found if folder is not None), None)
+    toolkits = (toolkit_of(folder / "nvcc") for folder in folders if (folder / "nvcc").exists())
+    return next((folder for folder in toolkits if folder is not None), None)
 
 
 def toolkit_of(nvcc: Path) -> Path | None:

@@ -58,8 +58,8 @@ def package_imports() -> Graph:
 
     graph: Graph = {}
     for module, targets in imports().items():
-        mine = package(module)
-        graph.setdefault(mine, set()).update(map(package, targets))
+        importer = package(module)
+        graph.setdefault(importer, set()).update(map(package, targets))
     return {name: graph[name] - {name} for name in sorted(graph) if graph[name] or name == "base"}
 
 

@@ -34,10 +34,10 @@ def main(page: str) -> None:
     light = text[: text.index("prefers-color-scheme")]
     colours = dict(_COLOUR.findall(light))
     figures = {key: (title, spec) for key, title, spec in _FIGURE.findall(text)}
-    found = _CONFIG.search(text)
-    if found is None or not {key for keys in PICTURES.values() for key in keys} <= figures.keys():
+    match = _CONFIG.search(text)
+    if match is None or not {key for keys in PICTURES.values() for key in keys} <= figures.keys():
         sys.exit(f"{page}: has not all charts; make it with --profile and --compare")
-    config: dict[str, Any] = json.loads(_coloured(found[1], colours)) | {"background": "white"}
+    config: dict[str, Any] = json.loads(_coloured(match[1], colours)) | {"background": "white"}
     config["font"] = "DejaVu Sans, Arial, sans-serif"
     for name, keys in PICTURES.items():
         parts = [_part(*figures[key], colours) for key in keys]

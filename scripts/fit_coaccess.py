@@ -44,10 +44,10 @@ def main(path: Path) -> None:
             synthesizer = Synthesizer(replace(recipe, coaccess=coaccess), log.num_rows)
             batches = list(synthesizer.batches())
             made = [np.concatenate([b.features[name].values for b in batches]) for name in names]
-            found = mean_information(made, 16)
-            low, high = (share, high) if found < target else (low, share)
+            fitted = mean_information(made, 16)
+            low, high = (share, high) if fitted < target else (low, share)
         print(
-            f"{classes} classes, share {share:.3f}: I(16) {found:.4f}, "
+            f"{classes} classes, share {share:.3f}: I(16) {fitted:.4f}, "
             f"I(64) {mean_information(made, 64):.4f}"
         )
 

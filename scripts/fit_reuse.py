@@ -47,11 +47,11 @@ def main(path: Path, rows: float) -> None:
         tolerance = ROUNDING / access_bin[2]
         equations.append((accesses_in_bin[j], access_bin[2] * accesses, tolerance))
     matrix = np.array([left / (right * error) for left, right, error in equations])
-    found, residual = nnls(matrix, np.array([1 / error for _, _, error in equations]))
+    counts, residual = nnls(matrix, np.array([1 / error for _, _, error in equations]))
     print(
         f"# root mean square of the misfit over the rounding: {residual / len(matrix) ** 0.5:.2g}"
     )
-    for rate, count in zip(RATES[::-1], found[::-1], strict=True):
+    for rate, count in zip(RATES[::-1], counts[::-1], strict=True):
         if count >= 0.5:
             print(f"    - [{count:.0f}, {rate:.6g}]")
 

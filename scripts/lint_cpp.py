@@ -56,10 +56,10 @@ def main() -> int:
 def tool(name: str) -> str:
     """Return the program of this name next to this Python, or else on the path."""
     beside = os.path.dirname(sys.executable)
-    found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if path is None:
         sys.exit(f"{name} is not installed; `make install` installs what requirements.txt pins")
-    return found
+    return path
 
 
 if __name__ == "__main__":

@@ -39,15 +39,15 @@ def main(index: str, torch_index: str | None) -> None:
         source = f"requirements-{variant}.txt"
         # With other indices, "torch==X" may be the CPU build.
         alone = {} if variant == "cpu" else {"PIP_INDEX_URL": index, **_NO_OTHER}
-        found = resolved("-r", source, settings=alone)
-        refuse_open({package["name"]: package for package in found})
+        packages = resolved("-r", source, settings=alone)
+        refuse_open({package["name"]: package for package in packages})
         if variant == "cpu":  # without its dependencies: see there
-            found += resolved("--no-deps", TORCHREC)
-            (torch,) = (package for package in found if package["name"] == "torch")
-            found.remove(torch)
+            packages += resolved("--no-deps", TORCHREC)
+            (torch,) = (package for package in packages if package["name"] == "torch")
+            packages.remove(torch)
             digests = hashes(torch, torch_index) if torch_index else []
             write(TORCH_LOCK, source, [(torch, digests) if digests else only_here(torch)])
-        write(f"requirements-{variant}.lock", source, [(p, hashes(p, index)) for p in found])
+        write(f"requirements-{variant}.lock", source, [(p, hashes(p, index)) for p in packages])
 
 
 def resolved(*arguments: str, settings: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def resolved(*arguments: str, settings: Mapping[str, str] | None = None) -> list
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
         asked = [*pip, "--ignore-installed", "--report", report.name, *arguments]
         subprocess.run(asked, cwd=REPOSITORY, check=True, env={**os.environ, **(settings or {})})
-        found = json.load(report)["install"]
+        entries = json.load(report)["install"]
     return [
         {
             "name": canonicalize_name(entry["metadata"]["name"]),
@@ -66,7 +66,7 @@ def resolved(*arguments: str, settings: Mapping[str, str] | None = None) -> list
             "extras": entry.get("requested_extras", []),
             "sha256": entry["download_info"]["archive_info"]["hashes"]["sha256"],
         }
-        for entry in found
+        for entry in entries
     ]
 
 

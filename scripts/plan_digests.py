@@ -69,13 +69,13 @@ def digest(case: Case) -> str:
         plan = case.plan()
     except OperError as error:
         return f"{type(error).__name__}: {error}"
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan")
         for path in sorted((Path(folder) / "plan").rglob("*")):
             if path.is_file():
-                found.update(f"{path.name}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:32]
+                sha256.update(f"{path.name}\0".encode() + path.read_bytes())
+    return sha256.hexdigest()[:32]
 
 
 def cases() -> Iterator[Case]:
@@ -161,13 +161,13 @@ def unequal(ranks: int, nodes: int = 1) -> Topology:
 
 def measured(ranks: int, nodes: int) -> Topology:
     """Return ranks whose links differ by a few per cent, as measured links do."""
-    given = unequal(ranks, nodes)
+    ranks_apart = unequal(ranks, nodes)
     random = np.random.default_rng(ranks)
     cost = np.full((ranks, ranks), 1 / 80e9)
-    cost[np.not_equal.outer(given.node_of, given.node_of)] *= 4
+    cost[np.not_equal.outer(ranks_apart.node_of, ranks_apart.node_of)] *= 4
     np.fill_diagonal(cost, 1 / 1_244e9)
     cost *= random.integers(970, 1030, (ranks, ranks)) / 1000
-    return replace(given, name="measured", link_cost=cost)
+    return replace(ranks_apart, name="measured", link_cost=cost)
 
 
 if __name__ == "__main__":

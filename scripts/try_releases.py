@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("torch", nargs="*", help=f"of {', '.join(RELEASES)}")
-    given = parser.parse_args(arguments)
-    chosen = given.torch or [*RELEASES]
+    options = parser.parse_args(arguments)
+    chosen = options.torch or [*RELEASES]
     if unknown := [name for name in chosen if name not in RELEASES]:
         parser.error(f"expected torch of {', '.join(RELEASES)}; got {', '.join(unknown)}")
-    outcomes = [try_release(RELEASES[name], given.folder.resolve() / name) for name in chosen]
+    outcomes = [try_release(RELEASES[name], options.folder.resolve() / name) for name in chosen]
     return int(any(outcomes))
 
 

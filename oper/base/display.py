@@ -105,5 +105,5 @@ def printed_by(module: str) -> None:
 
 def _summary_of(given: Summarised) -> Summary:
     (module,) = _makers
-    found: Summary = importlib.import_module(module).summary_of(given)
-    return found
+    summary: Summary = importlib.import_module(module).summary_of(given)
+    return summary

@@ -137,9 +137,9 @@ def shared(name: str, value: Value) -> Value:
 
 def _compare(of_python: Mapping[str, str], of_kernels: Mapping[str, str]) -> None:
     for name, text in of_python.items():
-        found = of_kernels.get(name)
-        if found != text:
-            raise _other_version(f"{name} is {found or 'unknown'} to them, and {text} to Python")
+        declared = of_kernels.get(name)
+        if declared != text:
+            raise _other_version(f"{name} is {declared or 'unknown'} to them, and {text} to Python")
 
 
 def _other_version(difference: str) -> OperError:

@@ -38,8 +38,8 @@ def dot(a: ArrayLike, b: ArrayLike) -> Floats:
 def whole_dot(a: NDArray[np.generic], b: NDArray[np.generic]) -> Ints:
     """Return a @ b of whole numbers, whose sums are exact in any order."""
     assert not {a.dtype.kind, b.dtype.kind} - set("iub"), "fractions would be cut off"
-    found: Ints = a.astype(np.int64) @ b.astype(np.int64)
-    return found
+    product: Ints = a.astype(np.int64) @ b.astype(np.int64)
+    return product
 
 
 def exp(x: ArrayLike) -> Floats:
@@ -76,14 +76,14 @@ def power(base: ArrayLike, exponent: float) -> Floats:
 
 def whole_power(base: Floats, exponent: int) -> Floats:
     """Return base^exponent of each element, for a whole exponent of at least 0."""
-    found, square = np.ones_like(base), base
+    powers, square = np.ones_like(base), base
     while exponent:
         if exponent & 1:
-            found = found * square
+            powers = powers * square
         exponent >>= 1
         if exponent:
             square = square * square
-    return found
+    return powers
 
 
 def geometric_steps(first: float, last: float, number: int) -> Floats:
@@ -96,5 +96,5 @@ def geometric_steps(first: float, last: float, number: int) -> Floats:
 
 def _each(function: str, x: ArrayLike) -> Floats:
     values = np.asarray(x, dtype=np.float64)
-    found: Floats = getattr(native.ops(), function)(as_tensor(values)).numpy()
-    return found.reshape(values.shape)[()]
+    results: Floats = getattr(native.ops(), function)(as_tensor(values)).numpy()
+    return results.reshape(values.shape)[()]

@@ -156,8 +156,8 @@ def _figures(plan: Plan) -> list[Finding]:
     costs = {DEVICE: link_cost}
     if plan.host is not None:
         host = 1 / np.array(plan.topology.host_bandwidth)[None]
-        own = np.eye(plan.ranks, dtype=bool)
-        costs[HOST] = np.where(own, host, np.maximum(host, link_cost))
+        diagonal = np.eye(plan.ranks, dtype=bool)
+        costs[HOST] = np.where(diagonal, host, np.maximum(host, link_cost))
     unequal, below = [], None
     for memory in plan.memories:
         link_seconds: NDArray[np.float64] | None = memory.cost.link_bytes * costs[memory.name]
@@ -254,17 +254,20 @@ def _inconsistent(
         equal["link_seconds"] = (stated.link_seconds, link_seconds)
     served = stated.lookups if one_memory else stated.lookup_seconds
     balances = _balance(memory_share), _balance(served), link_balance
-    for name, found in zip(("memory", "lookups", "link_cost"), balances, strict=True):
-        equal[f"dob.{name}"] = (getattr(stated.dob, name), found)
+    for name, recomputed in zip(("memory", "lookups", "link_cost"), balances, strict=True):
+        equal[f"dob.{name}"] = (getattr(stated.dob, name), recomputed)
     bound = None
     if certificate is not None:
         bound = certificate.lower_bound_seconds
         equal["certificate"] = (stated.objective_seconds, certificate.objective_seconds)
     unequal = [
         name
-        for name, (said, found) in equal.items()
-        if (said is None) != (found is None)
-        or (found is not None and not np.allclose(said, found, rtol=_CLOSE, atol=0))
+        for name, (stated_value, recomputed) in equal.items()
+        if (stated_value is None) != (recomputed is None)
+        or (
+            recomputed is not None
+            and not np.allclose(stated_value, recomputed, rtol=_CLOSE, atol=0)
+        )
     ]
     below = None
     if bound is not None and stated.objective_seconds < bound * (1 - _CLOSE):

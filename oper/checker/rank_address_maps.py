@@ -47,11 +47,13 @@ class RankMaps:
         """Yield the addresses of rows of a table, in chunks."""
         for first in range(0, len(rows), self._chunk_rows):
             part = rows[first : first + self._chunk_rows]
-            found = np.stack([self.translate(rank, table, part) for rank in range(len(self._maps))])
-            copies = found.copy() if self._maps_of_copies else found
+            addresses = np.stack(
+                [self.translate(rank, table, part) for rank in range(len(self._maps))]
+            )
+            copies = addresses.copy() if self._maps_of_copies else addresses
             for rank, of_copies in self._maps_of_copies.items():
                 copies[rank] = of_copies.translate(table, as_int64(part)).numpy()
-            yield Addresses(table, part, found, copies)
+            yield Addresses(table, part, addresses, copies)
 
     def all_rows(self) -> Iterator[Addresses]:
         """Yield the addresses of all rows of all tables, in chunks."""

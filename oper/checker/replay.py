@@ -93,8 +93,8 @@ class LogPart:
                 "profile's window was of times: it is another log"
             )
         every, number = self._span(batch)
-        found = np.floor(checked_times(batch, window["column"]) / every)
-        return np.asarray(found == number)
+        windows = np.floor(checked_times(batch, window["column"]) / every)
+        return np.asarray(windows == number)
 
     def _span(self, batch: Batch) -> tuple[float, float]:
         """Return the length of a window of times, in the unit of a batch's times, and its

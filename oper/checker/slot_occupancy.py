@@ -126,18 +126,18 @@ class SlotMarks:
     def _mark(self, table: int, rows: Ints, rank: Ints, slot: Ints) -> None:
         width = int(self.plan.layout.width_of_table[table])
         for r in range(self.plan.ranks):
-            taken, mine = self._taken[width][r], rank == r
-            at = slot[mine]
+            taken, of_rank = self._taken[width][r], rank == r
+            at = slot[of_rank]
             beyond = at >= len(taken)
             if beyond.any():
                 self.misplaced = self.misplaced or (
-                    f"{self._name(table, int(rows[mine][beyond][0]))}: slot {at[beyond][0]} of "
+                    f"{self._name(table, int(rows[of_rank][beyond][0]))}: slot {at[beyond][0]} of "
                     f"rank {r}, whose arena has {len(taken)}"
                 )
                 at = at[~beyond]
             elif taken[at].any():
                 self.misplaced = self.misplaced or (
-                    f"{self._name(table, int(rows[mine][taken[at]][0]))}: slot "
+                    f"{self._name(table, int(rows[of_rank][taken[at]][0]))}: slot "
                     f"{at[taken[at]][0]} of rank {r} is shared with another row"
                 )
             taken[at] = True

@@ -110,19 +110,19 @@ class Chain:
     @cached_property
     def rows_of_deltas(self) -> list[dict[str, DeltaRows]]:
         """Touched rows of each delta, by table."""
-        found = []
+        by_delta = []
         for link in self.links[1:]:
             delta = link.delta
             assert delta is not None, "the links of a chain but the first are deltas"
             ids = {table: ids_of(link.index, table) for table in delta.tables}
-            found.append(
+            by_delta.append(
                 {
                     table: DeltaRows(link.folder, tensor, delta.tables[table]["rows"])
                     for table, tensor in ids.items()
                     if tensor is not None
                 }
             )
-        return found
+        return by_delta
 
     def _whole(self, name: str) -> SavedTensor:
         """Return a tensor of a table with all its rows."""
@@ -156,12 +156,12 @@ def read_chain(checkpoint: Path | str) -> Chain:
                 f"back there, or take {_OLDER}"
             )
         link = read_link(folder)
-        found = "" if link.marker is None else link.marker.digest
-        if found != delta.sha256:
+        sha256 = "" if link.marker is None else link.marker.digest
+        if sha256 != delta.sha256:
             raise OperError(
                 f"{upper}: is a delta upon the {delta.upon} of SHA-256 {delta.sha256[:12]}…, and "
-                f"{folder} is another checkpoint now, of {found[:12]}…; put the first one back, or "
-                f"take {_OLDER}"
+                f"{folder} is another checkpoint now, of {sha256[:12]}…; put the first one "
+                f"back, or take {_OLDER}"
             )
         links.append(link)
     return Chain(tuple(reversed(links)))
@@ -171,12 +171,16 @@ def check_replaceable(folder: Path | str) -> None:
     """Raise OperError if a folder is a checkpoint that sibling deltas continue: without it they
     cannot be loaded."""
     folder = Path(folder).resolve()
-    if (mine := _readable_marker(folder)) is None:
+    if (replaced := _readable_marker(folder)) is None:
         return
     upon = []
     for path in paths_of_checkpoints(folder.parent):
         marker = _readable_marker(path)
-        if marker is not None and marker.delta is not None and marker.delta.sha256 == mine.digest:
+        if (
+            marker is not None
+            and marker.delta is not None
+            and marker.delta.sha256 == replaced.digest
+        ):
             upon.append(path.name)
     if upon:
         more = f" and {len(upon) - 1} more" if len(upon) > 1 else ""

@@ -64,14 +64,14 @@ class DeltaRows:
         """Return the touched rows of [first, end), and the number of touched rows before them."""
         firsts, lasts = self._shard_bounds()
         shards = range(bisect_left(lasts, first), bisect_left(firsts, end))
-        found, begin = [torch.zeros(0, dtype=torch.int64)], -1
+        touched, begin = [torch.zeros(0, dtype=torch.int64)], -1
         for number in shards:
             ids = self._shard(number)
             low, high = torch.searchsorted(ids, torch.tensor([first, end])).tolist()
             if begin < 0:
                 begin = self._ids.shards[number].offsets[0] + low
-            found.append(ids[low:high])
-        return torch.cat(found), max(begin, 0)
+            touched.append(ids[low:high])
+        return torch.cat(touched), max(begin, 0)
 
     def _shard_bounds(self) -> tuple[list[int], list[int]]:
         """Return the first and the last row of each shard."""

@@ -50,10 +50,10 @@ class DirectFile:
 
     def write(self, data: Any) -> int:
         """Append bytes. Raise OSError if there was no room for some of them or of earlier ones."""
-        given = memoryview(data).cast("B")
+        content = memoryview(data).cast("B")
         taken = 0
-        while taken < len(given):
-            part = given[taken : taken + BUFFER_BYTES - self._held]
+        while taken < len(content):
+            part = content[taken : taken + BUFFER_BYTES - self._held]
             self._buffer[self._held : self._held + len(part)] = part
             self._held += len(part)
             taken += len(part)
@@ -61,7 +61,7 @@ class DirectFile:
             if self._held == BUFFER_BYTES:
                 self._pass_on()
                 self._buffer, self._held = self._next(), 0
-        return len(given)
+        return len(content)
 
     def close(self) -> str:
         """Wait until the disk has all bytes, close the file, and return the SHA-256 of its

@@ -39,8 +39,8 @@ class Delta:
         """Return the delta from a marker's content; None if it is invalid."""
         if not isinstance(content, dict):
             return None
-        given: list[Any] = [content.get(name) for name in ("upon", "sha256", "tables")]
-        upon, sha256, tables = given
+        fields: list[Any] = [content.get(name) for name in ("upon", "sha256", "tables")]
+        upon, sha256, tables = fields
         good = (
             type(upon) is str
             and upon not in ("", ".", "..")
@@ -133,7 +133,7 @@ def newest(folder: Path | str) -> Path:
     if not folder.is_dir():
         what = "no such folder" if not os.path.lexists(folder) else f"is {what_is(folder)}"
         raise OperError(f"{folder}: {what}; expected a checkpoint: a folder that oper.save wrote")
-    found = []
+    candidates = []
     for path in filter(is_there, [folder / INDEX, *sorted(folder.glob(f"*/{INDEX}"))]):
         unmarked = path.parent
         if unmarked.name.startswith(".") or is_there(unmarked / FORMAT.marker):
@@ -146,8 +146,8 @@ def newest(folder: Path | str) -> Path:
     for path in paths_of_checkpoints(folder):
         step = Marker.read(path).step
         written = (path / FORMAT.marker).stat().st_mtime_ns
-        found.append((-1 if step is None else step, written, path))
-    if not found:
+        candidates.append((-1 if step is None else step, written, path))
+    if not candidates:
         what = "torch.distributed.checkpoint wrote it: load it by that, into the state dict of the "
         what += "model"
         if not (folder / INDEX).exists():
@@ -156,7 +156,7 @@ def newest(folder: Path | str) -> Path:
             f"{folder}: expected a checkpoint, got {what_is(folder)}, which holds no "
             f"{FORMAT.marker} and no folder that does; {what}"
         )
-    return max(found)[2]
+    return max(candidates)[2]
 
 
 def is_there(file: Path) -> bool:
@@ -169,5 +169,5 @@ def is_there(file: Path) -> bool:
 
 def paths_of_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder; hidden names belong to saves in progress or killed."""
-    found = sorted(marker.parent for marker in folder.glob(f"*/{FORMAT.marker}"))
-    return [path for path in found if not path.name.startswith(".")]
+    paths = sorted(marker.parent for marker in folder.glob(f"*/{FORMAT.marker}"))
+    return [path for path in paths if not path.name.startswith(".")]

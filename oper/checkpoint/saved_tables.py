@@ -49,17 +49,17 @@ def tables_of(index: SavedIndex) -> dict[str, SavedTable]:
     If several tensors have the name of one table's weight or state, for example of an optimizer
     that is saved alone and within another, those of the model and its optimizer come first.
     """
-    found: dict[str, SavedTable] = {}
+    saved: dict[str, SavedTable] = {}
     tables = table_of_tensors(index)
     for name in sorted(tables, key=lambda name: name.partition(".")[0] not in (MODEL, OPTIMIZER)):
         if _WEIGHT.fullmatch(name):
             weight = index.tensors[name]
-            found.setdefault(tables[name], SavedTable(tables[name], weight, {}))
+            saved.setdefault(tables[name], SavedTable(tables[name], weight, {}))
     for name in sorted(tables, key=lambda name: name.partition(".")[0] != OPTIMIZER):
         match, tensor = _STATE.fullmatch(name), index.tensors[name]
-        if match and tensor.shape[:1] == found[tables[name]].weight.shape[:1]:
-            found[tables[name]].states.setdefault(match["state"], tensor)
-    return found
+        if match and tensor.shape[:1] == saved[tables[name]].weight.shape[:1]:
+            saved[tables[name]].states.setdefault(match["state"], tensor)
+    return saved
 
 
 def table_of_tensors(index: SavedIndex) -> dict[str, str]:

@@ -41,12 +41,12 @@ def write_torch_index(folder: Path, index: SavedIndex) -> None:
 
 
 def _places(index: SavedIndex) -> list[WriteResult]:
-    found = [
+    shards = [
         _place(MetadataIndex(tensor.name, shard.offsets), shard.extent)
         for tensor in index.tensors.values()
         for shard in tensor.shards
     ]
-    return found + [_place(MetadataIndex(name), place) for name, place in index.objects.items()]
+    return shards + [_place(MetadataIndex(name), place) for name, place in index.objects.items()]
 
 
 def _place(key: MetadataIndex, extent: Extent) -> WriteResult:

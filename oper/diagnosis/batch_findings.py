@@ -135,10 +135,13 @@ def _hot_rows(
 
 
 def _others(judged: Sequence[Numbering]) -> Iterable[Finding]:
-    for found in judged:
-        if found.verdict != Verdict.OTHER:
+    for numbering in judged:
+        if numbering.verdict != Verdict.OTHER:
             continue
-        text = f"the ids of table {found.table!r} are numbered unlike the profile's: {_told(found)}"
+        text = (
+            f"the ids of table {numbering.table!r} are numbered unlike the profile's: "
+            f"{_told(numbering)}"
+        )
         yield Finding("problem", _ABOUT, text, _RENUMBER)
 
 
@@ -153,9 +156,12 @@ def _told(numbering: Numbering) -> str:
 
 
 def _alike(judged: Sequence[Numbering]) -> Iterable[Finding]:
-    alike = [found for found in judged if found.verdict == Verdict.ALIKE]
+    alike = [numbering for numbering in judged if numbering.verdict == Verdict.ALIKE]
     if alike:
-        least = min(alike, key=lambda found: found.share / found.hot.share if found.hot else 1.0)
+        least = min(
+            alike,
+            key=lambda numbering: numbering.share / numbering.hot.share if numbering.hot else 1.0,
+        )
         text = (
             f"numbered as in the profile, in {plural(len(alike), 'table')} of {len(judged):,}; of "
             f"the least alike, {least.table!r}, {_told(least).removeprefix('its ')}"
@@ -164,7 +170,7 @@ def _alike(judged: Sequence[Numbering]) -> Iterable[Finding]:
 
 
 def _unknown(judged: Sequence[Numbering], profile: Profile | None) -> Iterable[Finding]:
-    names = [found.table for found in judged if found.verdict == Verdict.UNKNOWN]
+    names = [numbering.table for numbering in judged if numbering.verdict == Verdict.UNKNOWN]
     if names:
         text = (
             f"whether they are numbered as in the profile cannot be told of "

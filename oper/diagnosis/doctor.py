@@ -86,8 +86,8 @@ def doctor(
         dense = dense_bytes(model, matched, plan.workload.training)
         findings += device_findings(plan, rows, dense, _devices(plan, named))
         if "shared" in plan.topology.memory:
-            mine = np.asarray(rows + tier)
-            findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
+            bytes_of_rows = np.asarray(rows + tier)
+            findings += host_findings(plan, bytes_of_rows, dense, ranks_here(plan), free_memory())
         else:
             findings += tier_findings(tier, _hosts(named))
         if for_devices(plan):
@@ -104,7 +104,9 @@ def doctor(
             )
         )
     elif matched:
-        tables = [table for found in matched for table in tables_of_collection(found.collection)]
+        tables = [
+            table for collection in matched for table in tables_of_collection(collection.collection)
+        ]
         counted = None if profile is None else profile_given("doctor", profile)
         findings += batch_findings(plan, tables, batch, reading, counted)
     findings += [

@@ -108,7 +108,7 @@ def hot_rows_of_plan(plan: Plan, table: int, accesses_per_sample: float) -> HotR
     layout, counts = plan.layout, plan.counts
     coded_rows = list(rows_of_tables(layout.listed_offset - layout.everywhere_offset))[table]
     coded = np.asarray(counts.accesses[coded_rows], dtype=np.int64)
-    accesses, rows = (found[::-1] for found in np.unique(coded, return_counts=True))
+    accesses, rows = (descending[::-1] for descending in np.unique(coded, return_counts=True))
     everywhere = _Everywhere(
         int(np.diff(layout.everywhere_offset)[table]), int(counts.everywhere_accesses[table])
     )

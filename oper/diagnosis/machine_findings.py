@@ -55,13 +55,13 @@ def ranks_here(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[
 
 def usable_devices() -> tuple[list[Cuda], list[Finding]]:
     """Return the CUDA devices here that oper can use, and the reasons against the others."""
-    found, refused = [], []
+    usable, refused = [], []
     for number in range(torch.cuda.device_count()):
         try:
-            found.append(Cuda(f"cuda:{number}"))
+            usable.append(Cuda(f"cuda:{number}"))
         except OperError as error:
             refused.append(Finding.of_error("devices", error))
-    return found, list(dict.fromkeys(refused))  # a driver or a library is common to all devices
+    return usable, list(dict.fromkeys(refused))  # a driver or a library is common to all devices
 
 
 def for_devices(plan: Plan) -> bool:
@@ -92,7 +92,7 @@ def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Find
 
 def version_findings() -> list[Finding]:
     """Compare the installed versions with the tested ones, and check that oper's kernels load."""
-    found, installed = [], {}
+    findings, installed = [], {}
     for package in ("torch", *PACKAGES):
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
@@ -100,25 +100,25 @@ def version_findings() -> list[Finding]:
     expected = RELEASES.get(torch_version)
     if expected is None:
         text = f"expected torch {', '.join(RELEASES)}; got {installed.get('torch')}"
-        found.append(Finding("problem", "versions", text, f"install torch {max(RELEASES)}"))
+        findings.append(Finding("problem", "versions", text, f"install torch {max(RELEASES)}"))
     for package in PACKAGES:
         version = installed.get(package)
         if version is None or expected is None or version.startswith(f"{expected}."):
             continue
         text = f"expected {package} {expected} with torch {torch_version}; got {version}"
         do = f"install {package} {expected}"
-        found.append(Finding("problem", "versions", text, do))
+        findings.append(Finding("problem", "versions", text, do))
     if not {"fbgemm-gpu", "fbgemm-gpu-cpu"} & set(installed):
         do = "install fbgemm-gpu-cpu, or fbgemm-gpu on a machine with devices"
-        found.append(Finding("problem", "versions", "fbgemm is not installed", do))
-    if not found:
+        findings.append(Finding("problem", "versions", "fbgemm is not installed", do))
+    if not findings:
         text = ", ".join(f"{package} {version}" for package, version in installed.items())
-        found.append(Finding("ok", "versions", text))
+        findings.append(Finding("ok", "versions", text))
     try:
         native.ops()
     except OperError as error:
-        return [*found, Finding.of_error("kernels", error)]
-    return [*found, Finding("ok", "kernels", "oper's extension loads")]
+        return [*findings, Finding.of_error("kernels", error)]
+    return [*findings, Finding("ok", "kernels", "oper's extension loads")]
 
 
 def _most_a_node(plan: Plan) -> int:

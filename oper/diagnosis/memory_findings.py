@@ -33,9 +33,9 @@ def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
     """Return the bytes of rows and their state on each rank's device and in its tier, int64 [M]
     each."""
     device, tier = np.zeros((2, plan.ranks), dtype=np.int64)
-    for found in matched:
-        part = found.plan
-        in_row, in_state = slot_bytes(part, make_buckets(part, found.tables))
+    for match in matched:
+        part = match.plan
+        in_row, in_state = slot_bytes(part, make_buckets(part, match.tables))
         of_part = np.zeros(plan.ranks, dtype=np.int64)
         in_tier = {int(part.layout.width_of_table[table]) for table in part.tier}
         for width, slots in enumerate(np.asarray(part.layout.slots, dtype=np.int64)):
@@ -52,8 +52,8 @@ def dense_bytes(model: nn.Module, matched: Sequence[Matched], training: bool) ->
     gradients and states."""
     sharded = {
         id(weight)
-        for found in matched
-        for weight in module_tables.parameters(found.collection).values()
+        for match in matched
+        for weight in module_tables.parameters(match.collection).values()
     }
     total = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
@@ -158,14 +158,14 @@ def host_findings(
 ) -> list[Finding]:
     """Check that the ranks of this host fit its memory: CPU ranks' rows lie in anonymous shared
     memory, which /dev/shm does not limit."""
-    mine = [int(bytes[rank]) + plan.cost.mailbox_bytes + dense for rank in ranks_here]
+    needs = [int(bytes[rank]) + plan.cost.mailbox_bytes + dense for rank in ranks_here]
     tightest = min(limits, key=lambda limit: limit.free_bytes)
     text = (
-        f"{len(mine)} CPU ranks on this host need {_size(sum(mine))} for rows, gradients and the "
+        f"{len(needs)} CPU ranks on this host need {_size(sum(needs))} for rows, gradients and the "
         f"dense part, and {tightest.limited_by} has {_size(tightest.free_bytes)} free; /dev/shm "
         "and its size do not matter, as rows lie in anonymous shared memory"
     )
-    if sum(mine) > tightest.free_bytes:
+    if sum(needs) > tightest.free_bytes:
         do = f"use fewer ranks a host, {option('--extra-memory', '0')}, or more hosts"
         return [Finding("problem", "host memory", text, do)]
     return [Finding("ok", "host memory", text)]

@@ -70,8 +70,10 @@ def _called(path: Path, function: Any, *arguments: Any) -> Any:
         raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
-        mine = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
-        line = mine[-1].lineno if mine else getattr(error, "lineno", None)  # of a SyntaxError
+        frames_of_file = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
+        line = (
+            frames_of_file[-1].lineno if frames_of_file else getattr(error, "lineno", None)
+        )  # of a SyntaxError
         last = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
         where = f"{path}, line {line}" if line else f"{path}"
         raise OperError(f"{where}: {last[:_MOST_LETTERS]}") from error

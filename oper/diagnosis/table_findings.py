@@ -87,12 +87,12 @@ def _of_collection(plan: Plan, model: nn.Module, path: str, collection: Any) -> 
     except OperError as error:
         yield Finding.of_error("modules", error)
     try:
-        mine = tables_of_collection(collection)
+        tables = tables_of_collection(collection)
     except OperError as error:
         yield Finding.of_error("tables", error)
         return
     planned = {table.name for table in plan.tables}
-    for config, table in zip(module_tables.configs(collection), mine, strict=True):
+    for config, table in zip(module_tables.configs(collection), tables, strict=True):
         if table.name not in planned:
             text = f"table {table.name!r}: the plan has no such table"
             yield Finding("problem", "tables", text, _PLAN_AGAIN)
@@ -144,13 +144,13 @@ def _as_sharded(plan: Plan, model: nn.Module, known: list[Finding]) -> Iterator[
     except OperError as error:
         if not any(finding.level == "problem" for finding in known):
             yield Finding.of_error("tables", error)
-    mine = {
+    names_in_model = {
         config.name
         for _, collection in module_tables.collections(model)
         for config in module_tables.configs(collection)
     }
     for text in heard.texts.values():
         yield Finding("note", "tables", text)
-    if lacking := [table.name for table in plan.tables if table.name not in mine]:
+    if lacking := [table.name for table in plan.tables if table.name not in names_in_model]:
         text = f"of the plan, and not in the model: {module_tables.first_names(lacking, 8)}"
         yield Finding("note", "tables", text, "plan for this model alone, if it should have them")

@@ -72,12 +72,12 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
         )
     content = read_json(path / marker, MARKER)
     if not kind.has_schema(content):
-        given = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise OperError(f"{path / marker}: expected schema {schema!r}, got {str(given)[:80]!r}")
-    given = content.get("version")
-    if given != kind.version:
+        got = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        raise OperError(f"{path / marker}: expected schema {schema!r}, got {str(got)[:80]!r}")
+    got = content.get("version")
+    if got != kind.version:
         raise OperError(
-            f"{path / marker}: expected version {kind.version}, got {_other_version(given, kind)}"
+            f"{path / marker}: expected version {kind.version}, got {_other_version(got, kind)}"
         )
     stated = content.pop(_OWN_DIGEST, None)
     if stated != content_digest(content):
@@ -132,8 +132,8 @@ def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
     if digests:
         names = list(described)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            found = pool.map(sha256, [folder / name for name in names])
-            for name, digest in zip(names, found, strict=True):
+            digests_of_files = pool.map(sha256, [folder / name for name in names])
+            for name, digest in zip(names, digests_of_files, strict=True):
                 if digest != described[name]["sha256"]:
                     raise OperError(
                         f"{folder / name}: its SHA-256 is not the one in the folder's marker; "

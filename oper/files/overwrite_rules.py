@@ -44,8 +44,8 @@ class Format(NamedTuple):
 
     def has_schema(self, content: Any) -> bool:
         """Return whether the content of a marker is of this kind, in any version."""
-        given = content.get("schema") if isinstance(content, dict) else None
-        return given is not None and given in (self.schema, self.old_schema)
+        schema = content.get("schema") if isinstance(content, dict) else None
+        return schema is not None and schema in (self.schema, self.old_schema)
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:

@@ -81,12 +81,12 @@ class Temporary:
         return not left
 
     def _exists(self) -> bool:
-        mine = os.fstat(self._handle)
+        held = os.fstat(self._handle)
         try:
             there = os.lstat(self.path)
         except FileNotFoundError:
             return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+        return (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _mode(path: Path) -> int | None:
@@ -142,8 +142,8 @@ def sweep(destination: Path, whole: Callable[[Path], bool]) -> None:
     )
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(destination.parent) if pattern.fullmatch(name)]
-        found = [(path, path.lstat()) for path in map(destination.with_name, names)]
-        for path, status in sorted(found, key=lambda pair: -pair[1].st_ctime):
+        hidden = [(path, path.lstat()) for path in map(destination.with_name, names)]
+        for path, status in sorted(hidden, key=lambda pair: -pair[1].st_ctime):
             match = pattern.fullmatch(path.name)
             assert match is not None
             if status.st_uid == os.getuid():

@@ -38,9 +38,9 @@ def written_kind(folder: Path) -> str | None:
     for marker in sorted(folder.glob("*.json")):
         try:
             with open_file(marker, MARKER) as file:
-                found = _SCHEMA.search(file.read(_HEAD_BYTES))
+                schema = _SCHEMA.search(file.read(_HEAD_BYTES))
         except OperError:
             continue
-        if found and found[1].decode() == marker.stem:  # plan.json has oper.plan
+        if schema and schema[1].decode() == marker.stem:  # plan.json has oper.plan
             return f"a {marker.stem}"
     return None

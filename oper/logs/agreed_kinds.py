@@ -21,12 +21,12 @@ def agree(sources: Sequence[Source]) -> None:
     if len(sources) < 2:
         return
     for name in {column.name for source in sources for column in source.columns}:
-        found = [(s, c) for s in sources for c in s.columns if c.name == name]
-        filled = [column for _, column in found if not column.blank]
+        same_name = [(s, c) for s in sources for c in s.columns if c.name == name]
+        filled = [column for _, column in same_name if not column.blank]
         if not filled:
             continue
         chosen = next((column for column in filled if column.kind == "ids"), filled[0])
-        others = [(s, c) for s, c in found if c.blank or c.kind != chosen.kind]
+        others = [(s, c) for s, c in same_name if c.blank or c.kind != chosen.kind]
         if all(c.blank or (chosen.kind == "ids" and _may_be_whole(s, c)) for s, c in others):
             for source, column in others:
                 _set(source, column, chosen)

@@ -109,18 +109,18 @@ class Log:
 
     def doubts(self, features: Iterable[str]) -> dict[str, str]:
         """Return, by feature, reasons for which ids may be misread."""
-        found = {n: self._columns[n].doubt or self._mixed(n) for n in features}
-        return {n: doubt for n, doubt in found.items() if doubt}
+        doubts = {n: self._columns[n].doubt or self._mixed(n) for n in features}
+        return {n: doubt for n, doubt in doubts.items() if doubt}
 
     @cached_property
     def _values(self) -> dict[str, tuple[str, str]]:
         """A whole number with a point and a value that is not a whole number, by column, if the
         beginning of a text file has such values."""
-        found: dict[str, tuple[str, str]] = {}
+        examples: dict[str, tuple[str, str]] = {}
         for column in (c for s in self._sources for c in s.columns if c.pointed or c.other):
-            pointed, other = found.get(column.name, ("", ""))
-            found[column.name] = (pointed or column.pointed, other or column.other)
-        return found
+            pointed, other = examples.get(column.name, ("", ""))
+            examples[column.name] = (pointed or column.pointed, other or column.other)
+        return examples
 
     def _mixed(self, column: str) -> str:
         pointed, other = self._values.get(column, ("", ""))

@@ -118,11 +118,11 @@ class _Values:
 
     def __init__(self, texts: Sequence[str | None]) -> None:
         self._texts = texts
-        given = {text for text in texts if text is not None}
-        dates = {text: _date(text) for text in given}
+        known = {text for text in texts if text is not None}
+        dates = {text: _date(text) for text in known}
         self._dates = dates if all(dates.values()) else None
-        self._whole = all(map(_WHOLE.fullmatch, given))
-        self._numbers = all(map(_NUMBER.fullmatch, given))
+        self._whole = all(map(_WHOLE.fullmatch, known))
+        self._numbers = all(map(_NUMBER.fullmatch, known))
 
     def order(self, number: int) -> tuple[Any, ...]:
         """Return the place of a file's value among the others; null is first."""

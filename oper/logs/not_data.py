@@ -51,9 +51,9 @@ def log_files(folder: Path, paths: Iterable[Path]) -> set[Path]:
 
     def skip(reason: Callable[[Path], str | None]) -> None:
         nonlocal kept
-        found = {path: why for path in kept if (why := reason(path)) is not None}
-        skipped.update(found)
-        kept = [path for path in kept if path not in found]
+        unwanted = {path: why for path in kept if (why := reason(path)) is not None}
+        skipped.update(unwanted)
+        kept = [path for path in kept if path not in unwanted]
 
     skip(lambda path: kind_of_name(path.name))
     # JSON next to other files describes them, unless it has the samples.
@@ -98,7 +98,7 @@ def _second_names(paths: list[Path]) -> dict[Path, str]:
         except OSError:
             continue  # It is refused when it is opened.
         names[status.st_dev, status.st_ino].append(path)
-    found: dict[Path, str] = {}
+    second_names: dict[Path, str] = {}
     for same in names.values():
         links = [path for path in same if path.is_symlink()]
         if len(same) == 1:
@@ -109,8 +109,8 @@ def _second_names(paths: list[Path]) -> dict[Path, str]:
                 "would be counted twice; remove one, or pass the files to read one by one"
             )
         original = next((path for path in same if path not in links), same[0])
-        found |= {path: f"a link to {original.name}" for path in same if path != original}
-    return found
+        second_names |= {path: f"a link to {original.name}" for path in same if path != original}
+    return second_names
 
 
 def _refuse_same_names(folder: Path, paths: list[Path]) -> None:

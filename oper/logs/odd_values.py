@@ -56,9 +56,9 @@ class OddValues:
         for batch in batches:
             for raw in batch.features.values():
                 ids = without(raw, missing)
-                found = self._are_odd(ids)
-                if found.any():
-                    position = int(np.argmax(found))
+                odd = self._are_odd(ids)
+                if odd.any():
+                    position = int(np.argmax(odd))
                     place = batch.location.of(ids.sample_of(position))
                     value = ids.values[position]
                     text = isinstance(value, pa.Scalar)
@@ -132,8 +132,8 @@ def odd_values(counter: ValueCounter, most_rows: int) -> OddValues | None:
     trimmed = pc.utf8_trim(texts, SPACES)
 
     def matches(pattern: str) -> NDArray[np.bool_]:
-        found = pc.match_substring_regex(trimmed, pattern)
-        return np.asarray(found.to_numpy(zero_copy_only=False))
+        mask = pc.match_substring_regex(trimmed, pattern)
+        return np.asarray(mask.to_numpy(zero_copy_only=False))
 
     fraction, comma = matches(_FRACTION), matches(COMMA)
     large = matches("^(-?[0-9]{19}|1[0-9]{19})$")

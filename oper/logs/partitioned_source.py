@@ -23,8 +23,8 @@ class PartitionedSource:
     def __init__(self, file: Source, keys: Mapping[str, Key]) -> None:
         self.name = file.name
         self._file = file
-        own = {column.name for column in file.columns}
-        self._keys = {name: key for name, key in keys.items() if name not in own}
+        in_file = {column.name for column in file.columns}
+        self._keys = {name: key for name, key in keys.items() if name not in in_file}
         self.columns = (
             *file.columns,
             *(
@@ -90,7 +90,7 @@ class PartitionedSource:
             ]
             result = replace(result, dense=np.stack(dense, axis=1))
         if selection.time != of_file.time and selection.time is not None:
-            given = values(selection.time, is_time=True)
-            time, plain = times_of(given, selection.time, batch.location, selection.time_unit)
+            times = values(selection.time, is_time=True)
+            time, plain = times_of(times, selection.time, batch.location, selection.time_unit)
             result = replace(result, time=time, plain_time=plain)
         return result

@@ -36,14 +36,14 @@ class RowReader:
             # Rules without a missing value take that of the options.
             for table in with_missing(prepared.tables, log.options.missing)
         ]
-        found = matched(log, prepared.tables)
-        readers = Counter(feature for _, feature, _ in found)
+        matches = matched(log, prepared.tables)
+        readers = Counter(feature for _, feature, _ in matches)
         self._columns = {
             feature if readers[feature] == 1 else f"{feature}@{prepared.tables[index].name}": (
                 index,
                 column,
             )
-            for index, feature, column in found
+            for index, feature, column in matches
         }
 
     @property

@@ -67,8 +67,8 @@ class Prepared:
 
     def vocabulary_start(self, table: str, values: int) -> VocabularyDigest | None:
         """Return the digest of the first values of a table's vocabulary, if that is known."""
-        found = self.vocabularies.get(table)
-        return None if found is None else digest_of(found, values)
+        vocabulary = self.vocabularies.get(table)
+        return None if vocabulary is None else digest_of(vocabulary, values)
 
     @classmethod
     def load(cls, tables: Sequence[Table], folder: Path | str | None) -> "Prepared":
@@ -84,14 +84,14 @@ class Prepared:
         recorded = []
         for table in tables:
             known = table.ids.vocabulary
-            found = digest_of(vocabularies[table.name]) if table.name in vocabularies else None
-            if known not in (None, found):
+            digest = digest_of(vocabularies[table.name]) if table.name in vocabularies else None
+            if known not in (None, digest):
                 raise OperError(
                     f"{folder}: table {table.name!r}: expected the vocabulary of {known.values:,} "
                     "values by which the table was counted, got another one; copy or write the "
                     "folder again"
                 )
-            recorded.append(replace(table, ids=replace(table.ids, vocabulary=found)))
+            recorded.append(replace(table, ids=replace(table.ids, vocabulary=digest)))
         return cls(tuple(recorded), vocabularies)
 
 
@@ -170,13 +170,13 @@ def prepare(
     doubts = log.doubts(_distinct(matched(log, tables)))
     for name, doubt in doubts.items():
         warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
-    given = with_missing(tables, log.options.missing)
-    looks = first_look(whole, {t.name: t.ids.missing for t in given}) if unnamed else {}
+    completed = with_missing(tables, log.options.missing)
+    looks = first_look(whole, {t.name: t.ids.missing for t in completed}) if unnamed else {}
     # --values names the columns too.
     others = {n: look.time for n, look in looks.items() if look.time and not log.options.values}
-    tables = _without(given, others, log)
-    found: dict[str, str] = {}  # why a column is hardly a feature, by its name
-    tables = _sized(whole, tables, inferred, looks, found, advance)
+    tables = _without(completed, others, log)
+    findings: dict[str, str] = {}  # why a column is hardly a feature, by its name
+    tables = _sized(whole, tables, inferred, looks, findings, advance)
     counters = _counters(whole, tables, advance)
     for name, counter in counters.items():
         odd = odd_values(counter, _MOST_DENSE_ROWS)
@@ -203,17 +203,17 @@ def prepare(
     for name, content in contents.items() if unnamed else ():
         ids = pc.sum(content["count"]).as_py() or 0
         if len(content) > max(MANY_VALUES, ALL_DISTINCT * ids):
-            found[name] = (
+            findings[name] = (
                 f"{len(content):,} of its {ids:,} values are different, and become a table of "
                 f"{len(content) + 1:,} rows, nearly all of them read once"
             )
     hashed = {table.name for table in tables if table.ids.kind == "hash"}
     for name, look in looks.items():
         if look.different and name in hashed:
-            found.setdefault(name, _different(look))
+            findings.setdefault(name, _different(look))
         if look.finding:
-            found.setdefault(name, look.finding)
-    for name, finding in found.items():
+            findings.setdefault(name, look.finding)
+    for name, finding in findings.items():
         warnings.warn(
             f"column {name!r}: {finding}; if it is a time or the number of a sample, leave it out: "
             f"name the columns of ids with {option('--columns')}",
@@ -229,15 +229,15 @@ def prepare(
 def _with_vocabulary(table: Table, content: Any) -> Table:
     """Return the table with its vocabulary's rows and digest; OperError if the table has already
     been counted by another vocabulary."""
-    found, before = digest_of(content), table.ids.vocabulary
-    if before not in (None, found):
+    digest, before = digest_of(content), table.ids.vocabulary
+    if before not in (None, digest):
         raise OperError(
             f"table {table.name!r}: expected its vocabulary of {before.values:,} values, got its "
             "description alone, and the log gives another vocabulary; give the profile or plan "
             "that the tables are of, or its folder"
         )
-    rows = table.rows or 1 + found.values
-    return replace(table, rows=rows, ids=replace(table.ids, vocabulary=found))
+    rows = table.rows or 1 + digest.values
+    return replace(table, rows=rows, ids=replace(table.ids, vocabulary=digest))
 
 
 def tell_left_out(left_out: Mapping[str, str], stacklevel: int = 3) -> None:

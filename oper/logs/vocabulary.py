@@ -56,10 +56,10 @@ class Vocabulary:
 
     def rows_of_texts(self, texts: Any) -> Ints:
         """Return the row of each text (`pa.StringArray` without integers): int64 [n]."""
-        rows, position, found = self._look_up(self._hashes, self._text_rows, hash64(texts))
-        if found.any():
+        rows, position, known = self._look_up(self._hashes, self._text_rows, hash64(texts))
+        if known.any():
             # An unseen text may have the hash of a known one, so compare the texts themselves.
-            at = np.flatnonzero(found)
+            at = np.flatnonzero(known)
             same = pc.equal(texts.take(pa.array(at)), self._texts.take(pa.array(position[at])))
             rows[at[~same.to_numpy(zero_copy_only=False)]] = 0
         return rows
@@ -72,8 +72,8 @@ class Vocabulary:
             nothing = np.zeros(len(values), np.int64)
             return nothing, nothing, np.zeros(len(values), bool)
         position = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
-        found = keys[position] == values
-        return np.where(found, rows[position], 0), position, found
+        known = keys[position] == values
+        return np.where(known, rows[position], 0), position, known
 
 
 class ValueCounter:
@@ -176,8 +176,8 @@ def digest_of(content: Any, values: int | None = None) -> VocabularyDigest:
     The digest is of the values' lengths in bytes and of their text, because a vocabulary of whole
     numbers holds them as texts once it gets a text; unsigned ones are signed there.
     """
-    given = content["value"].slice(0, values).combine_chunks()
-    signed = given.view(pa.int64()) if given.type == pa.uint64() else given
+    column = content["value"].slice(0, values).combine_chunks()
+    signed = column.view(pa.int64()) if column.type == pa.uint64() else column
     texts = signed.cast(pa.large_string())
     digest = hashlib.sha256(pc.binary_length(texts).to_numpy().astype("<i8").tobytes())
     _, ends, data = texts.buffers()

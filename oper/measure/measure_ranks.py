@@ -134,9 +134,9 @@ class RankMeasurement:
     def measure(self) -> Measurement:
         times = np.array([self._round(offset) for offset in range(self.ranks)])  # [offset, median…]
         sources = (self.rank + np.arange(self.ranks)) % self.ranks
-        mine = np.zeros((2, self.ranks))
-        mine[:, sources] = times.T
-        everyone = self._from_all(mine.ravel()).reshape(self.ranks, 2, self.ranks)
+        of_rank = np.zeros((2, self.ranks))
+        of_rank[:, sources] = times.T
+        everyone = self._from_all(of_rank.ravel()).reshape(self.ranks, 2, self.ranks)
         bandwidth = self.links.read_rows * self.row_bytes / everyone[:, 0]
         allreduce = self._allreduce()
         memory = self._from_all([self.memory_bytes])[:, 0]
@@ -161,8 +161,8 @@ class RankMeasurement:
         if self.ranks == 1:
             return CPU_ALLREDUCE
         replicas, nodes = self.allreduce_bytes // self.row_bytes, len(set(self.nodes))
-        mine = _median_and_spread(self.links.reduce_seconds(replicas, REPETITIONS))[0]
-        slowest = float(self._from_all([mine]).max())
+        seconds = _median_and_spread(self.links.reduce_seconds(replicas, REPETITIONS))[0]
+        slowest = float(self._from_all([seconds]).max())
         bitmaps = (self.ranks / nodes + nodes - 1) / 8
         row_bytes = bitmaps + 2 * (self.ranks - 1) / self.ranks * self.row_bytes
         return replicas * row_bytes / slowest
@@ -191,9 +191,9 @@ class RankMeasurement:
     def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return every rank's `values`, float64 [M, n]."""
         barrier(self.store, self.rank, self.ranks, self.limit)
-        mine = torch.tensor(np.asarray(values, dtype=np.float64))
-        everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
-        dist.all_gather(everyone, mine)
+        sent = torch.tensor(np.asarray(values, dtype=np.float64))
+        everyone = [torch.empty_like(sent) for _ in range(self.ranks)]
+        dist.all_gather(everyone, sent)
         return torch.stack(everyone).numpy()
 
 

@@ -125,9 +125,9 @@ class AddressMap:
         memory-mapped."""
         plan = Plan.load(folder)
         _check_rank(rank, plan.ranks)
-        found, stated = load_rank_map(folder, rank, plan.layout), rank_map(plan.layout, rank)
+        loaded, stated = load_rank_map(folder, rank, plan.layout), rank_map(plan.layout, rank)
         for name in ("group_base", "stripe_base"):
-            if not np.array_equal(getattr(found, name), getattr(stated, name)):
+            if not np.array_equal(getattr(loaded, name), getattr(stated, name)):
                 raise OperError(
                     f"{folder}: the {name} of rank {rank}'s map is not that of the layout; see "
                     "`oper plan check`, and make the plan again"
@@ -150,10 +150,10 @@ class AddressMap:
         maps = self._maps.numpy().copy().view(TABLE_MAP)[:, 0]
         maps["flat"] = _NO_FLAT
         maps["flat"][smallest] = np.cumsum(rows[smallest]) - rows[smallest]
-        found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
+        addresses = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
         flat = copy(self)
         flat._maps, flat._flat_first = struct_words(maps), maps["flat"]
-        flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *found])
+        flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *addresses])
         return flat
 
     @property
@@ -172,8 +172,8 @@ class AddressMap:
         layout's own codes."""
         held = self._arguments[3]
         assert isinstance(held, torch.Tensor)
-        given = as_tensor(codes.view(np.int32 if codes.itemsize == 4 else np.int64))
-        held[as_int64(index).to(held.device)] = given.to(held.device)
+        new_codes = as_tensor(codes.view(np.int32 if codes.itemsize == 4 else np.int64))
+        held[as_int64(index).to(held.device)] = new_codes.to(held.device)
 
     def to(self, device: torch.device) -> "AddressMap":
         """Return this map for ids on a device; the object itself if it is there already."""
@@ -182,8 +182,8 @@ class AddressMap:
         moved = copy(self)
         moved._maps, moved._flat = self._maps.to(device), self._flat.to(device)
         moved._arguments = tuple(
-            given.to(device) if isinstance(given, torch.Tensor) else given
-            for given in self._arguments
+            argument.to(device) if isinstance(argument, torch.Tensor) else argument
+            for argument in self._arguments
         )
         return moved
 

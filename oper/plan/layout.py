@@ -140,13 +140,13 @@ class Layout:
     def stripe_rows(self, tables: Ints, rows: Ints) -> Ints:
         """Return how many of the first `rows[n]` striped rows of table `tables[n]` each rank has,
         [len(tables), M]."""
-        found = -self.stripe_lead[tables]
+        counts = -self.stripe_lead[tables]
         for n, t in enumerate(tables):
             pattern = self.pattern_of[t]
             order, (_, copies) = self.orders[pattern], self._occurrences[pattern]
             turns, rest = divmod(int(self.rotation[t] + rows[n]), len(order))
-            found[n] += turns * copies + np.bincount(order[:rest], minlength=self.ranks)
-        return found
+            counts[n] += turns * copies + np.bincount(order[:rest], minlength=self.ranks)
+        return counts
 
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
         """Return the groups or owners of rows of a table, [N]; rows must be in range."""

@@ -40,9 +40,9 @@ def select_layout(layout: Layout, tables: Ints) -> Layout:
     marks: dict[str, Any] = {}
     group, first = layout.everywhere_group, layout.everywhere_first
     if group is not None and first is not None and (group[tables] >= 0).any():
-        mine = group[tables]
+        groups = group[tables]
         marks["everywhere_bitmap"] = bitmap(layout.everywhere_bitmap)
-        marks["everywhere_group"] = np.where(mine >= 0, number[mine], -1)
+        marks["everywhere_group"] = np.where(groups >= 0, number[groups], -1)
         marks["everywhere_first"] = first[tables]
     whole = LayoutPart(layout, np.arange(len(layout.rows)))
     coded = list(pieces_of(layout.codes, whole.coded_offset))
@@ -171,10 +171,12 @@ def join_layouts(parts: Sequence[LayoutPart]) -> Layout:
         )
     marks: dict[str, Any] = {}
     if any(one.everywhere_bitmap is not None for one in layouts):
-        each = [_marks(one, offset) for one, offset in zip(layouts, group_offset, strict=True)]
-        marks["everywhere_bitmap"] = bitmap([found for found, _, _ in each])
-        marks["everywhere_group"] = by_table([found for _, found, _ in each])
-        marks["everywhere_first"] = by_table([found for _, _, found in each])
+        marks_of_layouts = [
+            _marks(one, offset) for one, offset in zip(layouts, group_offset, strict=True)
+        ]
+        marks["everywhere_bitmap"] = bitmap([array for array, _, _ in marks_of_layouts])
+        marks["everywhere_group"] = by_table([array for _, array, _ in marks_of_layouts])
+        marks["everywhere_first"] = by_table([array for _, _, array in marks_of_layouts])
     return Layout(
         rows=rows,
         width_of_table=by_table(
@@ -203,8 +205,8 @@ def join_layouts(parts: Sequence[LayoutPart]) -> Layout:
 
 def _before(sizes: Any) -> Ints:
     """Return the sum of the sizes before each."""
-    given = np.array(list(sizes), dtype=np.int64)
-    return np.asarray(np.cumsum(given) - given)
+    values = np.array(list(sizes), dtype=np.int64)
+    return np.asarray(np.cumsum(values) - values)
 
 
 def _marks(layout: Layout, group_offset: int) -> tuple[NDArray[np.uint64], Ints, Ints]:
@@ -218,10 +220,10 @@ def _marks(layout: Layout, group_offset: int) -> tuple[NDArray[np.uint64], Ints,
 
 def _joined_codes(parts: Sequence[LayoutPart], group_offset: Ints, groups: int) -> NDArray[Any]:
     """Return the codes of all parts, table by table, with the new numbers of their groups."""
-    found: list[list[Any]] = [[], []]
+    by_table: list[list[Any]] = [[], []]
     for part, offset in zip(parts, group_offset, strict=True):
         group, position = unpack_codes(part.layout.codes, len(part.layout.group_width))
         for which, values in enumerate((group + offset, position)):
-            found[which].append((part.tables, list(pieces_of(values, part.coded_offset))))
-    group, position = (np.concatenate(in_table_order(pieces)) for pieces in found)
+            by_table[which].append((part.tables, list(pieces_of(values, part.coded_offset))))
+    group, position = (np.concatenate(in_table_order(pieces)) for pieces in by_table)
     return pack_positions(group, position, groups)

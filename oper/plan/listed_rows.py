@@ -63,13 +63,13 @@ class ListedRows(NamedTuple):
 
 def listed_rows(layout: Layout) -> Ints:
     """Return the global ids of the listed rows, [E]."""
-    first, found = 0, []
+    first, rows_of_tables = 0, []
     for t, rows in enumerate(layout.rows.tolist()):
         words = layout.bitmap[layout.line_offset[t] : layout.line_offset[t + 1], 1:]
         marks = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
-        found.append(first + np.flatnonzero(marks.reshape(-1)[:rows]))
+        rows_of_tables.append(first + np.flatnonzero(marks.reshape(-1)[:rows]))
         first += rows
-    return np.concatenate(found)
+    return np.concatenate(rows_of_tables)
 
 
 def with_listed(

@@ -92,11 +92,11 @@ class ListedCounts:
         if len(layout.codes):
             coded = ~marks_of(layout.everywhere_bitmap, layout.bitmap)
         for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
-            found = accesses[rows]
+            marked_accesses = accesses[rows]
             if len(layout.codes):
-                found = found[~coded[rows]]
-            if len(found):
-                total[t], least[t] = found.sum(dtype=np.int64), found.min()
+                marked_accesses = marked_accesses[~coded[rows]]
+            if len(marked_accesses):
+                total[t], least[t] = marked_accesses.sum(dtype=np.int64), marked_accesses.min()
         of_coded = accesses[coded]
         same = samples_with_row is accesses
         return ListedCounts(of_coded, of_coded if same else samples_with_row[coded], total, least)
@@ -331,8 +331,8 @@ class Plan(Summarised):
 
         if self.read_vocabularies is None:
             return Prepared.load(self.tables, None)
-        found, names = self.read_vocabularies(), {table.name for table in self.tables}
-        return replace(found, tables=tuple(t for t in found.tables if t.name in names))
+        prepared, names = self.read_vocabularies(), {table.name for table in self.tables}
+        return replace(prepared, tables=tuple(t for t in prepared.tables if t.name in names))
 
     def numbered_tables(self) -> tuple[Table, ...]:
         """Return the tables with the digests of their vocabularies, as far as these are known."""
@@ -383,8 +383,8 @@ class Plan(Summarised):
                 if array is not None
             ]
             for rank in range(self.ranks):
-                mine = rank_map(self.layout, rank)
-                content = {"group_base": mine.group_base, "stripe_base": mine.stripe_base}
+                of_rank = rank_map(self.layout, rank)
+                content = {"group_base": of_rank.group_base, "stripe_base": of_rank.stripe_base}
                 save_safetensors(folder / rank_file(rank), content)
             for job in written:
                 job.result()
@@ -589,10 +589,10 @@ def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]
             f"{folder}: is a plan for {len(planned)} tables, and {len(given)} were given; "
             "make a plan for these tables"
         )
-    for mine, other in zip(planned, given, strict=True):
-        if fingerprint([mine]) != fingerprint([other]):
+    for table, other in zip(planned, given, strict=True):
+        if fingerprint([table]) != fingerprint([other]):
             raise OperError(
-                f"{folder}: is a plan for table {mine.name!r}, {mine.describe()}, and table "
+                f"{folder}: is a plan for table {table.name!r}, {table.describe()}, and table "
                 f"{other.name!r}, {other.describe()}, was given instead; "
                 "make a plan for these tables"
             )

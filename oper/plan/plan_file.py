@@ -240,10 +240,10 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
                     f"expected {expected}, got {list(inner.shape)} numbers - at `{at}`"
                 )
     for name in derived:
-        found, said = getattr(value, name), content[name]
-        if type(said) is not type(found) or said != found:
+        figure, said = getattr(value, name), content[name]
+        if type(said) is not type(figure) or said != figure:
             raise ValueError(
-                f"{str(said)[:40]}, and {found} follows from other figures - at `{place}.{name}`"
+                f"{str(said)[:40]}, and {figure} follows from other figures - at `{place}.{name}`"
             )
 
 

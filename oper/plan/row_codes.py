@@ -127,8 +127,8 @@ def marks_of_all(
         return None
     first = np.zeros(len(rows), dtype=np.int64)
     for group in range(len(group_rows)):
-        mine = group_of_table == group
-        first[mine] = np.cumsum(rows[mine]) - rows[mine]
+        in_group = group_of_table == group
+        first[in_group] = np.cumsum(rows[in_group]) - rows[in_group]
     marks, _ = join_lines([bitmap], line_offset)
     return ListedIndex(np.empty(0, dtype=code), marks, group_of_table.copy(), first)
 

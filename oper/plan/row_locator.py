@@ -111,8 +111,8 @@ class RowLocator:
         rows = int(self.layout.rows[table])
         for first in range(0, rows, _CHUNK_ROWS):
             ids = torch.arange(first, min(first + _CHUNK_ROWS, rows))
-            found: Ints = self._map.translate(table, ids).numpy()
-            yield Chunk(table, first, found)
+            addresses: Ints = self._map.translate(table, ids).numpy()
+            yield Chunk(table, first, addresses)
 
     def slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
         """Return the slots of rows `index` [N] of a chunk on each rank, int64 [N, M]; -1: not
@@ -160,10 +160,10 @@ class RowLocator:
         """Return `by_holder_set` with a column for each of `sets`, which include all of this
         plan's."""
         place = {_key(sets, k): k for k in reversed(range(len(sets)))}
-        found = np.zeros((len(counts), len(sets)), dtype=np.int64)
+        counts_of_sets = np.zeros((len(counts), len(sets)), dtype=np.int64)
         for k, rows in enumerate(self.by_holder_set(counts).T):
-            found[:, place[_key(self.holder_sets, k)]] += rows
-        return found
+            counts_of_sets[:, place[_key(self.holder_sets, k)]] += rows
+        return counts_of_sets
 
 
 def count_rows(chunk: Chunk, column: Ints, row_class: NDArray[np.int32], counts: Ints) -> None:

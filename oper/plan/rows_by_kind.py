@@ -147,17 +147,17 @@ def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
     mask = layout.codes.dtype.type((1 << layout.group_bits) - 1)
     marked = np.diff(layout.everywhere_offset)
     for t, rows in enumerate(rows_of_tables(layout.listed_offset - layout.everywhere_offset)):
-        found = np.zeros(groups, dtype=np.int64)
+        in_group = np.zeros(groups, dtype=np.int64)
         for first in range(rows.start, rows.stop, _CHUNK_CODES):
             codes = layout.codes[first : min(first + _CHUNK_CODES, rows.stop)]
-            found += np.bincount((codes & mask).astype(np.intp), minlength=groups)
+            in_group += np.bincount((codes & mask).astype(np.intp), minlength=groups)
         if marked[t]:
             assert layout.everywhere_group is not None
-            found[layout.everywhere_group[t]] += marked[t]
-        replicated[t] = found[several].sum()
-        copies[t] = whole_dot(found[several], holders[several])
-        holds[t] = layout.holds[found > 0].any(axis=0)
-        of_group += found
+            in_group[layout.everywhere_group[t]] += marked[t]
+        replicated[t] = in_group[several].sum()
+        copies[t] = whole_dot(in_group[several], holders[several])
+        holds[t] = layout.holds[in_group > 0].any(axis=0)
+        of_group += in_group
     return replicated, copies, of_group, holds
 
 
@@ -174,7 +174,7 @@ def _striped_rows(layout: Layout) -> Ints:
     if lines is None:
         return layout.stripe_rows(every, layout.rows - np.diff(layout.listed_offset))
     unstriped = np.add.reduceat(_marks(lines), layout.line_offset[:-1])
-    found = layout.stripe_rows(every, layout.rows - unstriped)
+    striped = layout.stripe_rows(every, layout.rows - unstriped)
     for t in every[np.diff(layout.listed_offset) > unstriped]:
         order, rotation = layout.orders[layout.pattern_of[t]], layout.rotation[t]
         begin, end = layout.line_offset[t : t + 2]
@@ -185,8 +185,8 @@ def _striped_rows(layout: Layout) -> Ints:
             before, _ = rank_in_bitmap(lines, int(begin), row)
             number = row - (before - listed_before(lines, begin))
             owner = order[(number + rotation) % len(order)]
-            found[t] -= np.bincount(owner, minlength=layout.ranks)
-    return found
+            striped[t] -= np.bincount(owner, minlength=layout.ranks)
+    return striped
 
 
 def _marks(bitmap: NDArray[np.uint64]) -> Ints:

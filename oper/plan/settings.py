@@ -37,10 +37,10 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         for name in ("extra_memory", "threshold", "dob", "reserve"):
-            given = getattr(self, name)
-            if given is not None or name not in ("extra_memory", "reserve"):
+            value = getattr(self, name)
+            if value is not None or name not in ("extra_memory", "reserve"):
                 object.__setattr__(
-                    self, name, finite_number(given, option(f"--{name.replace('_', '-')}"))
+                    self, name, finite_number(value, option(f"--{name.replace('_', '-')}"))
                 )
         if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
             raise OperError(

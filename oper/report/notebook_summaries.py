@@ -90,7 +90,7 @@ def _comparison(comparison: Comparison) -> Summary:
         f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
         f"{comparison.workload.mode}, batches of {comparison.workload.batch_size:,} samples",
         headers=("method", "step", "times oper's", "held out", "fits", "fullest rank", "gap"),
-        rows=[_method(name, found, ours) for name, found in comparison.methods.items()],
+        rows=[_method(name, result, ours) for name, result in comparison.methods.items()],
     )
 
 
@@ -154,13 +154,13 @@ def _windows(drift: WindowDrift) -> Summary:
             (
                 f"@{number}",
                 f"{window.samples:,}",
-                format_duration(found.keep.step_seconds),
-                format_duration(found.replan.step_seconds),
-                format_duration(found.fresh.step_seconds),
-                format_share(found.worse),
-                advice_words(found.advice, window.too_small),
+                format_duration(judgement.keep.step_seconds),
+                format_duration(judgement.replan.step_seconds),
+                format_duration(judgement.fresh.step_seconds),
+                format_share(judgement.worse),
+                advice_words(judgement.advice, window.too_small),
             )
-            for number, (window, found) in enumerate(zip(drift.windows, judged, strict=True))
+            for number, (window, judgement) in enumerate(zip(drift.windows, judged, strict=True))
         ],
     )
 

@@ -305,7 +305,7 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
     """Return the runs of a comparison, that with the extra memory (then the threshold) nearest to
     the plan's first; OperError if they are of another topology, workload or profile."""
     for run in runs:
-        for name, compared, mine in (
+        for name, compared, of_plan in (
             ("topology", run.topology, plan.topology.name),
             ("ranks", run.ranks, plan.ranks),
             ("mode", run.workload.mode, plan.workload.mode),
@@ -313,10 +313,10 @@ def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
             ("batch size", run.workload.batch_size, plan.workload.batch_size),
             ("profile", run.profile, plan.profile),
         ):
-            if compared != mine:
+            if compared != of_plan:
                 digits = _DIGITS if name == "profile" else None
                 raise OperError(
-                    f"{option('--compare')}: expected {name} {str(mine)[:digits]}, as the plan "
+                    f"{option('--compare')}: expected {name} {str(of_plan)[:digits]}, as the plan "
                     f"has, got {str(compared)[:digits]}; compare with the plan's own profile and "
                     "options"
                 )
@@ -339,7 +339,7 @@ def _fetch_of(run: Comparison, plan: Plan) -> Fetch | None:
 
 def not_given(material: Material) -> list[str]:
     """Return the options for further parts of the page."""
-    given = (
+    parts = (
         (
             material.profile,
             f"{option('--profile')}: accesses of each table, their skew, the time by kind of "
@@ -352,4 +352,4 @@ def not_given(material: Material) -> list[str]:
             f"{option('--counters')}, from a run: predicted and counted traffic",
         ),
     )
-    return [option for value, option in given if not value]
+    return [option for value, option in parts if not value]

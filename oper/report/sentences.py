@@ -114,35 +114,35 @@ def optimality(plan: Plan) -> str:
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
     """Return the effects of the memory limit, and the reason for no more copies."""
-    found, fits = copies(plan), fit(plan)
-    if found.limit == CopiesLimit.IN_HOSTS:
+    made, fits = copies(plan), fit(plan)
+    if made.limit == CopiesLimit.IN_HOSTS:
         return ["All tables are in the hosts' memory, where each row is on one rank."]
     said = (
         f"The fullest rank holds {format_bytes(fits.held_bytes)} of the "
         f"{format_bytes(fits.room_bytes)} that it may."
     )
     taken = (
-        f"Copies of rows take {format_share(found.used_share)} of the tables' bytes."
-        if found.used_share
+        f"Copies of rows take {format_share(made.used_share)} of the tables' bytes."
+        if made.used_share
         else "No row has a copy." + _why_no_copy(plan)
     )
-    if found.limit in (CopiesLimit.ONE_RANK, CopiesLimit.NOT_KNOWN):
+    if made.limit in (CopiesLimit.ONE_RANK, CopiesLimit.NOT_KNOWN):
         return [f"{said} {taken}"]
-    if found.limit == CopiesLimit.LEAST_MEMORY:
-        assert found.saved_share is not None
+    if made.limit == CopiesLimit.LEAST_MEMORY:
+        assert made.saved_share is not None
         more = (
             "Twice the memory, or all that is allowed, would make no plan faster."
-            if found.saved_share < _NOTICED
+            if made.saved_share < _NOTICED
             else f"With all of that memory no plan would save more than "
-            f"{format_share(found.saved_share)} of the transfer time."
+            f"{format_share(made.saved_share)} of the transfer time."
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
-    assert found.allowed_share is not None
-    asked = f"{100 * found.allowed_share:.4g}% of extra memory was allowed for"
-    if found.limit == CopiesLimit.NONE_PAYS:
+    assert made.allowed_share is not None
+    asked = f"{100 * made.allowed_share:.4g}% of extra memory was allowed for"
+    if made.limit == CopiesLimit.NONE_PAYS:
         return [f"Memory is not the limit. {said} {taken} {asked} them."]
     allowed = f"{asked} copies, and all is used"
-    if found.limit == CopiesLimit.NONE_ALLOWED:
+    if made.limit == CopiesLimit.NONE_ALLOWED:
         allowed = "no copies of rows were allowed"
     if curve is None:
         return [f"{allowed[:1].upper()}{allowed[1:]}: more memory may help. {said}"]
@@ -280,14 +280,14 @@ def _link_speeds(plan: Plan) -> str:
     """Return bytes a second of a rank's own rows, and of others' in the node and outside."""
     topology = plan.topology
     speeds = 1 / topology.link_cost
-    own = np.eye(plan.ranks, dtype=bool)
+    diagonal = np.eye(plan.ranks, dtype=bool)
     nodes = np.array(topology.node_of)
     other = nodes[:, None] != nodes[None, :]
     said = [
         f"{name} {_range(speeds[which])}"
         for name, which in (
-            ("a rank's own rows", own),
-            ("other ranks of the node", ~own & ~other),
+            ("a rank's own rows", diagonal),
+            ("other ranks of the node", ~diagonal & ~other),
             ("other nodes", other),
         )
         if which.any()

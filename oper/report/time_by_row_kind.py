@@ -102,14 +102,14 @@ def _sums_by_column(locator: RowLocator, finder: ClassFinder, row_sums: Sums) ->
     """Return the sums over the rows of each count column, [K + M] each, for classes with `row_sums`
     [C]."""
     columns = len(locator.holder_sets) + locator.ranks
-    found = Sums.zeros(columns, row_sums.node_bytes.shape[1])
+    sums = Sums.zeros(columns, row_sums.node_bytes.shape[1])
     for chunk_class, column in _classes_and_columns(locator, finder):
 
         def summed(values: Floats, of: Ints = chunk_class, column: Ints = column) -> Floats:
             return np.bincount(column, values[of], minlength=columns).astype(np.float64)
 
-        found = found + row_sums.by_row(summed)
-    return found
+        sums = sums + row_sums.by_row(summed)
+    return sums
 
 
 def _classes_and_columns(

@@ -105,23 +105,23 @@ class Caches:
     def latest_rows(self, batch: LookedUp) -> Floats:
         """Return the number of rows of each sample that are the latest in each cache, [samples, M]
         (LAIA)."""
-        found: NDArray[np.float64] = self._states.latest_rows(*batch[:2]).numpy()
-        return found
+        numbers: NDArray[np.float64] = self._states.latest_rows(*batch[:2]).numpy()
+        return numbers
 
     def expected_costs(self, batch: LookedUp, seconds_per_byte: Floats) -> Floats:
         """Return the seconds of link time that each sample would cost on each worker, [samples, M]
         (ESD)."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
-        found: NDArray[np.float64] = self._states.expected_costs(*batch[:2], seconds).numpy()
-        return found
+        costs: NDArray[np.float64] = self._states.expected_costs(*batch[:2], seconds).numpy()
+        return costs
 
     def group(self, batch: LookedUp, room: Ints, seconds_per_byte: Floats, rounds: int = 1) -> Ints:
         """Assign samples that share rows to the same worker, in `rounds` rounds; worker w gets at
         most `room[w]` of them, which sum to at least the samples."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
         limits = torch.from_numpy(np.ascontiguousarray(room, dtype=np.int64))
-        found: Ints = self._states.group(*batch[:2], seconds, limits, rounds).numpy()
-        return found
+        assignment: Ints = self._states.group(*batch[:2], seconds, limits, rounds).numpy()
+        return assignment
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
         """Train a batch, sample s by worker `assignment[s]`, and return each worker's TRANSMISSIONS
@@ -163,8 +163,8 @@ class Caches:
     def numbers(self, addresses: Ints) -> Ints:
         """Return the numbers of the rows at these addresses, -1 for rows that nobody caches or
         reads."""
-        found: Ints = self._states.numbers(torch.from_numpy(addresses)).numpy()
-        return found
+        numbers: Ints = self._states.numbers(torch.from_numpy(addresses)).numpy()
+        return numbers
 
     def _checked(
         self, train: Callable[..., torch.Tensor], batch: LookedUp, assignment: Ints

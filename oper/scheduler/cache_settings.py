@@ -103,11 +103,11 @@ class CacheSettings:
     evict: str = "lru"
 
     def __post_init__(self) -> None:
-        for name, given in (("size", self.size), ("sync", self.sync), ("evict", self.evict)):
-            if not isinstance(given, str):
+        for name, value in (("size", self.size), ("sync", self.sync), ("evict", self.evict)):
+            if not isinstance(value, str):
                 raise OperError(
                     f"{name}: expected a text, such as "
-                    f"{type(self).__dataclass_fields__[name].default!r}, got {type(given).__name__}"
+                    f"{type(self).__dataclass_fields__[name].default!r}, got {type(value).__name__}"
                 )
         if self.bytes_of(1 << 40) <= 0:
             raise OperError(

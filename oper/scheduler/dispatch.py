@@ -102,13 +102,13 @@ class Policy:
             return self
         if self.kind == "laia" and self.tables is None:
             return replace(self, share=self.share * effort)
-        own = max(2 * effort - 1, 0.0)
+        part = max(2 * effort - 1, 0.0)
         share = self.share * min(2 * effort, 1.0)
         if self.kind == "esd":
-            return replace(self, alpha=self.alpha * own, share=share)
+            return replace(self, alpha=self.alpha * part, share=share)
         if self.tables is not None:
-            return replace(self, tables=max(round(self.tables * own), 1), share=share)
-        return replace(self, rounds=max(round(self.rounds * own), 1), share=share)
+            return replace(self, tables=max(round(self.tables * part), 1), share=share)
+        return replace(self, rounds=max(round(self.rounds * part), 1), share=share)
 
 
 @dataclass

@@ -97,8 +97,8 @@ class SimulationSettings:
         share = finite_number(self.cache_share, spoken("--cache", "cache_share"))
         if share <= 0:
             raise OperError(f"{_cache(share)}: expected a share above 0, such as 10%")
-        given = np.ravel(np.asarray(self.link_bandwidth, dtype=object))
-        links = tuple(finite_number(each, _links()) for each in given)
+        bandwidths = np.ravel(np.asarray(self.link_bandwidth, dtype=object))
+        links = tuple(finite_number(each, _links()) for each in bandwidths)
         object.__setattr__(self, "cache_share", share)
         if len(links) not in (1, self.workers):
             raise OperError(
@@ -142,10 +142,10 @@ class Methods:
             )
         policies = tuple(map(Policy.parse, _names(policy)))
         syncs = tuple(map(Synchronisation.parse, _names(sync)))
-        for given, synchronisation in product(policies, syncs):
-            if synchronisation.kind == "fae" and given.kind not in BLIND:
+        for dispatch, synchronisation in product(policies, syncs):
+            if synchronisation.kind == "fae" and dispatch.kind not in BLIND:
                 raise OperError(
-                    f"{option('--policy', given)} {option('--sync', synchronisation)}: FAE has "
+                    f"{option('--policy', dispatch)} {option('--sync', synchronisation)}: FAE has "
                     "nothing in caches by which a sample could be dispatched; give it "
                     f"{option('--policy')} {' or '.join(BLIND)}"
                 )

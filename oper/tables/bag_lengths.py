@@ -105,10 +105,10 @@ class BagLengths:
         keys = table << 32 | length
         if (keys[1:] <= keys[:-1]).any():
             raise ValueError("they are not ascending")
-        found = cls(table, length, bags, distinct)
-        if (distinct < found.filled_bags).any() or (distinct > found.ids_of_tables).any():
+        made = cls(table, length, bags, distinct)
+        if (distinct < made.filled_bags).any() or (distinct > made.ids_of_tables).any():
             raise ValueError("distinct rows are fewer than bags, or more than ids")
-        return found
+        return made
 
     @property
     def tables(self) -> int:
@@ -157,8 +157,8 @@ class BagLengths:
 
     def of_table(self, table: int) -> tuple[Ints, Ints]:
         """Return the lengths of a table's bags, ascending, and the number of bags of each."""
-        mine = slice(*self.first[table : table + 2].tolist())
-        return self.length[mine], self.bags[mine]
+        pairs = slice(*self.first[table : table + 2].tolist())
+        return self.length[pairs], self.bags[pairs]
 
     def select(self, tables: Sequence[int]) -> "BagLengths":
         """Return the bags of the tables with these numbers, ascending, numbered from 0."""

@@ -42,13 +42,17 @@ def check_same_rows(
             continue
         mine, theirs = before.ids.vocabulary, table.ids.vocabulary
         if before.ids.kind != table.ids.kind:
-            found = f"expected ids: {before.ids.kind}, as in {names[0]}, got ids: {table.ids.kind} "
-            found += f"in {names[1]}"
+            difference = (
+                f"expected ids: {before.ids.kind}, as in {names[0]}, got ids: {table.ids.kind} "
+            )
+            difference += f"in {names[1]}"
         elif table.ids.kind == "hash":
             if before.rows == table.rows:
                 continue
-            found = f"expected ids that are hashed to {before.rows:,} rows, as in {names[0]}, got "
-            found += f"{table.rows:,} rows in {names[1]}"
+            difference = (
+                f"expected ids that are hashed to {before.rows:,} rows, as in {names[0]}, got "
+            )
+            difference += f"{table.rows:,} rows in {names[1]}"
         elif mine is None or theirs is None:
             unknown.append((table.name, names[0] if mine is None else names[1]))
             continue
@@ -56,11 +60,13 @@ def check_same_rows(
             grew = start is not None and theirs.values > mine.values
             if mine == (start(table.name, mine.values) if start and grew else theirs):
                 continue
-            found = "a vocabulary that begins with" if start else "the vocabulary with"
-            found = f"expected {found} the {mine.values:,} values of {names[0]}, got another one "
-            found += f"({theirs.values:,} values) in {names[1]}"
+            difference = "a vocabulary that begins with" if start else "the vocabulary with"
+            difference = (
+                f"expected {difference} the {mine.values:,} values of {names[0]}, got another one "
+            )
+            difference += f"({theirs.values:,} values) in {names[1]}"
         raise OperError(
-            f"table {table.name!r}: {found}, so that equal numbers are different rows; "
+            f"table {table.name!r}: {difference}, so that equal numbers are different rows; "
             f"{remedy or count_by_the_plan()}"
         )
     if unknown:

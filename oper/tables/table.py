@@ -94,8 +94,8 @@ class IdRule:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "IdRule":
         """Read the rule from JSON, the inverse of `to_dict`."""
-        found = content.get("vocabulary")
-        return cls(**{**content, "vocabulary": found and VocabularyDigest(**found)})
+        vocabulary = content.get("vocabulary")
+        return cls(**{**content, "vocabulary": vocabulary and VocabularyDigest(**vocabulary)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rule as JSON holds it, with a vocabulary only if there is one."""
@@ -360,9 +360,9 @@ def configs_of(collection: Any) -> Sequence[Any] | None:
     """Return the configs of a collection's tables, unsharded or not; None for another module."""
     for name in ("embedding_bag_configs", "embedding_configs"):
         # Collections that TorchRec sharded have the configs as an attribute.
-        found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
-        if found is not None:
-            return list(found() if callable(found) else found)
+        configs: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
+        if configs is not None:
+            return list(configs() if callable(configs) else configs)
     return None
 
 

@@ -74,8 +74,8 @@ class TableOptimizers(CombinedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by the parameters' names."""
-        found = super().state_dict()
-        return found | {"state": _StatesByName(found["state"])}
+        states = super().state_dict()
+        return states | {"state": _StatesByName(states["state"])}
 
 
 class _StatesByName(dict[str, Any]):

@@ -286,8 +286,8 @@ class _Used(TorchDispatchMode):
         return _storage(tensor) in self._used
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_leaves((args, kwargs))
-        storages = {_storage(each) for each in given if isinstance(each, torch.Tensor)}
+        leaves = tree_leaves((args, kwargs))
+        storages = {_storage(each) for each in leaves if isinstance(each, torch.Tensor)}
         self._used |= storages & self._storages
         return func(*args, **(kwargs or {}))
 

@@ -255,18 +255,18 @@ def _check_dtypes(folder: Path, tables: Mapping[str, StreamedTable], index: Save
 
 def _new_rows(model: nn.Module, loaded: Loaded) -> dict[str, list[RowRange]]:
     """Return the rows of each collection that a checkpoint lacks."""
-    found = {}
+    new_rows = {}
     for path, module in sharded_collections(model).items():
         old = [
             0 if table.name in loaded.new else loaded.grown.get(table.name, table.rows)
             for table in module.blocks.tables
         ]
-        found[path] = [
+        new_rows[path] = [
             RowRange(number, first, table.rows - first)
             for number, (table, first) in enumerate(zip(module.blocks.tables, old, strict=True))
             if first < table.rows
         ]
-    return found
+    return new_rows
 
 
 def _read_tables(chain: Chain, tables: Mapping[str, StreamedTable], group: Group | None) -> None:

@@ -188,11 +188,11 @@ def check_kernels(collection: Any) -> None:
         if bags:
             wanted["mode"] = "mean" if config.pooling is PoolingType.MEAN else "sum"
         for setting, value in wanted.items():
-            given = getattr(kernel, setting, value)
-            if given != value:
+            got = getattr(kernel, setting, value)
+            if got != value:
                 raise OperError(
                     f"table {config.name!r}: expected {setting}={value!r} of its "
-                    f"{type(kernel).__name__}, as its config says, got {given!r}, which sharding "
+                    f"{type(kernel).__name__}, as its config says, got {got!r}, which sharding "
                     "would lose: set the config's pooling, and leave padding out of the batch"
                 )
 
@@ -208,12 +208,12 @@ def match_tables(
     check_tables(plan, collection)
     check_kernels(collection)
     plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
-    weights, found = parameters(collection), []
+    weights, tables = parameters(collection), []
     for config in configs(collection):
         index = plan.table_index(config.name)
         pooling = getattr(config, "pooling", None)
         optimizer = optimizer_of(weights[config.name], fused_params, warnings)
-        found.append(
+        tables.append(
             EmbeddingTable(
                 index=index,
                 features=tuple(config.feature_names),
@@ -222,8 +222,8 @@ def match_tables(
             )
         )
     if plan.workload.training:
-        _warn_of_other_optimizers(plan, found, warnings)
-    return plan, found
+        _warn_of_other_optimizers(plan, tables, warnings)
+    return plan, tables
 
 
 def optimizer_of(

@@ -53,11 +53,11 @@ def of_each_rank(make: Callable[[], _T], group: Group | None) -> _T:
         raise
     except Exception as error:  # Whatever the error, the others must stop waiting.
         failure, said = error, _said(error)
-    for rank, theirs in enumerate(gathered(said, group)):
+    for rank, text in enumerate(gathered(said, group)):
         if failure is not None:
             raise failure
-        if theirs:
-            raise OperError(f"rank {rank} failed: {theirs}")
+        if text:
+            raise OperError(f"rank {rank} failed: {text}")
     return made
 
 
@@ -74,10 +74,10 @@ def gathered(value: _T, group: Group | None) -> list[_T]:
     """Return the JSON values of all ranks: tuples become lists."""
     if group is None:
         return [value]
-    mine = json.dumps(value).encode()
-    sizes = group.gather(len(mine).to_bytes(_LENGTH_BYTES, "little"), _COME)
+    message = json.dumps(value).encode()
+    sizes = group.gather(len(message).to_bytes(_LENGTH_BYTES, "little"), _COME)
     most = max(int.from_bytes(size, "little") for size in sizes)
-    padded = torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8)
+    padded = torch.frombuffer(bytearray(message.ljust(most)), dtype=torch.uint8)
     boxes = torch.empty(group.ranks * most, dtype=torch.uint8)
     group.run(dist.all_gather_into_tensor, boxes, padded, action=_COME)
     return [json.loads(box.numpy().tobytes()) for box in boxes.split(most)]

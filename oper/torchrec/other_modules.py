@@ -97,7 +97,7 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
     in_collections = {
         config.name for _, module in collections(model) for config in configs_of(module) or ()
     }
-    found = []
+    others = []
     within = [path for path, _ in collections_of(model)]
     for path, module in collections_of(model):
         if path in taken or any(inner.startswith(f"{path}.") for inner in taken if path):
@@ -105,7 +105,7 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
         if not path and taken:
             continue
         names = frozenset(config.name for config in configs_of(module) or ())
-        found.append(OtherModule(path, _called(module), _kind(module), names))
+        others.append(OtherModule(path, _called(module), _kind(module), names))
     for path, module in model.named_modules():
         inside = any(outer == "" or path.startswith(f"{outer}.") for outer in within)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not inside:
@@ -113,8 +113,8 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
             called = _called(module)
             if type(module) in (nn.Embedding, nn.EmbeddingBag):
                 called = f"torch.nn.{called}"
-            found.append(OtherModule(path, called, Kind.TORCH, names))
-    return found
+            others.append(OtherModule(path, called, Kind.TORCH, names))
+    return others
 
 
 def check_others(model: nn.Module, planned: Collection[str]) -> None:

@@ -65,15 +65,15 @@ class ShardedModel(DistributedModelParallel):
         keep_vars: bool = False,
     ) -> dict[str, Any]:
         """Return the state dict, or add it to `destination` with `prefix` before all names."""
-        mine: Any = super().state_dict(keep_vars=keep_vars)
+        states: Any = super().state_dict(keep_vars=keep_vars)
         if destination is None and not prefix:
-            return mine
-        found: Any = OrderedDict() if destination is None else destination
-        found.update((prefix + name, value) for name, value in mine.items())
-        if hasattr(found, "_metadata"):
-            of_modules = mine._metadata.items()
-            found._metadata.update(((prefix + path).rstrip("."), v) for path, v in of_modules)
-        return found
+            return states
+        result: Any = OrderedDict() if destination is None else destination
+        result.update((prefix + name, value) for name, value in states.items())
+        if hasattr(result, "_metadata"):
+            of_modules = states._metadata.items()
+            result._metadata.update(((prefix + path).rstrip("."), v) for path, v in of_modules)
+        return result
 
     def load_state_dict(
         self,
@@ -141,13 +141,13 @@ def fused_optimizer_of(model: Any) -> CombinedOptimizer:
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield each module with its path in the unsharded model, and whether it wraps another one."""
-    found: dict[str, tuple[str, bool]] = {}
+    known: dict[str, tuple[str, bool]] = {}
     for path, module in model.named_modules():
         around, _, name = path.rpartition(".")
-        outer, wrapped = found[around] if path else ("", True)
-        own = outer if wrapped else f"{outer}.{name}".removeprefix(".")
-        found[path] = (own, isinstance(module, _WRAPPERS))
-        yield own, module, found[path][1]
+        outer, wrapped = known[around] if path else ("", True)
+        unsharded = outer if wrapped else f"{outer}.{name}".removeprefix(".")
+        known[path] = (unsharded, isinstance(module, _WRAPPERS))
+        yield unsharded, module, known[path][1]
 
 
 def _with_names_of_users(module: nn.Module, keys: Any) -> None:

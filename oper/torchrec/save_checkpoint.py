@@ -69,8 +69,8 @@ def save(
         check_parts("save", folder, state)
 
     of_each_rank(check, blocks.group)
-    given = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
-    blocks.agree("save", given)
+    settings = {"folder": str(folder), "step": step, "overwrite": overwrite, "deltas": deltas}
+    blocks.agree("save", settings)
     with streaming(model):
         content = of_each_rank(lambda: state_to_save(model, state), blocks.group)
         marker = write_checkpoint(model, Path(folder), content, step, overwrite)
@@ -126,7 +126,7 @@ def _write_parts(
 
     def write() -> list[WriteResult]:
         try:
-            planned = planner.finish_plan(mine)
+            planned = planner.finish_plan(own_plan)
             return writer.write_data(planned, planner).value()
         except OSError as error:
             raise OperError(
@@ -138,7 +138,7 @@ def _write_parts(
     plans = gathered(plan_to_json(of_each_rank(plan, group)), group)
     # Equal on all ranks, because the plans are.
     planned, metadata = planner.create_global_plan([plan_from_json(each) for each in plans])
-    mine = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
+    own_plan = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
     written = gathered([result_to_json(each) for each in of_each_rank(write, group)], group)
     results = [[result_from_json(each) for each in of_rank] for of_rank in written]
     of_first_rank(lambda: writer.finish(metadata, results), group)

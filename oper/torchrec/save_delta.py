@@ -94,10 +94,10 @@ def _check(folder: Path, before: SavedBefore) -> None:
 def _tables(content: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """Return the marker's tables: the sizes of all tables, and the names of their saved tensors."""
     flat, _ = flattened("save_delta", content)
-    found: dict[str, dict[str, Any]] = {
+    tables: dict[str, dict[str, Any]] = {
         name: {"rows": rows, "tensors": []} for name, rows in sizes.items()
     }
     for name, value in flat.items():
         if isinstance(value, TableRows):
-            found[value.table]["tensors"].append(name)
-    return found
+            tables[value.table]["tensors"].append(name)
+    return tables

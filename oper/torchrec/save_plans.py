@@ -52,20 +52,20 @@ def _index_to_json(index: MetadataIndex) -> list[Any]:
 
 
 def _item_to_json(item: WriteItem) -> dict[str, Any]:
-    found: dict[str, Any] = {"index": _index_to_json(item.index), "type": item.type.name}
+    content: dict[str, Any] = {"index": _index_to_json(item.index), "type": item.type.name}
     if (data := item.bytes_io_data) is not None:
-        found["bytes"] = data.nbytes
+        content["bytes"] = data.nbytes
     if (tensor := item.tensor_data) is not None:
-        found["sizes"] = [tensor.chunk.offsets, tensor.chunk.sizes, tensor.size]
+        content["sizes"] = [tensor.chunk.offsets, tensor.chunk.sizes, tensor.size]
         of = tensor.properties
-        found["properties"] = {
+        content["properties"] = {
             "dtype": str(of.dtype),
             "layout": str(of.layout),
             "requires_grad": of.requires_grad,
             "memory_format": str(of.memory_format),
             "pin_memory": of.pin_memory,
         }
-    return found
+    return content
 
 
 def _item_from_json(content: dict[str, Any]) -> WriteItem:

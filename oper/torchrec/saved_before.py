@@ -47,8 +47,8 @@ def end_deltas(model: nn.Module) -> None:
 def saved_before(model: nn.Module) -> SavedBefore:
     """Return the checkpoint that a delta of the model would continue; raise OperError if rows have
     not been marked since one."""
-    found = {module.saved_before for module in sharded_collections(model).values()}
-    if len(found) == 1 and (saved := found.pop()) is not None:
+    checkpoints = {module.saved_before for module in sharded_collections(model).values()}
+    if len(checkpoints) == 1 and (saved := checkpoints.pop()) is not None:
         return saved
     raise OperError(
         "save_delta: which rows changed is not known, as nothing marked them: begin by "

@@ -73,8 +73,8 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         self.saved_before: Any = None  # checkpoint that deltas continue (saved_before.py)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
-        given = module_tables.parameters(module)
-        self._weights = [self._add_parameter(config, given) for config in self._configs]
+        weights = module_tables.parameters(module)
+        self._weights = [self._add_parameter(config, weights) for config in self._configs]
         self._optimizer = CombinedOptimizer(
             [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
         )
@@ -262,8 +262,8 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         if all(weight.is_meta for weight in weights.values()):
             self.reset_parameters()
         else:
-            given = [weights[config.name].detach() for config in self._configs]
-            initial_values.copy_tables(self._engine, given)
+            values = [weights[config.name].detach() for config in self._configs]
+            initial_values.copy_tables(self._engine, values)
 
 
 class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):
@@ -323,12 +323,14 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         by_key: dict[str, list[torch.Tensor]] = {}
         for key, part in zip(ctx.batch.keys, parts, strict=True):
             by_key.setdefault(key, []).append(part)
-        given = ctx.features
-        keys = given.keys()
-        lengths = dict(zip(keys, given.lengths().view(len(keys), given.stride()), strict=True))
+        features = ctx.features
+        keys = features.keys()
+        lengths = dict(
+            zip(keys, features.lengths().view(len(keys), features.stride()), strict=True)
+        )
         indices: dict[str, torch.Tensor] = {}
         if self._need_indices:  # on a device this waits for the offsets of the features
-            values = given.values().split(given.length_per_key())
+            values = features.values().split(features.length_per_key())
             indices = dict(zip(keys, values, strict=True))
         result = {
             name: JaggedTensor(

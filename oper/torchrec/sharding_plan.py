@@ -89,7 +89,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             matched.append((path, collection))
     paths = module_tables.paths_of_tables(matched)
     module_tables.check_places_of_tables(module, matched)
-    found: dict[str, OperModulePlan] = {}
+    plans: dict[str, OperModulePlan] = {}
     for path, collection in matched:
         module_tables.check_tables(plan, collection)
         content = OperModulePlan(
@@ -97,14 +97,14 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             for config in module_tables.configs(collection)
         )
         content.oper_plan, content.warnings = plan, warnings
-        found[path] = content
+        plans[path] = content
     other_modules.check_others(module, planned)
     if not names_of_model:
         raise OperError(
             f"{type(module).__name__}: holds no EmbeddingBagCollection or EmbeddingCollection of "
             f"TorchRec's, which OPER shards{other_modules.instead(module)}"
         )
-    if not found:
+    if not plans:
         raise OperError(
             f"{type(module).__name__}: the plan has none of its tables: it has "
             f"{module_tables.first_names(names_of_model)}, and the plan "
@@ -119,7 +119,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
             f"{type(module).__name__} ({min(unused)}, …): it may be for another model"
         )
         warnings.warn(_log, text, text)
-    return OperShardingPlan(found, plan)
+    return OperShardingPlan(plans, plan)
 
 
 def _parameter_sharding(kind: type[nn.Module], config: Any, ranks: int) -> ParameterSharding:

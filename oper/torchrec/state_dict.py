@@ -108,12 +108,12 @@ class TableBlocks:
         """Return the touched rows of each table in this rank's blocks."""
         self._write_changed()
         engine = self._engine
-        found = [
+        blocks = [
             TouchedBlock.of(engine, number, row_blocks(table.rows, engine.ranks))
             for number, table in enumerate(self._tables)
         ]
-        rows = gathered([sum(block.counts) for block in found], self.group)
-        by_table = zip(found, zip(*rows, strict=True), strict=True)
+        rows = gathered([sum(block.counts) for block in blocks], self.group)
+        by_table = zip(blocks, zip(*rows, strict=True), strict=True)
         return [block.among(of_ranks, engine.rank) for block, of_ranks in by_table]
 
     @torch.inference_mode(mode=False)  # versions reveal changes to the handed-out blocks
@@ -127,14 +127,14 @@ class TableBlocks:
             self._write_changed()
         requests = [RowRange(table, *self._block(table)) for table in tables]
         blocks = self._engine.read_rows(requests, name)
-        found = []
+        copies = []
         for (table, first, _), block in zip(requests, blocks, strict=True):
             planned = self._tables[table]
             dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
             values = block.to(dtype)
             self._handed_out.append(_HandedOut(table, name, first, values, values._version))
-            found.append(self._sharded(planned.rows, values))
-        return found
+            copies.append(self._sharded(planned.rows, values))
+        return copies
 
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
@@ -158,8 +158,8 @@ class TableBlocks:
     def agree_on(self, tables: Iterable[int]) -> None:
         """Raise OperError on all ranks if they would load different tables, after which rows would
         be new on some ranks and old on others."""
-        given = {f"table {self._tables[table].name!r}": "given" for table in tables}
-        self._engine.node.agree_on(given, "the tables of a state dict")
+        names = {f"table {self._tables[table].name!r}": "given" for table in tables}
+        self._engine.node.agree_on(names, "the tables of a state dict")
 
     def agree(self, function: str, given: Mapping[str, Any]) -> None:
         """Raise OperError on all ranks unless their arguments of a function, by name, are equal."""
@@ -296,12 +296,12 @@ class TableBlocks:
         on."""
         planned = self._tables[table]
         whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
-        given = _size(value)
-        if given != whole:
+        size = _size(value)
+        if size != whole:
             what = f"{state.name} of its optimizer" if state else "weight"
             raise OperError(
                 f"table {planned.name!r}: the state dict's {what}: expected shape {whole}, got "
-                f"{given}: load a state dict of the same model"
+                f"{size}: load a state dict of the same model"
             )
         parts = _local_parts(value)
         if parts is None:

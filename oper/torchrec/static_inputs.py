@@ -115,10 +115,10 @@ class StaticInputs:
         """Copy fitting inputs into these. Return the batches among them, by the `id` of the batches
         that they replace."""
         pairs = zip(self._copies.leaves, inputs.leaves, strict=True)
-        given = [part for old, new in pairs for part in _tensors(new, old)]
-        if given:
+        sources = [part for old, new in pairs for part in _tensors(new, old)]
+        if sources:
             with torch.no_grad():
-                torch._foreach_copy_(self._tensors, given, non_blocking=True)
+                torch._foreach_copy_(self._tensors, sources, non_blocking=True)
         return {id(old): new for old, new in self._pairs(inputs)}
 
     def _pairs(self, inputs: Inputs) -> list[tuple[StaticBatch, KeyedJaggedTensor]]:

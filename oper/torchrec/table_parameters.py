@@ -100,8 +100,8 @@ class TableParameters:
             )
         frozen = []
         for number, (holder, weight) in enumerate(zip(self._holders, self._weights, strict=True)):
-            found = holder._parameters.get("weight")
-            if found is not weight or len(weight):
+            parameter = holder._parameters.get("weight")
+            if parameter is not weight or len(weight):
                 raise self._refused(number, "its parameter was replaced, which changes no row")
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise OperError(

@@ -48,9 +48,9 @@ class TouchedBlock:
                 RowRange(table, of_rank[0][0], sum(rows for _, rows in of_rank))
                 for of_rank in zip(*some, strict=True)
             ]
-            mine = [piece[engine.rank] for piece in some]
-            touched = engine.touched_rows(asked).split([rows for _, rows in mine])
-            firsts += [first for first, _ in mine]
+            own_pieces = [piece[engine.rank] for piece in some]
+            touched = engine.touched_rows(asked).split([rows for _, rows in own_pieces])
+            firsts += [first for first, _ in own_pieces]
             bits += [torch.from_numpy(np.packbits(part.numpy())) for part in touched]
             counts += [int(part.sum()) for part in touched]
         return cls(firsts, bits, counts)
@@ -68,8 +68,8 @@ class TouchedBlock:
 
     def ids(self, piece: int) -> torch.Tensor:
         """Return the touched rows of a piece, int64, ascending."""
-        found = np.flatnonzero(np.unpackbits(self.bits[piece].numpy()))
-        return torch.from_numpy(found + self.firsts[piece])
+        offsets = np.flatnonzero(np.unpackbits(self.bits[piece].numpy()))
+        return torch.from_numpy(offsets + self.firsts[piece])
 
 
 class TouchedIds(Streamed):

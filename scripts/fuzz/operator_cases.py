@@ -260,8 +260,8 @@ def _forward_bags() -> list[Argument]:
 
 def _join_bags() -> list[Argument]:
     batch = _bags_of_nodes()
-    given = [argument.value for argument in batch]
-    words, _, _, kept, _ = native.ops().forward_bags(*given, *_NODES, [0, 0, 0], 5, 1)
+    values = [argument.value for argument in batch]
+    words, _, _, kept, _ = native.ops().forward_bags(*values, *_NODES, [0, 0, 0], 5, 1)
     forwards = [sum(int(part[2 + feature]) for part in words) for feature in range(2)]
     return [*batch, *_list(forwards, *_NODES, kept, words, 2, [LOCAL], 5, 1)]
 
@@ -287,8 +287,8 @@ def _update() -> list[Argument]:
     rows, state = (torch.zeros((20, n), dtype=torch.uint8) for n in (32, 64))
     settings = [0.1] * _settings()
     marks = torch.zeros(20, dtype=torch.bool)
-    given = _list(slots, values, _GROUPS, [1, 1], rows, state, 8, 0, "adam", settings, _i64(0))
-    return [*given, *_list(0, marks)]
+    arguments = _list(slots, values, _GROUPS, [1, 1], rows, state, 8, 0, "adam", settings, _i64(0))
+    return [*arguments, *_list(0, marks)]
 
 
 def _settings() -> int:

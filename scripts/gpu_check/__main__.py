@@ -38,15 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="run this stage alone, and print its records",
     )
-    given = parser.parse_args(arguments)
-    library = emulated_kernels() if given.dry else None
-    if given.stage:
-        for record in stage(given.stage).records(library):
+    options = parser.parse_args(arguments)
+    library = emulated_kernels() if options.dry else None
+    if options.stage:
+        for record in stage(options.stage).records(library):
             print(json.dumps(record), flush=True)
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    records = run_all(given.out, given.dry)
-    print(f"gpu_check: {given.out / 'report.md'}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    records = run_all(options.out, options.dry)
+    print(f"gpu_check: {options.out / 'report.md'}")
     return int(any(record.get("outcome") == "failed" for record in records))
 
 
@@ -75,28 +75,28 @@ def run_all(out: Path, dry: bool) -> list[dict[str, Any]]:
     records.jsonl gets each record as it comes, and report.md is rewritten after every stage.
     """
     deadline = time.monotonic() + ALL_SECONDS
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     (out / LOG).unlink(missing_ok=True)
     with open(out / "records.jsonl", "w", encoding="utf-8") as file:
         for name in names():
             for record in run_stage(name, out, deadline - time.monotonic(), dry):
                 record = {"stage": name, **record}
-                found.append(record)
+                records.append(record)
                 file.write(json.dumps(record) + "\n")
                 file.flush()
-            (out / "report.md").write_text(markdown(found, titles()), encoding="utf-8")
-            print(f"gpu_check: {name}: {found[-1]['outcome']}", flush=True)
-    return found
+            (out / "report.md").write_text(markdown(records, titles()), encoding="utf-8")
+            print(f"gpu_check: {name}: {records[-1]['outcome']}", flush=True)
+    return records
 
 
 def run_stage(name: str, out: Path, left: float, dry: bool) -> Iterator[dict[str, Any]]:
     """Yield the records of one stage as they come, then its outcome: ok, failed or skipped."""
-    found = stage(name)
-    missing = [package for package in found.NEEDS if importlib.util.find_spec(package) is None]
+    module = stage(name)
+    missing = [package for package in module.NEEDS if importlib.util.find_spec(package) is None]
     if missing:
         yield {"outcome": "skipped", "why": f"not installed: {', '.join(missing)}"}
         return
-    seconds = min(found.SECONDS, left)
+    seconds = min(module.SECONDS, left)
     if seconds < 1:
         yield {"outcome": "skipped", "why": "no time was left"}
         return

@@ -55,23 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--architecture", type=int, default=90, help="90 is H100 and H200")
     parser.add_argument("--python", type=Path, help=f"a Python {PYTHON} with torch {TORCH}")
-    given = parser.parse_args(arguments)
-    if given.python is not None:
-        check_python(given.python)
+    options = parser.parse_args(arguments)
+    if options.python is not None:
+        check_python(options.python)
     missing = [name for name in ("tar", "xz") if shutil.which(name) is None]
     if importlib.util.find_spec("zstandard") is None:
         missing.append("zstandard (pip install zstandard)")
     if missing:
         sys.exit(f"bundle: missing here: {', '.join(missing)}")
-    out: Path = given.out.resolve()
+    out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as name:
         site = Path(name) / "site"
         unpack(fetch(Path(name) / "wheels"), site)
-        prune_fbgemm.prune_all(site / "fbgemm_gpu", given.architecture)
+        prune_fbgemm.prune_all(site / "fbgemm_gpu", options.architecture)
         archive(site, out / ARCHIVE)
-        if given.python is not None:
-            build_extension(given.python, Path(name), out)
+        if options.python is not None:
+            build_extension(options.python, Path(name), out)
     shutil.copy(Path(__file__).with_name("on_device.sh"), out)
     if build_cuda.LIBRARY.exists():
         shutil.copy(build_cuda.LIBRARY, out)
@@ -124,9 +124,9 @@ def check_python(python: Path) -> None:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     except OSError as problem:
         sys.exit(f"{expected}, got {python} ({problem.strerror})")
-    found, _, torch = done.stdout.strip().partition("\n")
-    if found != PYTHON or not f"{torch}.".startswith(f"{TORCH}."):
-        sys.exit(f"{expected}, got {python}: Python {found}, torch {torch or 'missing'}")
+    version, _, torch = done.stdout.strip().partition("\n")
+    if version != PYTHON or not f"{torch}.".startswith(f"{TORCH}."):
+        sys.exit(f"{expected}, got {python}: Python {version}, torch {torch or 'missing'}")
 
 
 def build_extension(python: Path, folder: Path, out: Path) -> None:

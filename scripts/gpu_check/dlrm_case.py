@@ -59,15 +59,15 @@ def draw_batches(sizes: Sizes, samples: int, place: torch.device) -> list[Batch]
     random = np.random.default_rng(1)
     keys = [f"f{n}" for n in range(TABLES)]
     lengths = torch.ones(TABLES * samples, dtype=torch.int32)
-    found = []
+    drawn = []
     for _ in range(INPUTS):
         ids = zipf_ids(TABLES * samples, sizes.rows, "cpu")
         batch = KeyedJaggedTensor(keys, ids, lengths=lengths)
         batch.length_per_key()  # known to the host, as graphs need
         dense = torch.from_numpy(random.random((samples, DENSE_FEATURES), dtype=np.float32))
         labels = torch.from_numpy(random.integers(0, 2, samples).astype(np.float32))
-        found.append(Batch(dense.to(place), batch.to(place), labels.to(place)))
-    return found
+        drawn.append(Batch(dense.to(place), batch.to(place), labels.to(place)))
+    return drawn
 
 
 def make_collection(sizes: Sizes) -> EmbeddingBagCollection:

@@ -77,8 +77,8 @@ def measured_cases(
         arena = torch.randn(sizes.arena_bytes // (4 * dim), dim, device=on)
         for samples, length in sizes.bags:
             for ids in IDS:
-                found = measure(device, arena, ids, samples, length)
-                yield {"dim": dim, "bag": length, "ids": ids, **found}, copied
+                record = measure(device, arena, ids, samples, length)
+                yield {"dim": dim, "bag": length, "ids": ids, **record}, copied
         del arena
 
 

@@ -133,9 +133,11 @@ def fat_binaries(data: mmap.mmap) -> Iterator[FatBinary]:
                 continue
             entries, place = [], at + header_size
             while place + ENTRY_BYTES <= at + header_size + size:
-                kind, own, payload, architecture = struct.unpack_from(ENTRY_HEADER, data, place)
-                entries.append(Entry(kind, architecture, place, own, payload))
-                place += own + payload
+                kind, entry_header_size, payload, architecture = struct.unpack_from(
+                    ENTRY_HEADER, data, place
+                )
+                entries.append(Entry(kind, architecture, place, entry_header_size, payload))
+                place += entry_header_size + payload
             yield FatBinary(at, header_size, size, tuple(entries))
             at += header_size + size
 
@@ -145,12 +147,12 @@ def sections(data: bytes | mmap.mmap) -> list[Section]:
     (table,) = struct.unpack_from("<Q", data, 0x28)  # e_shoff of Elf64_Ehdr
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)  # e_shentsize and the next two
     headers = [struct.unpack_from(SECTION_HEADER, data, table + n * size) for n in range(count)]
-    found = []
+    found_sections = []
     for name, _, _, _, at, length, *_ in headers:
         begin = headers[names][4] + name
         text = bytes(data[begin : data.find(b"\0", begin)]).decode()
-        found.append(Section(text, at, length))
-    return found
+        found_sections.append(Section(text, at, length))
+    return found_sections
 
 
 def decompressed(payload: bytes) -> bytes:

@@ -9,9 +9,11 @@ def markdown(records: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) ->
     "outcome"."""
     parts = ["# GPU check\n"]
     for name, title in titles.items():
-        mine = [{k: v for k, v in r.items() if k != "stage"} for r in records if r["stage"] == name]
-        results = [record for record in mine if "outcome" not in record]
-        end = next((record for record in mine if "outcome" in record), {"outcome": "not run"})
+        of_stage = [
+            {k: v for k, v in r.items() if k != "stage"} for r in records if r["stage"] == name
+        ]
+        results = [record for record in of_stage if "outcome" not in record]
+        end = next((record for record in of_stage if "outcome" in record), {"outcome": "not run"})
         parts.append(f"## {title}\n{sentence(end)}\n")
         # Records with the same fields are one table.
         for fields in dict.fromkeys(tuple(record) for record in results):

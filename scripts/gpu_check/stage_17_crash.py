@@ -95,11 +95,11 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
         folder = Path(name)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             told = pool.submit(describe_machine)
-            found = [pool.submit(*each) for each in tries(folder, library is not None)]
-            for each in found:
+            outcomes = [pool.submit(*each) for each in tries(folder, library is not None)]
+            for each in outcomes:
                 yield each.result()
             told.result()
-        if any(each.result()["failed"] for each in found):
+        if any(each.result()["failed"] for each in outcomes):
             debug(OURS)
 
 
@@ -131,11 +131,11 @@ def try_code(
 ) -> dict[str, Any]:
     """Run code that makes a mistake, and return a record that says whether it was raised."""
     command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
-    given = os.environ | (environment or {})
+    variables = os.environ | (environment or {})
     # The folder's own `oper` comes first: -c puts the working directory there.
     try:
         done = subprocess.run(
-            command, cwd=folder, env=given, capture_output=True, text=True, timeout=TRY_SECONDS
+            command, cwd=folder, env=variables, capture_output=True, text=True, timeout=TRY_SECONDS
         )
     except subprocess.TimeoutExpired:
         return {"try": name, "exit": "late", "raised": False, "failed": True}

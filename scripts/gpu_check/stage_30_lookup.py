@@ -23,8 +23,8 @@ NEEDS = ("torch", "numpy", "pyarrow")
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
-    for found, copied in measured_cases(library, measure):
-        yield {**found, "of_copy": found["bytes_per_second"] / copied}
+    for record, copied in measured_cases(library, measure):
+        yield {**record, "of_copy": record["bytes_per_second"] / copied}
 
 
 def measure(device: Any, arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
@@ -39,8 +39,17 @@ def measure(device: Any, arena: Any, ids: str, samples: int, length: int) -> dic
 
     def ours(case: LookupCase) -> Any:
         offsets = None if length == 1 else case.starts
-        given = (case.addresses, offsets, None, case.words, bases, 0, out_elements, torch.float32)
-        return device.ops().pooled_rows(*given, device.stream)
+        arguments = (
+            case.addresses,
+            offsets,
+            None,
+            case.words,
+            bases,
+            0,
+            out_elements,
+            torch.float32,
+        )
+        return device.ops().pooled_rows(*arguments, device.stream)
 
     def torchs(case: LookupCase) -> Any:
         return torch.nn.functional.embedding_bag(case.slots, arena, case.starts[:-1], mode="sum")

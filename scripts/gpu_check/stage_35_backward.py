@@ -25,12 +25,12 @@ LR, EPS = 0.1, 1e-8
 
 
 def records(library: str | None) -> Iterator[dict[str, Any]]:
-    for found, copied in measured_cases(library, measure):
-        moved = found["bytes"] / copied
+    for record, copied in measured_cases(library, measure):
+        moved = record["bytes"] / copied
         yield {
-            **found,
-            "of_copy": moved / found["seconds"],
-            "of_copy_with_sort": moved / (found["seconds"] + found["sort_seconds"]),
+            **record,
+            "of_copy": moved / record["seconds"],
+            "of_copy_with_sort": moved / (record["seconds"] + record["sort_seconds"]),
         }
 
 
@@ -94,8 +94,8 @@ class Backward(LookupCase):
         import torch
 
         read = (self.addresses, self.segments, self.words, 0, 1, [len(self.arena)])
-        found = self.ops.sort_accesses(*read, self.starts, self.stream)
-        self.positions, self.run_start, self.run_slot, self.before = found
+        runs = self.ops.sort_accesses(*read, self.starts, self.stream)
+        self.positions, self.run_start, self.run_slot, self.before = runs
         self.groups = self.ops.lay_out_gradients(self.before, [self.dim], self.stream)
         self.values = torch.empty(len(self.run_slot) * self.dim + 16, device=self.arena.device)
 

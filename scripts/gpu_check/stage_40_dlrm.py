@@ -36,18 +36,18 @@ def measure(library: str | None, sizes: Any, samples: int, group: Any) -> Iterat
 
     place, device = place_of(library), device_of(library)
     batches = dlrm_case.draw_batches(sizes, samples, place)
-    theirs = shard_by_torchrec(dlrm_case.make_dlrm(sizes), place, samples, group)
+    by_torchrec = shard_by_torchrec(dlrm_case.make_dlrm(sizes), place, samples, group)
     plan = dlrm_case.make_plan(dlrm_case.make_dlrm(sizes), batches, dlrm_case.topology_of(device))
     env = ShardingEnv.from_process_group(group)
 
     def ours() -> Any:
         with on_device(library):
             made = oper.shard(dlrm_case.make_dlrm(sizes), plan, env=env, device=place)
-        made.load_state_dict(theirs.state_dict())
+        made.load_state_dict(by_torchrec.state_dict())
         return made
 
     eager, graphed = ours(), ours()
-    steps = {name: step_of(m) for name, m in (("TorchRec", theirs), ("OPER", eager))}
+    steps = {name: step_of(m) for name, m in (("TorchRec", by_torchrec), ("OPER", eager))}
     as_graph = oper.graph_step(graphed, step_of(graphed))
     losses = {
         name: [float(step(batch)) for batch in batches[:FIRST_STEPS]]
@@ -58,15 +58,15 @@ def measure(library: str | None, sizes: Any, samples: int, group: Any) -> Iterat
     steps["OPER, as a graph"] = as_graph
     of_torchrec, of_oper = (torch.tensor(losses[name]) for name in ("TorchRec", "OPER"))
     same = bool(torch.allclose(of_torchrec, of_oper, rtol=1e-3, atol=1e-4))
-    found = timed_steps(steps, batches, device.synchronize, rounds=sizes.rounds)
-    for name, time in found.items():
+    times = timed_steps(steps, batches, device.synchronize, rounds=sizes.rounds)
+    for name, time in times.items():
         yield {
             "samples": samples,
             "side": name,
             "step_seconds": time.seconds,
             "spread": time.spread,
             "samples_per_second": samples / time.seconds,
-            "times_torchrec": found["TorchRec"].seconds / time.seconds,
+            "times_torchrec": times["TorchRec"].seconds / time.seconds,
             "captured": as_graph.captured if name not in losses else None,
             "failed": not (same if name in losses else as_graph.captured),
         }

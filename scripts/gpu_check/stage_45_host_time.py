@@ -25,8 +25,8 @@ LISTED = 12  # functions of a profile, which have nearly all of its time
 def records(library: str | None) -> Iterator[dict[str, Any]]:
     sizes = (TABLES, SAMPLES, ROUNDS) if library is None else (TABLES[:1], 8, 2)
     for tables in sizes[0]:
-        found, profiles = measure(library, tables, *sizes[1:])
-        yield {"tables": tables, "samples": sizes[1], **found}
+        medians, profiles = measure(library, tables, *sizes[1:])
+        yield {"tables": tables, "samples": sizes[1], **medians}
         for what, functions in profiles.items():
             for function, seconds in functions:
                 of = {"tables": tables, "of": what, "function": function}
@@ -74,7 +74,7 @@ def measure(
     def step() -> None:
         engine(batch).sum().backward()
 
-    found = {
+    medians = {
         "prepare_seconds": statistics.median(prepare[WARM:]),
         "lookup_seconds": statistics.median(lookup[WARM:]),
         "train_seconds": statistics.median(train[WARM:]),
@@ -84,11 +84,11 @@ def measure(
     profiles = {"step": profile_of(step, on.synchronize, rounds)}
     captured = StepGraph([engine], step)
     on_host, to_the_end = timed(captured.run, on.synchronize, rounds)
-    found["graph_seconds"] = statistics.median(on_host)
-    found["graph_step_seconds"] = statistics.median(to_the_end)
+    medians["graph_seconds"] = statistics.median(on_host)
+    medians["graph_step_seconds"] = statistics.median(to_the_end)
     profiles["graph"] = profile_of(captured.run, on.synchronize, rounds)
     engine.close()
-    return found, profiles
+    return medians, profiles
 
 
 def profile_of(
@@ -104,7 +104,8 @@ def profile_of(
         profile.disable()
     stats: Any = pstats.Stats(profile)
     of = {
-        f"{Path(file).name}:{name}": own for (file, _, name), (_, _, own, *_) in stats.stats.items()
+        f"{Path(file).name}:{name}": own_seconds
+        for (file, _, name), (_, _, own_seconds, *_) in stats.stats.items()
     }
     slowest = sorted(of.items(), key=lambda function: -function[1])[:LISTED]
     return [(function, seconds / rounds) for function, seconds in slowest]

@@ -41,8 +41,8 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
         versions: dict[str, Callable[[Any], object]] = {"eager": step, "as a graph": as_graph}
         assert plan.step_time is not None
         predicted = plan.step_time.seconds
-        found = timed_steps(versions, batches, device.synchronize, rounds=sizes.rounds)
-        for name, time in found.items():
+        times = timed_steps(versions, batches, device.synchronize, rounds=sizes.rounds)
+        for name, time in times.items():
             yield {
                 "samples": samples,
                 "preset": topology.name,

@@ -42,9 +42,9 @@ def timed(
     for seconds in passes:
         while len(seconds) < runs:
             given = before(inputs[len(seconds) % len(inputs)])
-            found, covered = seconds_of(work, given, device, cycles)
+            elapsed, covered = seconds_of(work, given, device, cycles)
             if covered or cycles >= MOST_CYCLES:
-                seconds.append(found)
+                seconds.append(elapsed)
             else:
                 cycles *= 2
     return _of_passes(passes)
@@ -90,12 +90,14 @@ def timed_steps(
                 step(inputs[number % len(inputs)])
             wait()
             passes[name].append([(time.perf_counter() - began) / rounds])
-    return {name: _of_passes(found) for name, found in passes.items()}
+    return {name: _of_passes(seconds) for name, seconds in passes.items()}
 
 
 def _of_passes(passes: Sequence[Sequence[float]]) -> Timing:
-    first, second = (statistics.median(found) for found in passes)
-    median = statistics.median([seconds for found in passes for seconds in found])
+    first, second = (statistics.median(seconds_of_pass) for seconds_of_pass in passes)
+    median = statistics.median(
+        [seconds for seconds_of_pass in passes for seconds in seconds_of_pass]
+    )
     return Timing(median, abs(first - second) / min(first, second))
 
 

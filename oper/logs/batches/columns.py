@@ -189,13 +189,13 @@ def _match(
     for pattern in patterns:
         # `--columns "user, item"` has a space after its comma.
         pattern = pattern if pattern in known else pattern.strip()
-        found = [pattern] if pattern in known else []
+        matches = [pattern] if pattern in known else []
         if not _PLAIN.fullmatch(pattern):
-            found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
-        if not found:
+            matches += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
             text = f"{setting} {pattern!r}: matches no column of {source.name}; {_list(names)}"
             raise NoSuchColumnError(text, pattern, _list(names))
-        chosen.update(dict.fromkeys(found))
+        chosen.update(dict.fromkeys(matches))
     # The file's order is kept, so that the order of the patterns does not matter.
     return tuple(n for n in names if n in chosen)
 

@@ -85,8 +85,8 @@ class LogOptions:
         if self.rows is not None:
             _bounds(self.rows)
         for name in ("delimiter", "list_separator"):
-            if (given := getattr(self, name)) is not None:
-                separator(given, option(f"--{name.replace('_', '-')}"))
+            if (value := getattr(self, name)) is not None:
+                separator(value, option(f"--{name.replace('_', '-')}"))
         if self.delimiter is not None and self.delimiter == self.list_separator:
             raise OperError(
                 f"{option('--delimiter')} and {option('--list-separator')} are both "
@@ -101,13 +101,13 @@ class LogOptions:
         if unknown:
             known = ", ".join(option.name for option in fields(cls))
             raise OperError(f"{min(unknown)}: is no option of reading a log; known are {known}")
-        given = dict(keywords)
+        settings = dict(keywords)
         for name in _SEVERAL:
-            if (names := given.get(name)) is not None:
-                given[name] = (names,) if isinstance(names, str) else tuple(names)
-        if given.get("missing") is not None:
-            given["missing"] = str(given["missing"])
-        return cls(**given)
+            if (names := settings.get(name)) is not None:
+                settings[name] = (names,) if isinstance(names, str) else tuple(names)
+        if settings.get("missing") is not None:
+            settings["missing"] = str(settings["missing"])
+        return cls(**settings)
 
     @property
     def rows_need_total(self) -> bool:

@@ -82,9 +82,9 @@ class NumberTexts:
         is_absent = pc.match_substring_regex(trimmed, "^[+-]?(nan|NaN|NAN)$")
         pointed = are_pointed(trimmed)
         known = pc.or_(pc.or_(integers, pointed), pc.is_in(trimmed, self._absent))
-        for found, first in ((pointed, self._pointed), (pc.invert(known), self._other)):
-            if name not in first and pc.any(found).as_py():
-                first[name] = _first(texts, found, place)
+        for mask, first in ((pointed, self._pointed), (pc.invert(known), self._other)):
+            if name not in first and pc.any(mask).as_py():
+                first[name] = _first(texts, mask, place)
         if name in self._pointed and name in self._other:
             raise OperError(
                 f"column {name!r} has {self._pointed[name]}, and {self._other[name]}: a column of "

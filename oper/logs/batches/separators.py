@@ -16,14 +16,14 @@ def separator(text: str, option: str) -> str:
     OperError if it is empty, long, or has a quote, a line end, a letter or a digit, which belong
     to the values.
     """
-    found = _NAMES.get(text) or _ESCAPE.sub(_character, text)
-    if not 0 < len(found) <= _MOST_CHARACTERS or re.search(r"[\"\r\n\0]|[^\W_]", found):
+    mark = _NAMES.get(text) or _ESCAPE.sub(_character, text)
+    if not 0 < len(mark) <= _MOST_CHARACTERS or re.search(r"[\"\r\n\0]|[^\W_]", mark):
         raise OperError(
             f"{option} {text[:80]!r}: expected 1 to {_MOST_CHARACTERS} characters without quotes, "
             rf"line ends, letters and digits, such as ';' or '::', an escape such as '\t' or "
             rf"'\x01', or one of {', '.join(_NAMES)}"
         )
-    return found
+    return mark
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -73,8 +73,8 @@ def batch_of(
     """Return a `pa.RecordBatch` as a batch of the log; `numbers` reads those of a text file."""
     time, plain = None, False
     if selection.time is not None:
-        given = part.column(selection.time)
-        time, plain = times_of(given, selection.time, location, selection.time_unit)
+        times = part.column(selection.time)
+        time, plain = times_of(times, selection.time, location, selection.time_unit)
     return Batch(
         samples=part.num_rows,
         features={

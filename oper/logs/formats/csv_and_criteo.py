@@ -110,8 +110,8 @@ class TextSource:
             except pa.ArrowInvalid as error:
                 raise form.complaint(chunk, numbers) or chunk.unparsed(str(error)) from error
             if not chunk.is_parsed(table.num_rows) or form.stays_open(chunk):
-                found = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
-                raise form.complaint(chunk, numbers) or chunk.unparsed(found)
+                difference = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
+                raise form.complaint(chunk, numbers) or chunk.unparsed(difference)
             location = Location(self.name, 0, "line", chunk.line_of)
             for part in table.combine_chunks().to_batches(selection.batch_rows):
                 bags = part if form.separator is None else _split(part, selection, form.separator)
@@ -166,7 +166,7 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
             f"{path}: is not a log in a known format: Criteo TSV, CSV, JSON lines, Parquet, .npz, "
             ".npy or FBGEMM .pt"
         )
-    listed, given = options.list_separator, options.delimiter
+    listed, asked = options.list_separator, options.delimiter
     listed = listed if listed is None else separator(listed, option("--list-separator"))
     beginning = first_lines(path)
     lines = [line.decode("utf-8", "replace") for _, line in beginning.lines()]
@@ -175,8 +175,8 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
             f"{path}: expected names of columns in the first line, got a comment, "
             f"{comment[:80]!r}; remove the comments"
         )
-    if given is not None:
-        delimiter = separator(given, option("--delimiter"))
+    if asked is not None:
+        delimiter = separator(asked, option("--delimiter"))
     else:
         delimiter = find_delimiter(path, lines, listed)
     form = Form((), delimiter)
@@ -215,7 +215,7 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
         others = [form.plain(line.encode()).decode() for line in lines[1:_MOST_COMPARED]]
         below = [form.fields(line) or [] for line in others]
         if are_values(names) or are_encoded(fields, below[0] if below else []):
-            raise _no_names(path, header, names, given)
+            raise _no_names(path, header, names, asked)
         if named := named_value(fields, below):
             raise OperError(
                 f"{path}: expected names of columns in the first line, got values with names, "

@@ -152,8 +152,8 @@ def _has_spaces(given: Any) -> str:
 
 
 def _first_text(texts: Any, mask: Any) -> str:
-    found = texts.filter(mask)
-    return str(found[0].as_py()[:_MOST_SHOWN]) if len(found) else ""
+    selected = texts.filter(mask)
+    return str(selected[0].as_py()[:_MOST_SHOWN]) if len(selected) else ""
 
 
 def _names_are_alike(without: Any, with_names: Any) -> bool:
@@ -175,19 +175,19 @@ def _looks_like_bags(texts: Any) -> str:
 
     Most of them have a bar or the like, or all are whole numbers with spaces or commas between.
     """
-    given = texts.drop_null()
+    values = texts.drop_null()
     for mark in _LIST_SEPARATORS:
-        has = pc.match_substring(given, mark)
+        has = pc.match_substring(values, mark)
         number = pc.sum(has).as_py() or 0
         if mark in " ,":
             form = rf"^[\[({{ ]*[0-9]+ *({re.escape(mark)} *[0-9]+ *)*[\])}} ]*$"
-            suspect = number > 0 and pc.all(pc.match_substring_regex(given, form)).as_py()
+            suspect = number > 0 and pc.all(pc.match_substring_regex(values, form)).as_py()
             # Two ids or a decimal comma: the whole log tells (odd_values.py).
-            suspect &= not pc.all(pc.match_substring_regex(given, f"{COMMA}|^[0-9]+$")).as_py()
+            suspect &= not pc.all(pc.match_substring_regex(values, f"{COMMA}|^[0-9]+$")).as_py()
         else:
-            suspect = 2 * number > len(given)
+            suspect = 2 * number > len(values)
         if suspect:
-            shown = given.filter(has)[0].as_py()[:_MOST_SHOWN]
+            shown = values.filter(has)[0].as_py()[:_MOST_SHOWN]
             return (
                 f"values such as {shown!r} are one id each; if they are several ids, pass "
                 f"{option('--list-separator', mark)}"

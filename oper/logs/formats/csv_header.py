@@ -24,8 +24,8 @@ _SEPARATORS = (",", "\t", ";", "|", "\x01", " ")
 def are_values(names: Sequence[str]) -> bool:
     """Return whether the fields of a first line are rather values than names: numbers, dates and
     others without a letter, hashes, and empty ones."""
-    given = [name.strip() for name in names if name.strip()]
-    return bool(given) and all(map(_is_value, given))
+    fields = [name.strip() for name in names if name.strip()]
+    return bool(fields) and all(map(_is_value, fields))
 
 
 def are_encoded(first: Sequence[str], second: Sequence[str]) -> bool:
@@ -44,18 +44,18 @@ def named_value(first: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """
     if not others or len(others[0]) != len(first):
         return ""
-    found: dict[str, str] = {}
+    field_of: dict[str, str] = {}
     for place, field in enumerate(first):
         name, below = _NAMED.match(field), _NAMED.match(others[0][place])
         if name and below and name[0] == below[0]:
             rest = [line[place][len(name[0]) :] for line in others if len(line) == len(first)]
             lacks_digit = not _has_digit(field[len(name[0]) :]) and all(map(_has_digit, rest))
-            if lacks_digit or name[0].strip() in found:
+            if lacks_digit or name[0].strip() in field_of:
                 return ""
-            found[name[0].strip()] = field
+            field_of[name[0].strip()] = field
         elif not (_is_value(field.strip()) and _is_value(others[0][place].strip())):
             return ""
-    return next(iter(found.values()), "")
+    return next(iter(field_of.values()), "")
 
 
 def comment_above(lines: Sequence[str]) -> str:

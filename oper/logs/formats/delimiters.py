@@ -41,17 +41,17 @@ def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None)
         if separates(mark):
             return mark
     possible = [mark for mark in _POSSIBLE if separates(mark)]
-    found = next((mark for mark in (usual, other) if separates(mark)), None)
-    if found is None and usual not in header and len(possible) == 1:
+    certain = next((mark for mark in (usual, other) if separates(mark)), None)
+    if certain is None and usual not in header and len(possible) == 1:
         return possible[0]
     if possible and len(plain) > 1:
-        marks = ([found] if found else [usual] if usual in header else []) + possible
+        marks = ([certain] if certain else [usual] if usual in header else []) + possible
         raise OperError(
             f"{path}: its columns may be separated by {' or '.join(map(repr, marks))}; pass "
             f"{option('--delimiter', marks[0])} or {option('--delimiter', marks[1])}"
         )
-    if found is not None or usual in header:
-        return found or usual
+    if certain is not None or usual in header:
+        return certain or usual
     asked = next((mark for mark in _ASKED if separates(mark)), None)
     if asked is not None and len(plain) > 1:
         raise OperError(

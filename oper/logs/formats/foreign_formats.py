@@ -150,9 +150,9 @@ def refuse(path: Path, head: bytes) -> None:
     if head[:2] == b"PK" and not is_torch:
         _refuse_zip(path)
         return
-    found = next((form for form, pattern in _PATTERNS if pattern.match(head)), None)
-    if found is not None and not (is_torch and found.name == "pickle"):
-        raise _refused(path, found.name, found.remedy)
+    foreign = next((form for form, pattern in _PATTERNS if pattern.match(head)), None)
+    if foreign is not None and not (is_torch and foreign.name == "pickle"):
+        raise _refused(path, foreign.name, foreign.remedy)
     if _is_tfrecord(head):
         raise _refused(path, "TFRecord", _TO_PARQUET)
     ending = Path(path.name.removesuffix(".gz")).suffix

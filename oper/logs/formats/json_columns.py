@@ -161,8 +161,8 @@ class _Values:
         kinds = self._items if is_list else self._scalars
         kind = _TYPES.get(frozenset(kinds))
         if kind is None:
-            found = " and ".join(f"{_NAMES[k]} in line {n}" for k, n in list(kinds.items())[:2])
-            return None, f"lists with {found}" if is_list else found
+            listed = " and ".join(f"{_NAMES[k]} in line {n}" for k, n in list(kinds.items())[:2])
+            return None, f"lists with {listed}" if is_list else listed
         if kind == pa.int64() and self._high >= 2**63:
             kind = pa.uint64()
         if kind in (pa.int64(), pa.uint64()) and (
@@ -186,7 +186,7 @@ def _object(path: Path, number: int, line: bytes, is_first: bool) -> dict[str, A
 
 def invalid(path: Path, number: int, error: Exception | None) -> OperError:
     """Return the error of a line that is not an object."""
-    found = "another value" if error is None else one_line(error)
+    got = "another value" if error is None else one_line(error)
     return OperError(
-        f"{path}, line {number}: expected a JSON object, got {found}; correct or remove the line"
+        f"{path}, line {number}: expected a JSON object, got {got}; correct or remove the line"
     )

@@ -67,11 +67,11 @@ class JsonLinesSource(KnownSize):
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
-        found = JsonColumns(path)
-        self.samples, self._longest = found.samples, found.longest
+        content = JsonColumns(path)
+        self.samples, self._longest = content.samples, content.longest
         self._types: dict[str, Any] = {}
         columns = []
-        for name, (kind, reason) in found.kinds().items():
+        for name, (kind, reason) in content.kinds().items():
             if kind is None:
                 columns.append(Column(name, "other", reason=reason))
             else:

@@ -41,8 +41,8 @@ class KjtSource:
     def count(self) -> int:
         """Return the number of samples."""
         return sum(
-            samples_of(keyed_jagged_tensors(given), self._where(n))
-            for n, given in enumerate(self._pass())
+            samples_of(keyed_jagged_tensors(batch), self._where(n))
+            for n, batch in enumerate(self._pass())
         )
 
     def estimate(self) -> None:
@@ -50,18 +50,18 @@ class KjtSource:
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Yield the samples in order."""
-        for index, given in enumerate(self._pass()):
+        for index, content in enumerate(self._pass()):
             location = Location(self._where(index), 0, "sample")
-            held = _features(given, location.file)
+            held = _features(content, location.file)
             missing = set(selection.features).difference(held)
             if missing:
                 raise OperError(f"{location.file}: has no key {min(missing)!r}")
             batch = Batch(
-                samples_of(keyed_jagged_tensors(given), location.file),
+                samples_of(keyed_jagged_tensors(content), location.file),
                 {name: jagged(held[name][name], name, location) for name in selection.features},
                 location,
-                label=_array(given, "labels"),
-                dense=_array(given, "dense_features"),
+                label=_array(content, "labels"),
+                dense=_array(content, "dense_features"),
             )
             for start in range(0, batch.samples, selection.batch_rows):
                 yield batch.slice(start, start + selection.batch_rows)
@@ -90,15 +90,15 @@ def keyed_jagged_tensors(given: Any) -> list[Any]:
 
     Raise OperError if its objects are nested too deeply.
     """
-    found: list[Any] = []
+    tensors: list[Any] = []
     try:
-        _collect(given, found, {})
+        _collect(given, tensors, {})
     except RecursionError as error:
         raise OperError(
             f"a batch, {type(given).__name__}: holds objects in each other, too deep to look "
             "through; give batches that hold little beside their KeyedJaggedTensors"
         ) from error
-    return found
+    return tensors
 
 
 def _collect(given: Any, found: list[Any], seen: dict[int, Any]) -> None:
@@ -154,18 +154,18 @@ def samples_of(tensors: Sequence[Any], where: str) -> int:
 
 def _features(given: Any, where: str) -> dict[str, Any]:
     """Return the KeyedJaggedTensor that holds each feature of a batch."""
-    found: dict[str, Any] = {}
+    holder_of: dict[str, Any] = {}
     for tensor in keyed_jagged_tensors(given):
         for key in list(tensor.keys()):
-            if key in found:
+            if key in holder_of:
                 raise OperError(f"{where}: holds feature {key!r} twice; give each its own name")
-            found[key] = tensor
-    if not found:
+            holder_of[key] = tensor
+    if not holder_of:
         raise OperError(
             f"{where}: expected a KeyedJaggedTensor, or a batch that holds some, got "
             f"{type(given).__name__}"
         )
-    return found
+    return holder_of
 
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:

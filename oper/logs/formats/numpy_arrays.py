@@ -315,8 +315,8 @@ def open_npz(
         return JaggedSource(path, values, lengths)
     for form in _CRITEO_ARRAYS:
         if any(_ROLES[n] == "sparse" for n in form & set(names)):
-            found = {_ROLES[n]: n for n in sorted(form & set(names))}
-            return CriteoArraysSource(path, found, None)
+            arrays = {_ROLES[n]: n for n in sorted(form & set(names))}
+            return CriteoArraysSource(path, arrays, None)
     raise OperError(
         f"{path}: holds {_listed(names) or 'no arrays'}; name the arrays of ids and of bag sizes "
         f"with {option('--values')} and {option('--lengths')}"

@@ -41,7 +41,7 @@ class Chunk:
 
     def samples(self) -> int:
         """Return the number of lines that are not empty."""
-        empty = sum(found.count(b"\n") - 1 for found in _EMPTY_LINES.findall(b"\n" + self.text))
+        empty = sum(blank.count(b"\n") - 1 for blank in _EMPTY_LINES.findall(b"\n" + self.text))
         tail = self.text[self.text.rfind(b"\n") + 1 :].strip(b"\r")
         return self.ends - empty + bool(tail)
 
@@ -147,8 +147,8 @@ def first_line(path: Path) -> bytes:
             head = b""
             for _ in range(_MOST_BLANK_BYTES // _MOST_HEADER_BYTES):
                 head += file.read(_MOST_HEADER_BYTES)
-                if found := _TEXT.search(head):
-                    head = head[head.rfind(b"\n", 0, found.start()) + 1 :]
+                if match := _TEXT.search(head):
+                    head = head[head.rfind(b"\n", 0, match.start()) + 1 :]
                     head += file.read(max(_MOST_HEADER_BYTES - len(head), 0))
                     end = head.find(b"\n")
                     is_whole = end >= 0 or len(head) < _MOST_HEADER_BYTES

@@ -37,28 +37,28 @@ class NamedDrift:
 
 def drift_chart(drift: NamedDrift, number: int) -> Chart:
     """Return the drift of a plan as the `number`th chart of its kind on a page."""
-    found = drift.found
-    if isinstance(found, Drift):
-        judgement = found.judgement
+    judged = drift.found
+    if isinstance(judged, Drift):
+        judgement = judged.judgement
         bars = _bars([(CHOICES[each.choice], each.step_seconds) for each in judgement.candidates])
         headers: tuple[str, ...] = ("plan", "step", "saves", "bytes moved", "time to move")
         rows = [_row(judgement, each) for each in judgement.candidates]
         now, best = (
             format_duration(each.step_seconds) for each in (judgement.keep, judgement.best)
         )
-        made = found.made_step_seconds
+        made = judged.made_step_seconds
         then = "" if made is None else f" When the plan was made it took {format_duration(made)}."
         seen = "the other plans were" if judgement.source is None else "none of the plans was"
         caption = (
             f"On {judging_data(judgement.source, drift.profile)}, which {seen} made "
             f"from, a step takes {now} with this plan and {best} with the best other one "
-            f"(predicted).{then} {_advice(found)}"
+            f"(predicted).{then} {_advice(judged)}"
         )
     else:
-        bars = _losses(found)
+        bars = _losses(judged)
         headers = ("data", _NOW, "replanned", "from scratch", "longer by", "advice")
-        rows = [_row_of_window(n, window) for n, window in enumerate(found.windows)]
-        caption = _cost_of_windows(found)
+        rows = [_row_of_window(n, window) for n, window in enumerate(judged.windows)]
+        caption = _cost_of_windows(judged)
     return Chart(
         key=f"drift-{number}",
         title=f"The plan under newer data: {drift.profile}",
@@ -80,10 +80,10 @@ def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
 
 
 def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
-    found = window.drift.judgement
-    steps = (each.step_seconds for each in (found.keep, found.replan, found.fresh))
-    advice = advice_words(found.advice, window.too_small)
-    return (f"@{number}", *map(format_duration, steps), format_share(found.worse), advice)
+    judgement = window.drift.judgement
+    steps = (each.step_seconds for each in (judgement.keep, judgement.replan, judgement.fresh))
+    advice = advice_words(judgement.advice, window.too_small)
+    return (f"@{number}", *map(format_duration, steps), format_share(judgement.worse), advice)
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:

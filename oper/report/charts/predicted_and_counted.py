@@ -25,18 +25,18 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
         )
     counted = dict.fromkeys(_KINDS, 0.0)
     for rank, collections in enumerate(counters):
-        for found in collections.values():
-            steps = max(int(found["steps"] or found["lookups"]), 1)
+        for counts in collections.values():
+            steps = max(int(counts["steps"] or counts["lookups"]), 1)
             for kind, name in (("fetch", "fetched_bytes"), ("gradient", "gradient_bytes")):
-                if len(found[name]) != plan.ranks:
+                if len(counts[name]) != plan.ranks:
                     raise OperError(
-                        f"{option('--counters')}: {name} of rank {rank} is of {len(found[name])} "
+                        f"{option('--counters')}: {name} of rank {rank} is of {len(counts[name])} "
                         f"ranks, and the plan of {plan.ranks}; give the counters of a run by this "
                         "plan"
                     )
-                away = sum(b for other, b in enumerate(found[name]) if other != rank)
+                away = sum(b for other, b in enumerate(counts[name]) if other != rank)
                 counted[kind] += away / steps / plan.ranks
-            counted["allreduce"] += found["allreduce_bytes"] / steps / plan.ranks
+            counted["allreduce"] += counts["allreduce_bytes"] / steps / plan.ranks
     moved = plan.cost.communication_bytes
     predicted = {kind: getattr(moved, kind) / plan.ranks for kind in _KINDS}
     unit = bytes_unit(max([*counted.values(), *predicted.values()]))

@@ -145,9 +145,9 @@ class CachedRowsAssigner:
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
         """Return the assignment, and advance the caches to their state after training the batch."""
-        given = [message.numpy().view(np.int64) for message in messages]
-        addresses = np.concatenate([content[samples:] for content in given])
-        lengths = np.concatenate([content[:samples] for content in given])
+        contents = [message.numpy().view(np.int64) for message in messages]
+        addresses = np.concatenate([content[samples:] for content in contents])
+        lengths = np.concatenate([content[:samples] for content in contents])
         offsets = np.append(0, np.cumsum(lengths))
         if self._caches is None:
             self._caches = self._make_caches(addresses)

@@ -139,7 +139,7 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
     """Return the number of samples, which all jagged parts of a batch share."""
-    found: dict[int, str] = {}
+    path_of: dict[int, str] = {}
     for leaf, path, _ in leaves:
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout != torch.strided):
             raise OperError(
@@ -158,26 +158,26 @@ def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
                     "sizes of their own (variable batch), which have no samples to move"
                 )
             if leaf.keys():
-                found.setdefault(leaf.stride(), path)
+                path_of.setdefault(leaf.stride(), path)
         elif isinstance(leaf, JaggedTensor):
-            found.setdefault(len(leaf.lengths()), path)
-    if not found:
+            path_of.setdefault(len(leaf.lengths()), path)
+    if not path_of:
         raise OperError(
             f"expected a batch with a KeyedJaggedTensor or a JaggedTensor, got "
             f"{type(batch).__name__} without one"
         )
-    if len(found) > 1:
-        (one, first), (two, second) = list(found.items())[:2]
+    if len(path_of) > 1:
+        (one, first), (two, second) = list(path_of.items())[:2]
         raise OperError(
             f"{first} has {one} samples and {second} has {two}: all parts of a batch must have as "
             "many"
         )
-    return next(iter(found))
+    return next(iter(path_of))
 
 
 def _on_cpu(leaf: Any) -> bool:
-    given = leaf if isinstance(leaf, torch.Tensor) else leaf.values()
-    return bool(given.device.type == "cpu")
+    tensor = leaf if isinstance(leaf, torch.Tensor) else leaf.values()
+    return bool(tensor.device.type == "cpu")
 
 
 def _jagged(leaf: Any, features: int, samples: int) -> Jagged:
@@ -213,9 +213,9 @@ def _check_samples(leaf: torch.Tensor, path: str, samples: int) -> None:
 def _types(part: Jagged) -> str:
     lists = {"lengths": part.lengths, "values": part.values, "weights": part.weights}
     kinds = [
-        f"{name} {_shape(given.shape[1:]) if name != 'lengths' else ''} {given.dtype}"
-        for name, given in lists.items()
-        if given is not None
+        f"{name} {_shape(array.shape[1:]) if name != 'lengths' else ''} {array.dtype}"
+        for name, array in lists.items()
+        if array is not None
     ]
     return ", ".join(" ".join(kind.split()) for kind in kinds)
 
@@ -231,12 +231,12 @@ def _constant(leaf: Any) -> str:
 
 def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
     """Return the first difference between two ranks whose batches have different structures."""
-    (one, mine), *others = descriptions.items()
+    (one, first), *others = descriptions.items()
     for two, its in others:
-        for path in (*mine, *its):
-            if mine.get(path) != its.get(path):
+        for path in (*first, *its):
+            if first.get(path) != its.get(path):
                 return (
-                    f"{path}: rank {one} has {mine.get(path, 'nothing')}, and rank {two} "
+                    f"{path}: rank {one} has {first.get(path, 'nothing')}, and rank {two} "
                     f"{its.get(path, 'nothing')}"
                 )
     return "the order of its parts"
@@ -302,9 +302,9 @@ def from_bytes(content: torch.Tensor, like: Sequence[Part], samples: int) -> lis
         nonlocal position
         shape = (rows, *model.shape[1:])
         size = torch.Size(shape).numel() * model.element_size()
-        found = content[position : position + size].view(model.dtype).reshape(shape)
+        array = content[position : position + size].view(model.dtype).reshape(shape)
         position += size + -size % _ALIGNMENT
-        return found
+        return array
 
     parts: list[Part] = []
     for model in like:

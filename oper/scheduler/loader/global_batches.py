@@ -229,9 +229,12 @@ class GlobalBatches:
         """Return the parts of this rank's samples of a global batch."""
         peers, m = self._peers, self._samples
         of_rank = assignment.reshape(peers.ranks, m)  # of each loader's samples
-        mine = of_rank[peers.rank]
+        targets = of_rank[peers.rank]
         chosen = [
-            [choose(part, torch.from_numpy(np.flatnonzero(mine == rank))) for part in batch.parts]
+            [
+                choose(part, torch.from_numpy(np.flatnonzero(targets == rank)))
+                for part in batch.parts
+            ]
             for rank in range(peers.ranks)
         ]
         staying = chosen[peers.rank]
@@ -243,19 +246,19 @@ class GlobalBatches:
             staying if r == peers.rank else from_bytes(content, batch.parts, counts[r])
             for r, content in enumerate(received)
         ]
-        self._counters.samples_moved += int((mine != peers.rank).sum())
+        self._counters.samples_moved += int((targets != peers.rank).sum())
         self._counters.bytes_moved += sum(map(len, outgoing))
         return [join(part) for part in zip(*pieces, strict=True)]
 
     def _raise_difference(self, batch: Structure) -> None:
         """Raise the first difference between the structures of the ranks' batches."""
-        mine = json.dumps(batch.description).encode()
+        description = json.dumps(batch.description).encode()
         action = f"compare batch {self._number}"
-        sizes = self._peers.gather(len(mine).to_bytes(8, "little"), action)
+        sizes = self._peers.gather(len(description).to_bytes(8, "little"), action)
         lengths = [int.from_bytes(size, "little") for size in sizes]
-        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        found = self._peers.gather_all(sent, lengths, action)
-        texts = [json.loads(content.numpy().tobytes()) for content in found]
+        sent = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+        contents = self._peers.gather_all(sent, lengths, action)
+        texts = [json.loads(content.numpy().tobytes()) for content in contents]
         raise OperError(
             f"batch {self._number}: {first_difference(dict(enumerate(texts)))}; all ranks' batches "
             "must be made of the same, and what has no samples must be equal on all ranks"

@@ -120,17 +120,17 @@ class Peers:
         differ."""
         if self._group is None:
             return list(parts)
-        mine = int.from_bytes(digest[:8], "big", signed=True)
-        sizes = torch.tensor([[len(part), mine] for part in parts], dtype=torch.int64)
+        own_digest = int.from_bytes(digest[:8], "big", signed=True)
+        sizes = torch.tensor([[len(part), own_digest] for part in parts], dtype=torch.int64)
         received = torch.empty_like(sizes)
         self._run(dist.all_to_all_single, received, sizes, action=f"assign batch {number}")
         ranks_with: dict[int, list[int]] = {}
-        for rank, given in enumerate(received[:, 1].tolist()):
-            ranks_with.setdefault(given, []).append(rank)
+        for rank, digest_of_rank in enumerate(received[:, 1].tolist()):
+            ranks_with.setdefault(digest_of_rank, []).append(rank)
         if len(ranks_with) > 1:
             groups = "; ".join(
-                f"{rank_names(ranks)}: {given & (1 << 64) - 1:016x}"
-                for given, ranks in ranks_with.items()
+                f"{rank_names(ranks)}: {digest_of_rank & (1 << 64) - 1:016x}"
+                for digest_of_rank, ranks in ranks_with.items()
             )
             raise OperError(
                 f"batch {number}: the ranks assigned its samples differently, and the digests of "

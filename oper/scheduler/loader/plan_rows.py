@@ -86,7 +86,9 @@ class PlanRows:
         hold."""
         offsets = torch.from_numpy(np.append(0, np.cumsum(sizes)))
         segments = torch.from_numpy(tables)
-        located = [given.translate_features(rows, offsets, segments) for given in self._maps]
+        located = [
+            address_map.translate_features(rows, offsets, segments) for address_map in self._maps
+        ]
         owner, slot = (part.numpy() for part in unpack(located[0]))
         local = [owner == LOCAL] + [(unpack(other)[0] == LOCAL).numpy() for other in located[1:]]
         return np.where(local[0], 0, owner), slot, np.logical_and.reduce(local)
@@ -94,15 +96,15 @@ class PlanRows:
     def _read(self, batch: Structure) -> "_Read":
         ids, lengths, tables = [], [], []
         for feature, table in self.features:
-            found = batch.features.get(feature, ())
-            if not found:
+            occurrences = batch.features.get(feature, ())
+            if not occurrences:
                 name = self.plan.tables[table].name
                 has = ", ".join(list(batch.features)[:6])
                 raise OperError(
                     f"table {name!r}: its feature {feature!r} is not in the batch, which has "
                     f"{has}; give DispatchingLoader the model's: features={{table: [feature, …]}}"
                 )
-            for values, of_sample in found:
+            for values, of_sample in occurrences:
                 ids.append(values)
                 lengths.append(of_sample.numpy())
                 tables.append(table)

@@ -116,5 +116,5 @@ class CacheArenas:
         order = np.argsort(places)
         first = self._first[bucket]
         rows = self._rows[of.width][first : first + len(self._states[bucket])]
-        given = [(places[order], grads[torch.from_numpy(order)])]
-        take_step(of, given, rows, self._states[bucket], rate, number)
+        parts = [(places[order], grads[torch.from_numpy(order)])]
+        take_step(of, parts, rows, self._states[bucket], rate, number)

@@ -97,9 +97,9 @@ class CachedRows:
         """Bring the rows of a batch into the cache."""
         accesses = _tier_accesses(batch, self._rank, self._first)
         addresses, ends = _by_sample(batch, accesses)
-        mine = torch.cat([torch.tensor([len(ends)]), ends, addresses])
-        everyone = gather(self._exchange, self._ranks, mine, "say what rows its batch reads")
-        parts = [_split(given) for given in everyone]
+        message = torch.cat([torch.tensor([len(ends)]), ends, addresses])
+        everyone = gather(self._exchange, self._ranks, message, "say what rows its batch reads")
+        parts = [_split(message_of_rank) for message_of_rank in everyone]
         try:
             self._replay(self._caches or self._make_caches(parts), parts)
         except CacheTooSmallError:
@@ -232,9 +232,9 @@ class CachedRows:
         """Tell the shard the rows for which gradients of several ranks will come."""
         if self._bounded:
             return
-        mine = joint[m.owners(joint) == self._rank]
+        of_shard = joint[m.owners(joint) == self._rank]
         for b in range(len(self._buckets)):
-            of_bucket = mine[m.buckets(mine) == b]
+            of_bucket = of_shard[m.buckets(of_shard) == b]
             rate = step.learning_rates[self._first + b]
             self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
 
@@ -259,8 +259,8 @@ class CachedRows:
         """Take the step in the tier, with the rows' gradients of all ranks."""
         self._read = None  # its rows may be outdated now
         buckets = range(len(self._buckets))
-        mine = [_distinct_addresses(rows, b, self._first) for b in buckets]
-        sent = torch.from_numpy(np.concatenate(mine))
+        addresses = [_distinct_addresses(rows, b, self._first) for b in buckets]
+        sent = torch.from_numpy(np.concatenate(addresses))
         everyone = gather(self._exchange, self._ranks, sent, "say what rows it trained")
         union = np.unique(torch.cat(everyone).numpy())
         if self._caches is not None:
@@ -271,12 +271,12 @@ class CachedRows:
             for rank in range(self._ranks)
         ]
         received = self._exchange.send(parts, "send gradients to the tier")
-        theirs = [given.numpy() for given in everyone]
+        addresses_of_ranks = [tensor.numpy() for tensor in everyone]
         at = [0] * self._ranks
         for b in buckets:
             slots, sums = [], []
             for rank, part in enumerate(received):
-                of = theirs[rank]
+                of = addresses_of_ranks[rank]
                 of = of[(width_of(of) == b) & (owner_of(of) == self._rank)]
                 dim = self._buckets[b].dim
                 size = 4 * len(of) * dim
@@ -375,5 +375,5 @@ def _distinct_addresses(rows: SortedRows, bucket: int, first_bucket: int) -> np.
     for owner in range(rows.ranks):
         slots = rows.slots[rows.owned(first_bucket + bucket, owner)]
         parts.append(slots | owner << SLOT_BITS | bucket << WIDTH_SHIFT)
-    found: np.ndarray = torch.cat(parts).numpy()
-    return found
+    addresses: np.ndarray = torch.cat(parts).numpy()
+    return addresses

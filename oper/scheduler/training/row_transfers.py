@@ -107,16 +107,16 @@ class RowTransfers:
     ) -> list[torch.Tensor]:
         """Send the moves, and return the parcel from each rank. Each move has one source and one
         target."""
-        mine, to = moves[source == self._rank], target[source == self._rank]
-        parts = [self._parcels.pack(mine[to == rank]) for rank in range(self._ranks)]
+        outgoing, to = moves[source == self._rank], target[source == self._rank]
+        parts = [self._parcels.pack(outgoing[to == rank]) for rank in range(self._ranks)]
         return self._exchange.send(parts, action)
 
     def _receive(
         self, moves: NDArray[np.void], source: Ints, target: Ints, received: list[torch.Tensor]
     ) -> None:
-        mine, by = moves[target == self._rank], source[target == self._rank]
+        incoming, by = moves[target == self._rank], source[target == self._rank]
         for rank, part in enumerate(received):
-            self._parcels.unpack(mine[by == rank], part)
+            self._parcels.unpack(incoming[by == rank], part)
 
 
 def _cut(parcel: torch.Tensor, rows: int, bytes: int) -> tuple[torch.Tensor, torch.Tensor]:

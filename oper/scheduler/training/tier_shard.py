@@ -119,8 +119,8 @@ class TierShard:
         """Write rows and their states, given as bytes, into the rows' slots."""
         at = torch.from_numpy(slots)
         self._heap.touched.mark(self._buckets[bucket].width, slots)
-        for arena, given in zip(self._arenas(bucket), (rows, states), strict=True):
-            arena[at] = given
+        for arena, content in zip(self._arenas(bucket), (rows, states), strict=True):
+            arena[at] = content
 
     def expect(self, bucket: int, slots: Ints, workers: Ints, step: Step, rate: float) -> None:
         """Note that gradients of this step will come for rows, from `workers` workers each."""

@@ -33,19 +33,19 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
     chosen = [n for n, table in enumerate(profile.tables) if table.name in wanted]
     adapted = []
     for counted in (profile.tables[n] for n in chosen):
-        mine = wanted[counted.name]
-        if counted.rows != mine.rows:
+        of_model = wanted[counted.name]
+        if counted.rows != of_model.rows:
             raise OperError(
-                f"table {mine.name!r}: the profile has {counted.rows:,} rows, and the model "
-                f"{mine.rows:,}; profile with the tables of this model"
+                f"table {of_model.name!r}: the profile has {counted.rows:,} rows, and the model "
+                f"{of_model.rows:,}; profile with the tables of this model"
             )
         adapted.append(
             replace(
                 counted,
-                dim=mine.dim,
-                dtype=mine.dtype,
-                optimizer=mine.optimizer,
-                pooling=mine.pooling,
+                dim=of_model.dim,
+                dtype=of_model.dtype,
+                optimizer=of_model.optimizer,
+                pooling=of_model.pooling,
             )
         )
     later = profile.open_following

@@ -203,13 +203,13 @@ def _warn_of_constraints(
     constraints: Mapping[str, ParameterConstraints], warnings: ModelWarnings
 ) -> None:
     default = ParameterConstraints()
-    for table, given in constraints.items():
+    for table, of_table in constraints.items():
         named = [
             each.name
-            for each in fields(given)
-            if getattr(given, each.name) != getattr(default, each.name)
+            for each in fields(of_table)
+            if getattr(of_table, each.name) != getattr(default, each.name)
         ]
-        if given.use_virtual_table or given.key_value_params:
+        if of_table.use_virtual_table or of_table.key_value_params:
             raise OperError(
                 f"constraints of table {table!r}: virtual and key-value tables are not supported; "
                 "leave the table to TorchRec's sharders"
