@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 REPOSITORY = Path(__file__).resolve().parent.parent
 CSRC = REPOSITORY / "oper/csrc"
 LIBRARY = REPOSITORY / "oper/_cuda.so"
-NVSHMEM_LIBRARY = "_nvshmem.so"  # beside it
-NVSHMEM_PACKAGE = "nvidia-nvshmem-cu13==3.4.5"  # as torch 2.13 for CUDA has it
+NVSHMEM_LIBRARY = "_nvshmem.so"  # next to it
+NVSHMEM_PACKAGE = "nvidia-nvshmem-cu13==3.4.5"  # version of torch 2.13 for CUDA
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
 OWN_PTX = 100  # from this architecture on the compiler makes other PTX
 # CUB and NVSHMEM choose code by architecture; the library names those it is compiled for.

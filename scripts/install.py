@@ -80,7 +80,7 @@ def check_tools(variant: str) -> None:
             f"{sys.version.split()[0]} ({sys.executable}): name another, as in make install "
             "PYTHON=python3.12"
         )
-    # Debian and Ubuntu have parts of Python in packages of their own.
+    # Debian and Ubuntu have parts of Python in separate packages.
     if importlib.util.find_spec("ensurepip") is None:
         fail(
             f"expected {sys.executable} to make environments with pip; found no ensurepip: "
@@ -171,8 +171,8 @@ def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> N
 def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
     """Install torch's CPU build, locked or not. Return True if the indices have no CPU build: then
     torch is their default, for Linux mostly a CUDA build, which runs on CPUs too."""
-    # The CPU build may be in an index of its own, which is asked for torch alone: if it cannot
-    # be reached, pip would wait for it once per package.
+    # The CPU build may be in a separate index, which is used for torch alone: if it were
+    # unreachable, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
     lock = requirements.with_name("requirements-torch.lock")
     torch = [line for line in pins_of(requirements) if line.startswith("torch==")]

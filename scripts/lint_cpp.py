@@ -28,7 +28,7 @@ CPPCHECK = (
     "-DTORCH_LIBRARY(name, m)=void library_##name(torch::Library& m)",
     "-DTORCH_LIBRARY_FRAGMENT(name, m)=void define_##name(torch::Library& m)",
     "-DTORCH_LIBRARY_IMPL(name, key, m)=void implement_##name##_##key(torch::Library& m)",
-    # Aggregates are initialised where they are made.
+    # Aggregates are initialised by their makers.
     "--suppress=uninitMemberVarNoCtor",
     # Rows of a table are bytes that hold values of several types.
     "--suppress=invalidPointerCast",

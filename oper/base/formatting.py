@@ -7,7 +7,8 @@ No number has an exponent or a sign before zero: rounding errors of differences 
 import math
 import unicodedata
 
-# Far below the time of a byte, and above what differences of sums of up to minutes leave.
+# Far below the time of a byte, and above the rounding errors of differences of sums of up to
+# minutes.
 _ROUNDING_SECONDS = 1e-13
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -15,7 +16,7 @@ _LEAST = 1e-3  # of a row or a byte
 
 
 def format_digits(value: float, digits: int) -> str:
-    """Return a number rounded to so many significant digits: 0.00012345 -> '0.0001234', 1e20 in
+    """Return a number rounded to `digits` significant digits: 0.00012345 -> '0.0001234', 1e20 in
     full."""
     rounded = float(f"{value:.{digits}g}")
     if not rounded:
@@ -79,7 +80,7 @@ def at_most(gap: float) -> str:
 
 
 def format_share(value: float, digits: int = 2) -> str:
-    """Return a fraction as a percentage with so many digits after the point; never -0."""
+    """Return a fraction as a percentage with `digits` digits after the point; never -0."""
     return f"{round(100 * value, digits) + 0.0:,.{digits}f}%"
 
 
@@ -105,7 +106,7 @@ def printable(text: str, kept: str = "") -> str:
     `\\u202e`. Only spaces of any width, joiners and separators of letters, and characters of `kept`
     stay.
 
-    Printed as they are, they would recolour a terminal or make it do what a name says.
+    Printed unchanged, they would recolour a terminal or make it carry out a name.
     """
     if text.isprintable():
         return text

@@ -83,7 +83,7 @@ def load_nvshmem() -> None:
         OperError: one of the two is missing, or of another version.
     """
     library = Path(__file__).resolve().parents[1] / "_nvshmem.so"
-    host = "libnvshmem_host.so.3"  # where the dynamic loader looks, unless there is a package
+    host = "libnvshmem_host.so.3"  # found by the dynamic loader, unless there is a package
     with contextlib.suppress(ModuleNotFoundError):
         package = importlib.util.find_spec("nvidia.nvshmem")
         for folder in (package and package.submodule_search_locations) or ():

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 
-# What imports and commands hold open at once, and some more.
+# Files that imports and commands hold open at once, and some more.
 _NEEDED = 32
 
 REMEDY = "allow more open files, as by `ulimit -n 1024`, and run it again"

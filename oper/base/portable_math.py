@@ -6,7 +6,7 @@ machines. Everything that decides about a plan, including its figures, is theref
 (docs/design/one-plan-everywhere.md); tests/project/test_portable_arithmetic.py finds exceptions.
 
 Sums of NumPy (`sum`, `cumsum`, `add.at`, `bincount`) and single operations (`+`, `*`, `/`, `sqrt`)
-have the same bits everywhere and are used as they are.
+have the same bits everywhere and are used directly.
 """
 
 import numpy as np
@@ -19,8 +19,8 @@ from oper.base.arrays import Floats, Ints, as_tensor
 def dot(a: ArrayLike, b: ArrayLike) -> Floats:
     """Return a @ b of float64: the last axis of `a` [..., K] against the first of `b` [K, ...].
 
-    The terms of a sum are added in the order of K, from 0 on. Zeros of `a` add nothing, also where
-    `b` is infinite. Raises ValueError if the two have different K.
+    The terms of a sum are added in the order of K, from 0 on. Zeros of `a` add nothing, even if `b`
+    is infinite there. Raises ValueError if the two have different K.
     """
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     terms = left.shape[-1]

@@ -30,7 +30,7 @@ def spoken(command_line: str, python: str) -> str:
 
 
 def option(flag: str, value: object = None) -> str:
-    """Return the name of a setting, with a value or without, as it is typed: `--ids vocab`, or
+    """Return the name of a setting, with a value or without, in the form to type: `--ids vocab`, or
     `ids='vocab'`. True is the value of a flag that takes none: `--no-header`."""
     name = flag.removeprefix("--").replace("-", "_")
     if value is None:

@@ -20,8 +20,8 @@ PIPE_LEFT = 128 + signal.SIGPIPE
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within the block, and at its end for buffered output, make failures to write standard output
-    raise SystemExit with 2 or PIPE_LEFT, and ignore those of standard error."""
+    """Make failures to write standard output raise SystemExit with 2 or PIPE_LEFT, within the block
+    and at its end for buffered output, and ignore those of standard error."""
     _take_closed()
     before = sys.stdout, sys.stderr
     sys.stdout = cast(TextIO, _Guarded(sys.stdout or _opened(1), _cannot_write))
@@ -41,7 +41,7 @@ class _Guarded:
 
     def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
         self._stream, self._failed = stream, failed
-        if hasattr(stream, "reconfigure"):  # a character that the encoding has not is no failure
+        if hasattr(stream, "reconfigure"):  # a character that the encoding lacks is not a failure
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
@@ -140,6 +140,6 @@ def _flush() -> None:
     """Write out the buffers of Python and the C library."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
-    import ctypes  # not at the top: this module is imported where hardly any file may be opened
+    import ctypes  # not at the top: this module must be importable if hardly any file can be opened
 
     ctypes.CDLL(None).fflush(None)

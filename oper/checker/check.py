@@ -1,11 +1,11 @@
 """Check a plan from its files alone: rows, slots, memory, figures; with its log, replay that.
 
 Nothing here uses the planner, the cost model or the order in which slots were assigned: all rows
-are translated by the maps of all ranks, as they are on disk, and the addresses are compared with
-one another and with the plan's figures.
+are translated by the maps of all ranks on disk, and the addresses are compared with one another and
+with the plan's figures.
 
-* rows: every row is read from a rank that holds it, at the slot where that rank has it; so every
-  row has one owner, or replicas that all maps agree on. In training ranks read their own replicas.
+* rows: every row is read from a rank that holds it, at its slot there; so every row has one
+  owner, or replicas that all maps agree on. In training ranks read their own replicas.
 * slots: no two rows share one, and all are within their arenas.
 * memory, figures: recomputed from slots and from one another.
 """

@@ -15,7 +15,7 @@ class CacheReplay:
     """Host memory of the replay on each rank, in bytes.
 
     `row_bytes`: per row that any rank caches. `total_bytes`: for all rows, with their index and
-    their order, if each rank caches as many rows as it may.
+    their order, if every cache is full.
     """
 
     row_bytes: int

@@ -5,7 +5,7 @@ all together, as often as the rows that n + 1 samples read. So the rows never re
 read as often as the rows read once were, these about as often as the rows read twice were, and so
 on. The estimate is used for rows that few samples read, as by Katz (1987) and Gale and Sampson
 (1995): a count above `SELDOM` is its own best estimate. Each table keeps its total of accesses,
-because a sample reads the same number of its rows whichever they are.
+because the number of its rows per sample stays the same.
 
 The estimate takes all samples for draws from one distribution, so it knows no new rows. If two
 windows of the log follow each other, the reads of the later window are measured instead
@@ -169,7 +169,7 @@ def good_turing(numbers: Ints) -> Floats:
     if not has_rows[0] or total == 0 or not mass.any():
         return counts
     estimates = _ascending(mass / weights * (total / mass.sum()), weights)
-    # Rows of the largest n must not pass those beyond, whose counts stay as they are.
+    # Rows of the largest n must not exceed those beyond, whose counts stay unchanged.
     top, beyond = estimates[-1], counts[has_rows][-1] + 1
     if top > beyond:
         estimates += (counts[has_rows] - estimates) * ((top - beyond) / (top - beyond + 1))

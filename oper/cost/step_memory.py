@@ -62,7 +62,7 @@ from oper.cost.holder_sets import Sums
 LINE_VALUES = native.shared("values of a line", 16)
 SLOT_BYTES = 8
 NUMBER_BYTES = 4  # of a replica, in messages
-_SLACK = 4  # memory that devices share grows by a quarter of what is needed beyond that
+_SLACK = 4  # memory that devices share is allocated with a quarter to spare
 
 PREPARED_BATCHES = 3  # one is trained, and pipelines have prepared the others
 _ADDRESS_BYTES = 8

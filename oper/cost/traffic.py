@@ -186,7 +186,7 @@ def main_direction(directions: tuple[Direction, ...]) -> Direction:
 
 
 def _sum(terms: Any) -> Floats:
-    """Return the sum of arrays, a single one as it is."""
+    """Return the sum of arrays; a single array unchanged."""
     first, *others = terms
     for other in others:
         first = first + other

@@ -36,7 +36,7 @@ from oper.tables.table import Table
 from oper.topology.pooled_links import PooledTopology
 from oper.topology.topology import Topology
 
-# Steps between lengths up to this one are kept, for as many arrays of shares at most.
+# Results for steps between lengths up to this one are cached.
 _SHORT_STEP = 16
 
 
@@ -73,7 +73,7 @@ class VectorsPerBag:
         first id, as a sum over ascending lengths of the share of bags that reach each length."""
         new = self._new * shares
         with np.errstate(divide="ignore"):
-            log_missed = log1p(-new)  # of one id; -inf where the node has all
+            log_missed = log1p(-new)  # of one id; -inf if the node has all rows
         hits = _of_steps(lambda step: new if step == 1 else -expm1(step * log_missed))
         chance = np.zeros_like(shares)
         at_least = np.zeros_like(self._mean)
@@ -139,7 +139,8 @@ class PartAccesses(NamedTuple):
 class VectorRatios(NamedTuple):
     """Bytes of vectors that a rank gets from other nodes, per byte of the rows that they sum.
 
-    even: with each table's rows spread evenly over the nodes. least: wherever its rows are.
+    even: with each table's rows spread evenly over the nodes. least: the lower bound over all
+    placements.
     """
 
     even: float

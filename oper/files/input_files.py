@@ -2,7 +2,7 @@
 
 All modules open them here (`tests/project/test_input_files.py`). A path may lead to a device that
 never ends or to a pipe that nobody writes to. So the file is opened without waiting for a writer,
-and what was opened is looked at: another look at the path might find another file.
+and the open file is checked: the path might lead to another file later.
 """
 
 import os
@@ -39,7 +39,8 @@ _SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 def open_file(path: Path | str, kind: Kind) -> BufferedReader:
     """Open a regular file to read its bytes.
 
-    OperError if there is none, it cannot be opened, or it has more bytes than its kind has.
+    Raise OperError if there is none, it cannot be opened, or it has more bytes than its kind
+    allows.
     """
     file = _opened(path, kind)
     status = os.fstat(file.fileno())

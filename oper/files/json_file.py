@@ -1,4 +1,4 @@
-"""JSON as strictly as it is written: no key twice, no number without end, no endless nesting.
+"""JSON, read as strictly as it is written: no key twice, no number without end, no endless nesting.
 
 Python's parser keeps the last of two equal keys, takes seconds or fails with its own errors for
 numbers of thousands of digits, and ends the recursion of deep documents with a RecursionError. Its

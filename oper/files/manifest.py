@@ -117,7 +117,7 @@ def _remedy(path: Path, kind: Format) -> str:
 
 
 def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
-    """Compare the files of `folder` with what its marker says: sizes, and `digests` if asked."""
+    """Compare the files of `folder` with its marker: sizes, and also digests if `digests`."""
     folder = Path(folder)
     for name, expected in checked_files(folder, described).items():
         file = folder / name

@@ -2,7 +2,7 @@
 
 oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a
 marker, a JSON file with oper's schema, and the marker lists everything in it, at any depth. A
-folder of windows lists folders with markers of their own.
+folder of windows lists folders that have markers.
 """
 
 import os

@@ -45,8 +45,8 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# Open files that are kept for the clean-up, which needs some where no more can be opened: one for
-# each level of a folder, and one to list it.
+# Open files that are reserved for the clean-up, which needs some even if no more can be opened: one
+# for each level of a folder, and one to list it.
 _TO_REMOVE = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EOPNOTSUPP)

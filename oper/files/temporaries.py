@@ -122,7 +122,7 @@ def discard(old: Path, destination: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a folder, where possible, so that no other command takes it for an abandoned one."""
+    """Lock a folder, if possible, so that no other command takes it for an abandoned one."""
     handle = _open(path)
     try:
         with contextlib.suppress(BlockingIOError):

@@ -12,7 +12,8 @@ _SCHEMA = re.compile(rb'"schema": *"oper[.-]([a-z]+)"')
 
 
 def what_is(path: Path | str) -> str:
-    """Return what is at a path: `a plan's folder`, `an empty folder`, `a file`, `nothing`."""
+    """Return a description of the content of a path: `a plan's folder`, `an empty folder`, `a
+    file`, `nothing`."""
     path = Path(path)
     try:
         if path.is_symlink() and not path.exists():
@@ -33,7 +34,7 @@ def what_is(path: Path | str) -> str:
 
 
 def written_kind(folder: Path) -> str | None:
-    """Return what oper wrote into a folder, by the schema in its marker: `a plan`; None if it
+    """Return the kind of folder that oper wrote, by the schema in its marker: `a plan`; None if it
     wrote none of its kinds of folders."""
     for marker in sorted(folder.glob("*.json")):
         try:

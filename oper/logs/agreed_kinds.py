@@ -3,8 +3,8 @@
 Pandas writes a column of integers as floating-point numbers if a value is missing, so one day's
 file has int64 and the next day's double; a file without any value of a column has neither. A column
 is of ids if it is of ids in some file and all other files have whole numbers in it: integers,
-floating-point numbers or decimals of any width. A fraction makes the files differ, and later in a
-file, where nothing has looked yet, it ends the reading.
+floating-point numbers or decimals of any width. A fraction makes the files differ; if it is beyond
+the examined beginning of a file, it ends the reading.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ of texts are therefore checked, over the whole log if it is read before it is co
 - stray: all but one of the values, or all but 1 in 20, are numbers;
 - fraction: all are numbers, and some have a point, an exponent or a decimal comma;
 - form: the others are numbers in another form than plain digits, such as `1_000` or `'1'`;
-- large: there are no texts, and all but so few integers are row ids.
+- large: there are no texts, and all integers except a few are row ids.
 
 Other columns hold text ids: words, hashes, UUIDs, codes of letters and digits. Hexadecimal digits
 without `0x`, or more than 7 of them, are taken for hashes.
@@ -30,7 +30,7 @@ from oper.logs.row_ids import without
 from oper.logs.vocabulary import ValueCounter
 
 _FEW = 20  # A column has few odd values if it has at least so many numbers per odd value.
-_LEAST_NUMBERS, _CERTAIN_NUMBERS = 2, 3  # beside a single odd value
+_LEAST_NUMBERS, _CERTAIN_NUMBERS = 2, 3  # with a single odd value
 _FRACTION = r"^[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)$"
 # Around the digits: spaces and characters of no width, of all scripts, and quotes.
 _AROUND = r"[\s\pZ\p{Cf}='\"`‘’“”«»]*"

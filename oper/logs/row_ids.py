@@ -143,7 +143,7 @@ def missing_is(value: Any) -> str:
 def without(raw: Jagged, missing: str | None) -> Jagged:
     """Return the ids without those equal to `missing`, the value that means "no id".
 
-    Texts become integers if `missing` was the only text that is none.
+    Texts become integers if `missing` was the only one that is not an integer.
     """
     if missing is None:
         return raw

@@ -28,7 +28,8 @@ from oper.logs.row_ids import without
 # together: of ten, one in 100,000.
 MANY_VALUES, ALL_DISTINCT = 10_000, 0.9
 _LEAST_TIMES, _LONGEST_SECONDS = 10, 25 * 365 * 86_400
-# Times in a log's order: so many are no earlier than the ones before, and so many differ.
+# Times in a log's order: least share that is no earlier than the time before, and least share of
+# distinct times.
 _IN_ORDER, _DIFFERENT = 0.99, 0.5
 
 # The words of a name that is a time's, and those of a name that is not, whatever else is in it.

@@ -46,7 +46,7 @@ _MANY_ROWS, _SPARSE = 10_000_000, 100
 # named its column, and warned of if somebody did.
 _REFUSED_ROWS = 1 << 24
 _COUNTER_BYTES = 4
-_MOST_NAMES = 20  # A notice names so many columns that are left out.
+_MOST_NAMES = 20  # columns that a notice of left-out columns names
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ def _sized(
     found: dict[str, str],
     advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
-    """Return the tables with rows where dense ones lack them; inferred ones may need a vocabulary.
+    """Return the tables with numbers of rows for dense ones that lack them; inferred ones may need
+    a vocabulary.
 
     `looks` are those of columns that the user did not name; the reason for which one is hardly a
     feature is added to `found`.

@@ -229,7 +229,7 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
         path = Path(folder) / "vocab" / file
         try:
             content = pq.read_table(path)
-            names = content.column_names  # This fails where damage made one no text.
+            names = content.column_names  # This fails if damage made one of them not a text.
         except FileNotFoundError as error:
             raise OperError(
                 f"{path}: is missing; table {name!r} needs its vocabulary: copy or write it again"

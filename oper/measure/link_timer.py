@@ -4,8 +4,8 @@ ranks.
 Also the fixed time of messages and operators.
 
 Both are done as in a training step: rows lie in a heap and are read by the lookup's kernel, through
-pointers where memory is shared; replicas' gradients go through the bitmap AllReduce. Rows of ranks
-that share no memory are copied on their rank and sent over the process group.
+pointers if memory is shared; replicas' gradients go through the bitmap AllReduce. Rows of ranks
+without shared memory are copied on their rank and sent over the process group.
 """
 
 import time

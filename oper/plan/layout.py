@@ -12,7 +12,7 @@ among the marked rows, the listed rows on all ranks that have a mark in `everywh
                owner = order[p mod P]
                slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
 
-where `order`, of the table's pattern, is repeated endlessly, and a rank reads a group's rows from
+with `order`, of the table's pattern, repeated endlessly. A rank reads a group's rows from
 `source[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
 (`stripe_bitmap`), so that rows that became listed later do not shift the others.
 

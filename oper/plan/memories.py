@@ -52,7 +52,7 @@ class PlanningRecord:
     threshold: float  # of the partitions, after backtracking
     step: str  # that placed the rows
     threshold_reason: ThresholdReason
-    greedy_dob: GreedyBalance | None  # None where rows were not placed greedily
+    greedy_dob: GreedyBalance | None  # None if rows were not placed greedily
     dob_before_swaps: Balance
     swaps: int  # rounds
     replan: ReplanRecord | None = None

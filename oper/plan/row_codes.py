@@ -1,7 +1,7 @@
 """Codes of listed rows (group and position in it), and marks for rows on all ranks.
 
 code = position << bits | group, with the fewest bits that hold any group's number; the codes of a
-layout are uint32 where all of them fit, else uint64. The kernels do the same by
+layout are uint32 if all of them fit, else uint64. The kernels do the same by
 csrc/include/oper/plan/row_codes.h.
 
 With much memory most listed rows are on all ranks, each table's in one group and at positions that

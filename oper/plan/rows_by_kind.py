@@ -3,7 +3,7 @@
 A row of the layout is of one kind:
 
     replicated   a copy on several ranks
-    listed       on one rank, with an entry of its own in the address map
+    listed       on one rank, with a separate entry in the address map
     striped      on one rank, which follows from its number
 
 Rows are not visited one by one: listed and marked rows are counted by the bitmaps' bits, rows of a

@@ -1,4 +1,4 @@
-"""Settings requested of a plan, and the limits that result where the devices decide a part.
+"""Settings requested of a plan, and its limits, of which the devices may decide a part.
 
 `PlanSettings` are written as they were given; the values chosen for missing settings are in
 `Limits`.

@@ -80,8 +80,8 @@ def _times(plan: Plan, run: Comparison | None) -> list[str]:
 
 
 def _gains(seconds: float, run: Comparison, named: str) -> list[str]:
-    """Return the gains of a step of so many seconds over the next best method of a comparison and
-    over TorchRec's planner, if these are not `named` already."""
+    """Return the gains of a step of `seconds` over the next best method of a comparison and over
+    TorchRec's planner, if these are not `named` already."""
     gains = []
     best, compared = next_best(run), beside(run, seconds)
     if best is not None and compared is not None and best[0] not in named:

@@ -92,7 +92,7 @@ class CacheSettings:
             tables, "10%", like TorchRec's cache load factor, or bytes, "4GB".
         sync: when updates reach the tier, as in `oper simulate --sync`, except fae, which is
             simulated only.
-        evict: what leaves a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
+        evict: eviction from a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
 
     Raises:
         OperError: a setting is invalid.

@@ -15,7 +15,7 @@ from oper.base.arrays import Floats, Ints
 from oper.scheduler.cache import Caches
 from oper.scheduler.row_addresses import ROW_MASK
 
-REFRESH = 100  # batches, after which the tables are chosen anew
+REFRESH = 100  # batches, after which the tables are chosen again
 
 
 class Infrequency:

@@ -328,7 +328,7 @@ def simulate(
             commas.
         sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het, het:S or
             het-exact:S; several as `policy`. fae is simulated only: no training has it.
-        evict: what leaves a full cache: lru, lfu, light-lfu or emark; several as `policy`.
+        evict: eviction from a full cache: lru, lfu, light-lfu or emark; several as `policy`.
         dim, optimizer: of tables that do not state them, as for `oper.profile`.
         reading: how to read the log, as for `oper.profile`.
 

@@ -38,7 +38,7 @@ def write_log(
     advance: Callable[[int], None] = lambda samples: None,
     overwrite: bool = False,
 ) -> Written:
-    """Write the log to `path` and its tables to `STEM.tables.yaml` beside it.
+    """Write the log to `path` and its tables to `STEM.tables.yaml` next to it.
 
     `advance` is called with the number of samples written. OperError if `path` does not end in
     .parquet, a file exists and `overwrite` is false, or writing fails.

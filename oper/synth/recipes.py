@@ -30,7 +30,7 @@ KEPT_ROWS = 256
 
 @dataclass(frozen=True)
 class Law:
-    """Popularity of `rows` rows by rank: Zipf of `exponent`, or steps where there are any.
+    """Popularity of `rows` rows by rank: Zipf of `exponent`, or steps if there are any.
 
     step_ends int64 [J] ascending, the last one `rows`; step_weights float64 [J], each the weight
     of one row in its step, descending.

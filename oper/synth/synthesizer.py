@@ -40,8 +40,8 @@ ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")
 for _number, _order in enumerate(ORDERS):
     native.shared(f"order {_order}", _number)
 
-# Largest batch in samples, and in ids where it has several samples. Random streams are per batch,
-# so other values would generate other logs.
+# Largest batch in samples, and in ids if it has several samples. Random streams are per batch, so
+# other values would generate other logs.
 _BATCH_SAMPLES = 1 << 16
 _BATCH_IDS = 1 << 22
 

@@ -1,9 +1,9 @@
 """Identity of rows: a row number must mean the same row in two plans, profiles or checkpoints.
 
-Rows are numbers, so two tables of equal size look alike. Their rows are the same only if one rule
-maps raw values to them: the same kind of ids, for hashed ids the same number of rows, and for ids
-by a vocabulary the same values in the same order. A vocabulary may get values at its end: the old
-rows stay. Dense ids are given rows; the values behind them are unknown.
+Rows are numbers, so two tables of equal size look identical. Their rows are the same only if one
+rule maps raw values to them: the same kind of ids, for hashed ids the same number of rows, and for
+ids by a vocabulary the same values in the same order. A vocabulary may get values at its end: the
+old rows stay. Dense ids are given rows; the values behind them are unknown.
 """
 
 import warnings
@@ -30,9 +30,10 @@ def check_same_rows(
     """Raise OperError unless a row number of an old table is the same row in the new one; tables
     are matched by name.
 
-    `names` are of the old tables and of the new ones, `remedy` says what to do. `start` returns the
-    digest of the first values of a new table's vocabulary: with it, vocabularies may have got
-    values at their end. An OperWarning names the first table without a recorded vocabulary.
+    `names` are those of the old and of the new tables, `remedy` the remedy in the error. `start`
+    returns the digest of the first values of a new table's vocabulary: with it, vocabularies may
+    have got values at their end. An OperWarning names the first table without a recorded
+    vocabulary.
     """
     unknown: list[tuple[str, str]] = []
     known = {table.name: table for table in old}

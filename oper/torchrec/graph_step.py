@@ -67,7 +67,7 @@ class GraphedStep(Generic[Result]):
         self._there: list[tuple[bool, int, int]] = []  # before the captured step
         self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []  # after the captured step
         # Gradients that the step reads before it releases them, and those that it then makes, which
-        # are copied to where the next step reads them.
+        # are copied to the place that the next step reads.
         self._looked_at: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         self._elsewhere = 0  # later steps whose dense part or gradients lay elsewhere
         self._warned = False

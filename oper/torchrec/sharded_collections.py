@@ -241,7 +241,7 @@ class _ShardedByRows(Uncopied, ShardedEmbeddingModule, FusedOptimizerModule):
         )
 
     def _mark_parameters(self) -> None:
-        """Tell the user's dense optimizer that these parameters have optimizers of their own."""
+        """Tell the user's dense optimizer that these parameters have their own optimizers."""
         # A parameter and its optimizer reference each other. They must not reference the engine, so
         # that the rows are freed with the module, not at a garbage collection.
         engine: Any = weakref.proxy(self._engine)

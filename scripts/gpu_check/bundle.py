@@ -108,7 +108,7 @@ def archive(folder: Path, made: Path) -> None:
     sparse = folder.with_name("sparse")
     run("cp", "-r", "--sparse=always", folder, sparse)
     tar = ["tar", "--sparse", "--sort=name", "--mtime=@0", "--owner=0", "--group=0"]
-    # A long window, because kernels of a library are much alike.
+    # A long window, because kernels of a library are similar.
     xz = "xz --lzma2=preset=2,dict=64MiB -T1"
     run(*tar, f"--use-compress-program={xz}", "-C", sparse, "-cf", made, ".")
 

@@ -14,7 +14,7 @@ from scripts import build_cuda
 
 SECONDS = 60.0
 NEEDS = ("torch", "setuptools")
-# Both libraries say what they were built from, and loading them compares it (native.py).
+# Both libraries record their sources, which are compared when they are loaded (native.py).
 LOADS = "from oper.base import native; native.device_ops()"
 
 

@@ -1,6 +1,6 @@
 """Operator errors that end the process: the conditions under which they are raised.
 
-On one machine an operator's wrong argument ended the process by signal 11, where it raises
+On one machine an operator's wrong argument ended the process by signal 11, instead of raising as
 elsewhere. Each try is a process that makes a mistake under other conditions: torch's own operator,
 ours before CUDA and after it, thrown in libc10 and in the extension; with other settings of the
 loader; with an extension built here, if another was carried along; and the same throw in an
@@ -32,7 +32,7 @@ import torch
 try: torch.zeros(2) + torch.zeros(3)
 except RuntimeError: print("raised")
 """
-# Addresses that are no whole numbers: TypeError, thrown in the extension.
+# Addresses that are not whole numbers: TypeError, thrown in the extension.
 OURS = """
 import torch
 from oper.base import native

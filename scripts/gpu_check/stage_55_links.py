@@ -1,6 +1,6 @@
 """Bandwidth of random rows of the device's own memory, as `oper topology measure` reports it.
 
-Links between devices need several devices: ranks on one device would share what is measured.
+Links between devices need several devices: ranks on one device would share its bandwidth.
 """
 
 from collections.abc import Iterator

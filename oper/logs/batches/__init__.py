@@ -1,4 +1,4 @@
-"""Batches and the columns they are read from: what all formats share.
+"""Batches and the columns from which they are read, shared by all formats.
 
 In: arrays of raw values. Out: `Batch`, `Column`. Imports: base.
 """

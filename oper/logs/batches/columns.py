@@ -13,7 +13,7 @@ from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import LogOptions, TimeUnit
 from oper.logs.batches.number_texts import NumberTexts
 
-_PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
+_PLAIN = re.compile(r"[^*?\[]*")  # a name without wildcards
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class NoSuchColumnError(OperError):
     def __init__(self, text: str, wanted: str, known: str) -> None:
         super().__init__(text)
         self.wanted = wanted
-        self.known = known  # what the log has, for a sentence
+        self.known = known  # the columns of the log, for a sentence
 
 
 class KnownSize:

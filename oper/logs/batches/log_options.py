@@ -43,7 +43,7 @@ class LogOptions:
     columns: names and patterns of the columns that hold ids; () means all that look like ids.
     dense: names and patterns of the columns of numbers; None means all that look like floats.
     label, time: columns of the label and of the time; a column `label` is the label by default.
-    time_unit: what the numbers of the time column count since 1970; ignored for timestamps.
+    time_unit: unit of the time column's numbers since 1970; ignored for timestamps.
     missing: a value that means "no id", besides nulls and empty fields.
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
     values, lengths: names of the arrays of a jagged .npz, a pair for each feature.

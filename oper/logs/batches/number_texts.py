@@ -2,8 +2,8 @@
 
 Pandas writes a column of integers with missing values as `1.0,,3.0`, because it holds them as
 floating-point numbers; numpy.savetxt writes `1.000000e+00`. If all values of a column are whole
-numbers, the column has the integers, as it has if the same floats are stored in Parquet. If some
-are not, `6.0` is a text like the others.
+numbers, the column has the integers, like for the same floats in Parquet. If some are not, `6.0` is
+a text like the others.
 
 A text file is read as a stream, so a column is judged by the beginning of its files, and each pass
 over the log watches the rest: a log is refused if both a whole number with a point and another

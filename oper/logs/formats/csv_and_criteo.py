@@ -196,7 +196,7 @@ def open_csv(path: Path, options: LogOptions) -> TextSource:
             names = [f"column_{i}" for i in range(1, len(fields) + 1)]
         first = 0 if options.no_header else 1  # The names may be the first line.
         columns = csv_columns(
-            # Arrow cannot tell the handler of a line that is no UTF-8, and prints a traceback.
+            # Arrow cannot pass a line that is not UTF-8 to the handler, and prints a traceback.
             beginning.text.decode("utf-8", "replace").encode() + b"\n",
             names,
             form.parse_options(lambda row: "skip"),

@@ -139,7 +139,7 @@ def _with_other_values(column: Column, given: Any) -> Column:
 
 
 def _has_spaces(given: Any) -> str:
-    """Return why texts are perhaps not meant as they are, if some begin or end with a space."""
+    """Return a doubt about texts of which some begin or end with a space."""
     trimmed = pc.utf8_trim(given, SPACES)
     spaced = pc.and_(pc.not_equal(given, trimmed), pc.not_equal(trimmed, ""))
     shown = _first_text(given, pc.and_(spaced, pc.invert(are_integers(trimmed))))

@@ -135,7 +135,7 @@ def _check_members(name: Path, path: Path) -> None:
     """Raise OperError if a byte of a file of torch.save has changed.
 
     torch itself does not compare its members with their CRC-32, nor does it compress them. Files of
-    its old format, which are no zip files, have no checksums.
+    its old format, which are not zip files, have no checksums.
     """
     with zipfile.ZipFile(path) as archive:
         packed = [m.filename for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]

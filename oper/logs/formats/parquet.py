@@ -13,7 +13,7 @@ from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.arrow_columns import batch_of, column_of, holds_bytes, ids_of
 
 _PEEK_ROWS = 1000  # The first bytes of a column tell whether they are texts.
-# Arrow raises its own errors, and these where a schema or the size of a page is damaged.
+# Arrow raises its own errors, and these if a schema or the size of a page is damaged.
 _DAMAGE = (OSError, ValueError, KeyError, MemoryError, OverflowError, pa.ArrowException)
 
 

@@ -72,7 +72,7 @@ class Chunk:
 def chunks(
     path: Path, header: bool = False, plain: Callable[[bytes], bytes] | None = None
 ) -> Iterator[Chunk]:
-    """Yield the lines, after those of the header, as many at a time as are parsed together.
+    """Yield the lines after the header, in chunks that are parsed together.
 
     `plain` rewrites their text, which must keep the line ends.
     """

@@ -23,7 +23,7 @@ NAMES = {
     "milp": "exact solver (MILP)",
 }
 _FITS, _TOO_LARGE, _OURS = "others that fit", "others, too large", "OPER"
-_ALIKE = 5e-5  # times that differ by less, relative, print alike
+_ALIKE = 5e-5  # times with a smaller relative difference print equally
 _CLOSE = 5e-3  # a factor that differs from 1 by less prints as 1.00
 # The axis is longer than the longest bar, which leaves its label room: on a phone a shorter label.
 _PHONE, _ROOM_ON_PHONE, _ROOM = "width < 300", 2.0, 1.4

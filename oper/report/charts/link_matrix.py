@@ -21,8 +21,8 @@ _MOST_LINKS = 56  # in the table: all of eight ranks, or those with the most
 
 
 def link_charts(plan: Plan) -> list[Chart]:
-    """Return the bytes that each rank fetches from each other one and, where links differ, the
-    seconds that this and the gradients take it; nothing for a single rank."""
+    """Return the bytes that each rank fetches from each other rank and, if links differ, the
+    seconds of these bytes and the gradients; nothing for a single rank."""
     if plan.ranks == 1:
         return []
     prediction = plan.cost

@@ -35,7 +35,7 @@ COLOURS = {
 # A line further above the columns than this would flatten them: the caption has it instead.
 _MOST_ABOVE = 3.0
 _MOST_COLUMNS = 64
-_EVEN = 1e-3  # ranks that differ by less are called alike
+_EVEN = 1e-3  # ranks that differ by less are called equal
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _jagged(leaf: Any, features: int, samples: int) -> Jagged:
     lengths = leaf.lengths().detach().reshape(features, samples)
     weights = leaf.weights_or_none()
     values = leaf.values().detach()
-    # Values may be padded beyond what the lengths say.
+    # Values may be padded beyond the sum of the lengths.
     total = int(lengths.sum())
     return Jagged(lengths, values[:total], None if weights is None else weights.detach()[:total])
 
