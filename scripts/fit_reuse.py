@@ -40,7 +40,7 @@ def main(path: Path, rows: float) -> None:
     for j, (row_bin, access_bin) in enumerate(
         zip(facts["rows_hist"], facts["access_hist"], strict=True)
     ):
-        # A share of rows printed as 0.000 says less than the accesses of the same bin.
+        # A share of rows printed as 0.000 has less information than the accesses of the same bin.
         if row_bin[2]:
             tolerance = ROUNDING / row_bin[2]
             equations.append((rows_in_bin[j], row_bin[2] * unique, tolerance))

@@ -9,7 +9,7 @@ keeps the extension's objects. An interrupted set-up continues at the interrupte
 standard library is used, because nothing else is installed yet.
 """
 
-from __future__ import annotations  # an older Python must get as far as being told so
+from __future__ import annotations  # an older Python must reach the error message
 
 import contextlib
 import fcntl
@@ -106,8 +106,8 @@ def has_cuda_device() -> bool:
 
 
 def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> None:
-    """Install the files in the lock of `requirements`. If pip cannot, say so and install the files
-    that its indices have of the pinned versions."""
+    """Install the files in the lock of `requirements`. If pip cannot, print that and install the
+    pinned versions from its indices."""
     default_torch = False
     if requirements.name == "requirements-cpu.txt":
         default_torch = install_torch(folder, requirements, torch_index)

@@ -28,9 +28,7 @@ MOST_WHOLE_BYTES = 1 << 26
 FILE = Kind("a file of a checkpoint", None)  # its index names the bytes to read
 _SAVE_BYTES = 16  # at the end of a file, not named by the index
 _LOCAL_HEADER_BYTES = 30  # of a zip record, before its name
-_NAME_LENGTH_AT = (
-    26  # in that header; two bytes later is the length of the extra field after the name
-)
+_NAME_LENGTH_AT = 26  # in that header; two bytes later is the length of the extra field
 
 
 class ShardFile:

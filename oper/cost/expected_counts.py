@@ -7,10 +7,10 @@ on. The estimate is used for rows that few samples read, as by Katz (1987) and G
 (1995): a count above `SELDOM` is its own best estimate. Each table keeps its total of accesses,
 because the number of its rows per sample stays the same.
 
-The estimate takes all samples for draws from one distribution, so it knows no new rows. If two
-windows of the log follow each other, the reads of the later window are measured instead
-(`Turnover`): the reads of rows that n samples of the earlier window read, and the share of their
-reads that rows read more often kept.
+The estimate takes all samples for draws from one distribution, without new rows. If two windows of
+the log follow each other, the reads of the later window are measured instead (`Turnover`): the
+reads of rows that n samples of the earlier window read, and the share of their reads that rows read
+more often kept.
 """
 
 from collections.abc import Sequence

@@ -400,7 +400,7 @@ def step_time(
     method: Method,
 ) -> StepTime:
     """Return the time of a step whose rows lie in these holder sets: of tables that are `fetched`
-    as the workload says, and of those that are `pooled`. The topology of pooled tables has the
+    by the workload's fetch, and of those that are `pooled`. The topology of pooled tables has the
     ratios of their sums; `method` is the replicas' AllReduce."""
     unpooled = without_pooling(topology)
     latencies = phase_latencies(unpooled, workload, fetched.widths, pooled.widths)

@@ -55,7 +55,7 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
     for path, collection in taken:
         names = [config.name for config in module_tables.configs(collection)]
         if planned.isdisjoint(names):
-            continue  # `planned_module` says so, below.
+            continue  # `planned_module` reports it, below.
         in_plan.append((path, collection))
         findings_of = list(_of_collection(plan, model, path, collection))
         findings += findings_of

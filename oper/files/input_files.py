@@ -29,7 +29,7 @@ YAML = Kind("a YAML file", 16 << 20)
 JSON = Kind("a JSON file", 64 << 20)  # what commands print, counters of 4,096 ranks
 # Three matrices of the most ranks (MAX_RANKS) in JSON have 1.2 GB.
 MARKER = Kind("the marker of a plan or profile", 2 << 30)
-LISTED = Kind("a file of a plan or profile", None)  # its marker says how many bytes it has
+LISTED = Kind("a file of a plan or profile", None)  # its marker has its number of bytes
 LOG = Kind("a log", None)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+(.*)", re.DOTALL)

@@ -58,7 +58,7 @@ def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     """Return the content of a folder's marker, without its digest, which must be right.
 
-    OperError if the folder is not of this kind and version, or its marker was changed.
+    Raise OperError if the folder is not of this kind and version, or its marker was changed.
     """
     path = Path(path)
     marker, schema = kind.marker, kind.schema

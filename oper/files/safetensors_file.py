@@ -19,7 +19,7 @@ def save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Read arrays by name; OperError if the file is missing or damaged."""
+    """Read arrays by name; raise OperError if the file is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

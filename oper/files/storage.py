@@ -58,8 +58,8 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
     """Yield a temporary folder that becomes `path` when the block ends without an error.
 
     An existing `path` is replaced only if it is empty or, with `overwrite`, a folder of this kind
-    with nothing else in it. Every file is flushed to the disk first. OperError if `path`
-    is taken or cannot be written.
+    with nothing else in it. Every file is flushed to the disk first. Raise OperError if `path` is
+    taken or cannot be written.
     """
     check_output(path, kind, overwrite)
     path = Path(path)
@@ -127,7 +127,7 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary path whose file becomes `path` when the block ends without an error.
 
     The file must have `FILE_MARK` near its beginning or its end: with `overwrite`, an existing
-    `path` is replaced only if it has. OperError if `path` may not be replaced, or cannot be
+    `path` is replaced only if it has. Raise OperError if `path` may not be replaced, or cannot be
     written.
     """
     check_output(path, overwrite=overwrite)
@@ -160,7 +160,7 @@ def save_array(path: Path | str, array: NDArray[Any]) -> None:
 def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
     """Read one .npy array, memory-mapped unless `mmap` is false; never unpickles.
 
-    OperError if the file is missing, truncated or not a .npy array.
+    Raise OperError if the file is missing, truncated or not a .npy array.
     """
     try:
         with open_file(path, LISTED) as file:

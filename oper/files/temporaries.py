@@ -135,7 +135,7 @@ def locked(path: Path) -> Iterator[None]:
 def sweep(destination: Path, whole: Callable[[Path], bool]) -> None:
     """Remove or put back remains of dead processes next to a destination (see above).
 
-    `whole` says whether oper wrote everything in a folder.
+    `whole` returns whether oper wrote everything in a folder.
     """
     pattern = re.compile(
         rf"\.{re.escape(destination.name)}\.([0-9a-f]{{8}})[0-9a-f]{{8}}\.({UNFINISHED}|{OLD})"

@@ -97,8 +97,8 @@ class Log:
 
     @cached_property
     def nameable(self) -> tuple[str, ...]:
-        """The columns that tables may name: the features, and unless options choose these, the
-        columns that nobody has given another role."""
+        """The columns that tables may name: the features and, unless options choose these, the
+        columns without another role."""
         if self.options.columns:
             return self.features
         taken = {self.label, self._selection.time}
@@ -185,7 +185,7 @@ class Log:
         """Yield the samples in order, with all features or those given.
 
         `ids_only` leaves out label and dense values. Each batch is from one file and holds at most
-        `options.batch_rows` samples. OperError if the log, or the part of it that
+        `options.batch_rows` samples. Raise OperError if the log, or the part of it that
         `options.rows` selects, is empty.
         """
         selection = self._selection
@@ -288,7 +288,8 @@ def _warn_of_files_given_twice(files: Sequence[LogFile]) -> None:
 
 
 def _sources(files: Sequence[LogFile], options: LogOptions) -> Iterator[Source]:
-    """Yield the readers of files; OperError if those of one folder are of different formats."""
+    """Yield the readers of files; raise OperError if those of one folder are of different
+    formats."""
     first: dict[Path, Source] = {}
     in_folder = Counter(file.folder for file in files)
     for file in files:

@@ -69,8 +69,8 @@ def files_in(folder: Path) -> list[LogFile]:
     """Return the log's files in a folder and its partition folders, in order; a notice names files
     that are not part of the log.
 
-    OperError if the folder holds no file of a log, files that are not all part of one log, or a
-    table of Delta Lake, Iceberg or Hudi.
+    Raise OperError if the folder holds no file of a log, files that are not all part of one log, or
+    a table of Delta Lake, Iceberg or Hudi.
     """
     for above in (folder, *folder.absolute().parents):
         _refuse_table_format(above, folder)

@@ -44,7 +44,7 @@ _COPY = re.compile(
 def log_files(folder: Path, paths: Iterable[Path]) -> set[Path]:
     """Return the files below a folder that are part of its log; a notice names the others.
 
-    OperError if two of the files may have the same samples, or none has any.
+    Raise OperError if two of the files may have the same samples, or none has any.
     """
     skipped: dict[Path, str] = {}
     kept = list(paths)

@@ -42,8 +42,8 @@ _MOST_DENSE_ROWS = 1 << 31
 # have so many more rows than there are ids, or if most of its rows would be below the smallest id.
 # Its beginning may tell as well (suspicious_columns.py).
 _MANY_ROWS, _SPARSE = 10_000_000, 100
-# A table that is so much larger than the log, from 64 MiB of counters on, is refused if nobody
-# named its column, and warned of if somebody did.
+# A table that is so much larger than the log, from 64 MiB of counters on, is refused if the user
+# did not name its column, and else causes a warning.
 _REFUSED_ROWS = 1 << 24
 _COUNTER_BYTES = 4
 _MOST_NAMES = 20  # columns that a notice of left-out columns names
@@ -53,8 +53,8 @@ _MOST_NAMES = 20  # columns that a notice of left-out columns names
 class Prepared:
     """Tables whose numbers of rows are all known, and vocabularies by table name.
 
-    left_out: the reason of each column of the log that is in no table, if nobody named tables or
-    columns.
+    left_out: the reason of each column of the log that is in no table, unless the user named tables
+    or columns.
     """
 
     tables: tuple[Table, ...]
@@ -109,7 +109,7 @@ def numbered_tables(tables: Sequence[Table], prepared: Callable[[], Prepared]) -
 def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ...]:
     """Return (table's index, its feature, the log's column) for every feature of every table.
 
-    OperError if the log has no column for a feature.
+    Raise OperError if the log has no column for a feature.
     """
     result = []
     features = dict.fromkeys(log.nameable)  # found at once, however many there are
@@ -227,8 +227,8 @@ def prepare(
 
 
 def _with_vocabulary(table: Table, content: Any) -> Table:
-    """Return the table with its vocabulary's rows and digest; OperError if the table has already
-    been counted by another vocabulary."""
+    """Return the table with its vocabulary's rows and digest; raise OperError if the table has
+    already been counted by another vocabulary."""
     digest, before = digest_of(content), table.ids.vocabulary
     if before not in (None, digest):
         raise OperError(
@@ -364,7 +364,7 @@ def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:
 
 
 def _without(tables: Sequence[Table], left_out: Mapping[str, str], log: Log) -> tuple[Table, ...]:
-    """Return the tables whose columns are not left out; OperError if there are none."""
+    """Return the tables whose columns are not left out; raise OperError if there are none."""
     kept = tuple(table for table in tables if table.name not in left_out)
     if not kept:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())

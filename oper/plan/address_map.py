@@ -162,8 +162,8 @@ class AddressMap:
         return np.flatnonzero(self._flat_first != _NO_FLAT)
 
     def follow(self, table: int, ids: torch.Tensor, addresses: torch.Tensor) -> None:
-        """Set the addresses of rows of one of the `flat_tables`, int64 [n] each. Those of other
-        tables follow from their codes (`follow_codes`)."""
+        """Set the addresses of rows of one of the `flat_tables`, int64 [n] each. Rows of other
+        tables follow their codes (`follow_codes`)."""
         at = (int(self._flat_first[table]) + ids).to(self._flat.device)
         self._flat[at] = addresses.to(self._flat.device)
 

@@ -303,7 +303,7 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
 
 def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
     """Return the runs of a comparison, that with the extra memory (then the threshold) nearest to
-    the plan's first; OperError if they are of another topology, workload or profile."""
+    the plan's first; raise OperError if they are of another topology, workload or profile."""
     for run in runs:
         for name, compared, of_plan in (
             ("topology", run.topology, plan.topology.name),

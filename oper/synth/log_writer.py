@@ -40,8 +40,8 @@ def write_log(
 ) -> Written:
     """Write the log to `path` and its tables to `STEM.tables.yaml` next to it.
 
-    `advance` is called with the number of samples written. OperError if `path` does not end in
-    .parquet, a file exists and `overwrite` is false, or writing fails.
+    `advance` is called with the number of samples written. Raise OperError if `path` does not end
+    in .parquet, a file exists and `overwrite` is false, or writing fails.
     """
     import pyarrow.parquet as pq
 

@@ -45,7 +45,7 @@ def write_profile(
     """Write the profile of the log, or a folder of profiles of equal `windows` of it.
 
     `advance` is called with the number of rows drawn. `overwrite` replaces an existing profile.
-    OperError if the folder has other files, or writing fails.
+    Raise OperError if the folder has other files, or writing fails.
     """
     if not 1 <= windows <= synthesizer.samples:
         raise OperError(

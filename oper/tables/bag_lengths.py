@@ -92,7 +92,7 @@ class BagLengths:
 
     @classmethod
     def checked(cls, pairs: NDArray[np.generic], distinct: Ints) -> "BagLengths":
-        """Return bag lengths from `pairs` and `distinct` of files; ValueError if invalid."""
+        """Return bag lengths from `pairs` and `distinct` of files; raise ValueError if invalid."""
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 3:
             raise ValueError(f"expected int64 [pairs, 3], got {pairs.dtype} {pairs.shape}")
         table, length, bags = np.array(pairs, dtype=np.int64).T

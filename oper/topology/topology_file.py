@@ -1,7 +1,7 @@
 """Topology files (docs/topology.md), with errors that name the file, line and key.
 
-The same content is read from a plan's JSON. Bandwidths are bytes per second in one direction,
-and L = 1 / bandwidth.
+A plan's JSON has the same content. Bandwidths are bytes per second in one direction, and L = 1 /
+bandwidth.
 """
 
 import math

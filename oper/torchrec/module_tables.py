@@ -2,9 +2,9 @@
 
 A plan places tables; a model has collections of them, each of which gets its part of the plan
 (oper/plan/plan_parts.py). Tables are matched by name. Their sizes and dtypes must be the plan's,
-except that a plan for inference may have int8 for any table, whose rows are then quantised. As in
-TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a table's parameter, or
-else that of the sharder's fused parameters.
+except that a plan for inference may have int8 for any table, whose rows are then quantised. The
+optimizer is, like in TorchRec, the one that `apply_optimizer_in_backward` gave a table's parameter,
+or else that of the sharder's fused parameters.
 """
 
 import logging

@@ -98,7 +98,7 @@ class KnownSize:
 def choose(source: Source, options: LogOptions) -> Selection:
     """Return the columns that `options` select, by default those that look like ids.
 
-    OperError if a name or pattern matches none.
+    Raise OperError if a name or pattern matches none.
     """
     columns = source.columns
     names = [c.name for c in columns]

@@ -70,7 +70,7 @@ class NumberTexts:
         """Return the distinct texts of a column with its numbers as plain integers.
 
         Missing values become empty texts. `place` returns the place of a text in the log, by its
-        number. OperError if the column mixes whole numbers with a point and other values, or
+        number. Raise OperError if the column mixes whole numbers with a point and other values, or
         such a number is too large to be exact.
         """
         trimmed = pc.utf8_trim(texts, SPACES)

@@ -13,8 +13,8 @@ _MOST_CHARACTERS = 8
 def separator(text: str, option: str) -> str:
     r"""Return the separator that a name (`tab`), an escape (`\x01`) or a plain text stands for.
 
-    OperError if it is empty, long, or has a quote, a line end, a letter or a digit, which belong
-    to the values.
+    Raise OperError if it is empty, long, or has a quote, a line end, a letter or a digit, which
+    belong to the values.
     """
     mark = _NAMES.get(text) or _ESCAPE.sub(_character, text)
     if not 0 < len(mark) <= _MOST_CHARACTERS or re.search(r"[\"\r\n\0]|[^\W_]", mark):

@@ -51,7 +51,7 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 def all_decimals(texts: Any) -> Ints | None:
     """Return the texts as integers if all are digits of at most 18 characters; else None.
 
-    None does not mean that no text is an integer: `decimals` tells.
+    With None, some texts may still be integers: `decimals` finds them.
     """
     buffer, _, lengths = _bytes_of(texts)
     # Arrow's cast accepts 0x1F as a number, and 19 digits may or may not fit in int64.

@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.logs.batches.batch import Location
 from oper.logs.batches.log_options import TimeUnit
 
-# How many of each a second has, and their names in messages.
+# Number of each unit in a second, and their names in messages.
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES: dict[TimeUnit, str] = {
     "s": "seconds",

@@ -108,8 +108,7 @@ def ids_of(
     them.
 
     Nulls and empty texts are left out. Unsigned values from 2^63 on become their two's complement,
-    and are marked as `unsigned`.
-    OperError if the type or a value cannot be an id.
+    and are marked as `unsigned`. Raise OperError if the type or a value cannot be an id.
     """
     kind = column.type
     if is_list(kind):

@@ -44,7 +44,7 @@ def csv_columns(
     options: LogOptions,
 ) -> tuple[Column, ...]:
     """Return the columns of a file that begins with `head`, UTF-8, whose first line has the names
-    unless `options` say that it is a sample.
+    unless it is a sample by `options`.
 
     `line_of` turns a sample's number into its line. Raise pa.ArrowInvalid if Arrow cannot parse it.
     """
@@ -69,7 +69,7 @@ def csv_columns(
     at = next((i for i, c in enumerate(columns) if c.kind == "ids"), None)
     if options.no_header or at is None or columns[at].doubt:
         return tuple(columns)
-    # Here the line of names is read as values, under names by which nobody asks for them.
+    # Here the line of names is read as values, under other names.
     if _names_are_alike(schema, parse([str(i) for i in range(len(schema))], head).schema):
         columns[at] = replace(columns[at], doubt=_perhaps_a_sample())
     return tuple(columns)

@@ -39,7 +39,7 @@ def named_value(first: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     `user:5`; empty unless each field is such a value, with its name in the line below too, or a
     bare value.
 
-    Names of columns with a prefix, such as `ns:id` above `ns:5`, are told apart: they lack digits,
+    Names of columns with a prefix, such as `ns:id` above `ns:5`, are recognised: they lack digits,
     which the values below have, or several fields have the prefix.
     """
     if not others or len(others[0]) != len(first):

@@ -25,7 +25,7 @@ _STAND_IN = "\x1f"  # Arrow takes single bytes only
 def find_delimiter(path: Path, lines: Sequence[str], list_separator: str | None) -> str:
     """Return the separator of columns in a file that begins with `lines`.
 
-    OperError if there may be several, or if only one column would be read although another
+    Raise OperError if there may be several, or if only one column would be read although another
     character is equally often in every line.
     """
     header = lines[0]
@@ -76,7 +76,7 @@ def single_byte(delimiter: str) -> str:
 
 
 def with_single_bytes(delimiter: str, text: bytes) -> bytes:
-    """Return a file's text with its delimiter as `single_byte` says, except within quotes.
+    """Return a file's text with the delimiter of `single_byte`, except within quotes.
 
     A space stands for a run of spaces; spaces around a line do not count.
     """

@@ -92,7 +92,7 @@ class JsonColumns:
         return True
 
     def _read(self, piece: Chunk) -> None:
-        """Note a piece by its objects; OperError if a line is not an object."""
+        """Note a piece by its objects; raise OperError if a line is not an object."""
         for number, line in piece.lines():
             self.longest = max(self.longest, len(line))
             self.samples += 1

@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 def is_json(path: Path) -> bool:
-    """Return whether a file is JSON lines; OperError if it is JSON of another form."""
+    """Return whether a file is JSON lines; raise OperError if it is JSON of another form."""
     line = first_line(path).removeprefix(BOM).strip()
     if not line.startswith((b"{", b"[")):
         return False

@@ -132,7 +132,7 @@ def _parts(given: Any) -> list[Any]:
 
 
 def samples_of(tensors: Sequence[Any], where: str) -> int:
-    """Return the samples that all KeyedJaggedTensors of a batch have; OperError if they
+    """Return the samples that all KeyedJaggedTensors of a batch have; raise OperError if they
     differ."""
     counts = {int(tensor.stride()) for tensor in tensors}
     if len(counts) > 1 or any(tensor.variable_stride_per_key() for tensor in tensors):

@@ -142,7 +142,7 @@ class _Arrays:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Return a zip file; OperError if it is not one, or truncated."""
+    """Return a zip file; raise OperError if it is not one, or truncated."""
     try:
         archive = zipfile.ZipFile(path)
     except _DAMAGE as error:

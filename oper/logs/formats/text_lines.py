@@ -138,7 +138,8 @@ def estimated_lines(path: Path) -> int | None:
 
 
 def first_line(path: Path) -> bytes:
-    """Return the first line that is not empty, without its end; OperError if it cannot be read.
+    """Return the first line that is not empty, without its end; raise OperError if it cannot be
+    read.
 
     Nothing if there is none in the first 32 MiB, or if it is longer than 1 MiB.
     """

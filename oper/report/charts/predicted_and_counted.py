@@ -16,7 +16,7 @@ RankCounters = Mapping[str, Mapping[str, Any]]
 
 
 def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
-    """Return the bytes of the mean rank, predicted and counted. OperError if the counters are
+    """Return the bytes of the mean rank, predicted and counted. Raise OperError if the counters are
     not of the plan's ranks."""
     if len(counters) != plan.ranks:
         raise OperError(
