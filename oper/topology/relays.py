@@ -40,8 +40,9 @@ class RelayedTopology(Topology):
 
     @property
     def most_peers(self) -> int:
-        """Largest number of ranks of other nodes with which a rank exchanges rows: as their relay,
-        and through its own relays. It is one per other node if all nodes have one size."""
+        """Largest number of ranks of other nodes with which a rank exchanges rows: those from which
+        it reads as a relay, and the relays that read from it. It is one per other node if all nodes
+        have one size."""
         asks = self.masks()["other_node"] & (self.relay == np.arange(self.ranks)[:, None])
         return int((asks | asks.T).sum(axis=1).max())
 

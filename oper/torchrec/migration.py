@@ -110,7 +110,7 @@ def migrate(
 
     Rows whose ranks are equal in both plans stay. The new plan is best made by `oper replan`, with
     which most rows stay, but may be any plan for the model's tables and ranks. For a plan to which
-    rows are moving already, the running migration is returned.
+    rows are moving already, the result continues that migration.
 
     Args:
         bytes_per_step: the most bytes of rows and optimizer state that a rank copies in a step,
