@@ -47,7 +47,7 @@ class Chunk:
 
 
 class RowClassifier(Protocol):
-    """Assigns rows to `classes` classes."""
+    """Assignment of rows to `classes` classes."""
 
     classes: int
 

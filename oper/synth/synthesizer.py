@@ -84,7 +84,7 @@ class Synthesizer:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Return the settings that the log was generated from, for the profile."""
+        """Settings that the log was generated from, for the profile."""
         return {
             **self.recipe.source,
             "samples": self.samples,
