@@ -107,7 +107,7 @@ class Kernels(Protocol):
 
     @property
     def stream(self) -> int:
-        """The stream that work is started on, as the operators take it."""
+        """Stream on which work is started, in the form for operators."""
 
     def ops(self) -> Any:
         """Return the operators on tensors that are there."""

@@ -296,8 +296,8 @@ class Charges:
     def set_seconds(self, sets: HolderSets, read_by_read: bool = False) -> Floats:
         """Return the seconds that each rank pays for a byte of weight in each holder set, [G, M].
 
-        With `read_by_read` the reads of a resource are priced before they are added up: equal but
-        for the last digit, by which a solver chooses among solutions that are equally good.
+        With `read_by_read` the reads of a resource are priced before they are added up: equal up to
+        the last digit, by which a solver chooses among solutions that are equally good.
         """
         single = single_owner_sets(self.ranks).source
         if not read_by_read and np.array_equal(sets.source, single):

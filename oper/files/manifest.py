@@ -45,7 +45,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return the bytes and SHA-256 of a file, as a marker has them."""
+    """Return the bytes and SHA-256 of a file in the form of a marker."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
@@ -169,7 +169,7 @@ def is_file_name(name: str) -> bool:
 
 
 def content_digest(content: dict[str, Any]) -> str:
-    """Return the digest of a marker's content, but for that digest."""
+    """Return the digest of a marker's content without the digest itself."""
     digest = hashlib.sha256()
     for piece in canonical_json(with_matrix_texts(content)):
         digest.update(piece.encode())

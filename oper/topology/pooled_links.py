@@ -6,7 +6,7 @@ from which the proxy makes the gradients of those rows. With r the bytes of vect
 rows that they sum (oper/cost/vectors_per_bag.py) and L the link costs, a byte that rank i reads
 from rank j of another node takes
 
-    reads       L[i][j] · r      the vector; in training twice, as its gradient comes back
+    reads       L[i][j] · r      the vector; in training twice, because its gradient comes back
                 + L[p][j]        the read of i's proxy p, which the proxy pays (read_charges.py)
     gradients   L[p][j]          from the proxy, which has the gradients of j's rows, to j
 

@@ -82,7 +82,7 @@ B200 = H100._replace(  # PCIe 5.0 x16 and hosts of 2 TB as with the H100
     memory_bytes=180 * 10**9,  # of 192 on the device; 1,440 GB of a DGX B200
     local=6_400 * GB,  # 0.8 × 8,000
     switch=720 * GB,  # 900 the line; NCCL itself counts 18 links of 40.1 (NVIDIA/nccl #1807)
-    switch_allreduce=830 * GB,  # in the switch, as a user of eight reports (NVIDIA/nccl #1807)
+    switch_allreduce=830 * GB,  # in the switch, reported by a user of eight (NVIDIA/nccl #1807)
 )
 SERVERS = {"dgx-a100": A100, "dgx-h100": H100, "dgx-h200": H200, "hgx-b200": B200}
 
@@ -90,7 +90,7 @@ DEVICES_A_SERVER = 8  # of every server here
 
 A100_PAIR = 80 * GB  # without a switch: four links of 25 per pair, less protocol
 A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
-A100_ADAPTERS = 4  # a node's, as of the paper's cluster, or one a device if those are fewer
+A100_ADAPTERS = 4  # per node, like in the paper's cluster, or one per device if those are fewer
 A100_ADAPTER_ALLREDUCE = 18 * GB  # a model: a ring over a node's adapters, 72 with all four
 H100_OTHER_NODE = 38 * GB  # 50 the line, an adapter of 400 Gb/s a device; 19 / 25 of it, as above
 H100_MOST_A_NODE = 8  # devices that one switch joins
@@ -98,7 +98,7 @@ H100_MOST_A_NODE = 8  # devices that one switch joins
 # cloud, which other programs used too: hence the CPU time of reads, and the fastest of many
 # AllReduces.
 CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, both own and the other rank's
-CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks wait for each other
+CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, because ranks wait
 
 
 def preset(spec: str) -> Description | None:
