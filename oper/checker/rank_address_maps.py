@@ -32,7 +32,7 @@ class RankMaps:
         self._chunk_rows = max(_CHUNK_ADDRESSES // plan.ranks, 1024)
         layout = plan.layout
         maps = [load_rank_map(folder, rank, layout) for rank in range(plan.ranks)]
-        self._maps = [AddressMap(plan.tables, layout, each) for each in maps]
+        self._maps = [AddressMap(plan.tables, layout, rank_map) for rank_map in maps]
         self._maps_of_copies = {
             rank: AddressMap(plan.tables, layout, copies_map(layout, maps[rank]))
             for rank in np.flatnonzero(layout.unread_copies.any(axis=0)).tolist()

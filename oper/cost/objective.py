@@ -365,5 +365,5 @@ def cheapest_allreduce(
     of `method`."""
     methods = (method,) if method else METHODS[1:]
     return min(
-        (allreduce_cost(topology, each) for each in methods), key=lambda c: c.seconds(replicas)
+        (allreduce_cost(topology, name) for name in methods), key=lambda c: c.seconds(replicas)
     )

@@ -378,7 +378,7 @@ class _Load:
     def phase(self, name: str, kernel_seconds: float, wait_seconds: float) -> PhaseTime:
         """Return the phase on the slowest rank."""
         memory = max(float(self.memory.max()), float(self.cache.max()))
-        links = max((float(each.max()) for each in self._links), default=0.0)
+        links = max((float(seconds.max()) for seconds in self._links), default=0.0)
         return PhaseTime(name, memory, links, kernel_seconds, wait_seconds)
 
 
@@ -580,8 +580,10 @@ class _Step:
         def moved(rows: Amount) -> Floats:
             """Return the bytes of a holder's rows between it and each other holder, [to, from]."""
             held = self.sets.holds.T.astype(np.float64)
-            each = rows.where(some)
-            bytes = self.gradient_bytes(Amount(dot(held, each.rows), dot(held, each.bytes)))
+            held_rows = rows.where(some)
+            bytes = self.gradient_bytes(
+                Amount(dot(held, held_rows.rows), dot(held, held_rows.bytes))
+            )
             return np.where(position, bytes / N, 0.0)
 
         sums = moved(self.rows.of_node)

@@ -177,15 +177,17 @@ class RankMeasurement:
             times.append(self.links.wait_seconds(LATENCY_REPETITIONS))
         if nodes > 1:
             times += self.links.message_seconds(LATENCY_REPETITIONS)
-        slowest = self._from_all([float(np.median(each)) for each in times]).max(axis=0).tolist()
+        slowest = (
+            self._from_all([float(np.median(seconds)) for seconds in times]).max(axis=0).tolist()
+        )
         measured = {"kernel": slowest.pop(0)}
         if several and nodes < self.ranks:
             measured["same_node"] = slowest.pop(0)
         if nodes > 1:
             measured["other_node"], everyone = slowest
             if self.ranks > 2:
-                each = (everyone - measured["other_node"]) / (self.ranks - 2)
-                measured["message"] = max(each, LATENCY.least)
+                seconds = (everyone - measured["other_node"]) / (self.ranks - 2)
+                measured["message"] = max(seconds, LATENCY.least)
         return replace(usual, **measured)
 
     def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -491,7 +491,9 @@ def _check_pooled(plan: Plan) -> None:
         )
     if ratio is None:
         return
-    if len(ratio) != plan.topology.nodes or not all(0 < each < _MOST_RATIO for each in ratio):
+    if len(ratio) != plan.topology.nodes or not all(
+        0 < bytes_per_byte < _MOST_RATIO for bytes_per_byte in ratio
+    ):
         raise ValueError("Expected a positive number for each node - at `$.vector_ratio`")
 
 

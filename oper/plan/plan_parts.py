@@ -172,11 +172,11 @@ def _join_counts(parts: list[LayoutPart], counts: list[ListedCounts]) -> ListedC
         pieces = [list(pieces_of(v, p.coded_offset)) for p, v in zip(parts, values, strict=True)]
         return np.concatenate(by_table(pieces))
 
-    accesses = coded([each.accesses for each in counts])
-    same = all(each.samples_with_row is each.accesses for each in counts)
+    accesses = coded([of_part.accesses for of_part in counts])
+    same = all(of_part.samples_with_row is of_part.accesses for of_part in counts)
     return ListedCounts(
         accesses,
-        accesses if same else coded([each.samples_with_row for each in counts]),
-        np.array(by_table([each.everywhere_accesses for each in counts]), dtype=np.int64),
-        np.array(by_table([each.everywhere_least for each in counts]), dtype=np.int64),
+        accesses if same else coded([of_part.samples_with_row for of_part in counts]),
+        np.array(by_table([of_part.everywhere_accesses for of_part in counts]), dtype=np.int64),
+        np.array(by_table([of_part.everywhere_least for of_part in counts]), dtype=np.int64),
     )

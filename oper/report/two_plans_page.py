@@ -96,14 +96,16 @@ def _charts(plans: tuple[Plan, Plan], names: tuple[str, str]) -> list[Chart]:
     equal amounts."""
     bars = [[*memory_of_ranks(plan, rows_by_kind(plan)), work_of_ranks(plan)] for plan in plans]
     tops: dict[str, float] = {}
-    for each in (*bars[0], *bars[1]):
-        tops[each.key] = max(tops.get(each.key, 0.0), each.top)
+    for bars_of_kind in (*bars[0], *bars[1]):
+        tops[bars_of_kind.key] = max(tops.get(bars_of_kind.key, 0.0), bars_of_kind.top)
     return [
-        replace(each, key=f"{each.key}-{number}", title=f"{name}: {each.title.lower()}").chart(
-            tops[each.key]
-        )
+        replace(
+            bars_of_kind,
+            key=f"{bars_of_kind.key}-{number}",
+            title=f"{name}: {bars_of_kind.title.lower()}",
+        ).chart(tops[bars_of_kind.key])
         for number, (of_plan, name) in enumerate(zip(bars, names, strict=True))
-        for each in of_plan
+        for bars_of_kind in of_plan
     ]
 
 

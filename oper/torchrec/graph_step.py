@@ -44,7 +44,9 @@ class GraphedStep(Generic[Result]):
     def __init__(self, model: nn.Module, step: Callable[..., Result]) -> None:
         self._model, self._step = model, step
         self._collections = list(sharded_collections(model).values())
-        self._engines: list[EmbeddingEngine] = [each.engine for each in self._collections]
+        self._engines: list[EmbeddingEngine] = [
+            collection.engine for collection in self._collections
+        ]
         self._device = device_of(self._engines)
         for engine in self._engines:
             engine.training_step.to_capture()

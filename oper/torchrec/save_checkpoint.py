@@ -137,10 +137,10 @@ def _write_parts(
 
     plans = gathered(plan_to_json(of_each_rank(plan, group)), group)
     # Equal on all ranks, because the plans are.
-    planned, metadata = planner.create_global_plan([plan_from_json(each) for each in plans])
+    planned, metadata = planner.create_global_plan([plan_from_json(item) for item in plans])
     own_plan = writer.prepare_global_plan(planned)[0 if group is None else group.rank]
-    written = gathered([result_to_json(each) for each in of_each_rank(write, group)], group)
-    results = [[result_from_json(each) for each in of_rank] for of_rank in written]
+    written = gathered([result_to_json(item) for item in of_each_rank(write, group)], group)
+    results = [[result_from_json(item) for item in of_rank] for of_rank in written]
     of_first_rank(lambda: writer.finish(metadata, results), group)
 
 

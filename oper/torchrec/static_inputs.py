@@ -132,10 +132,10 @@ def mapped(value: Any, of: Callable[[Any], Any]) -> Any:
         return of(value)
     if isinstance(value, dict):
         made = copy.copy(value)  # of the same class
-        made.update({key: mapped(each, of) for key, each in value.items()})
+        made.update({key: mapped(item, of) for key, item in value.items()})
         return made
     if isinstance(value, tuple | list):
-        parts = [mapped(each, of) for each in value]
+        parts = [mapped(item, of) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if not _is_dataclass(value):
         raise _unknown(value)
@@ -149,9 +149,9 @@ def _structure(value: Any, leaves: list[Any]) -> Hashable:
         leaves.append(value)
         return None
     if isinstance(value, tuple | list):
-        return (type(value), *(_structure(each, leaves) for each in value))
+        return (type(value), *(_structure(item, leaves) for item in value))
     if isinstance(value, dict):
-        return (dict, *((key, _structure(each, leaves)) for key, each in value.items()))
+        return (dict, *((key, _structure(item, leaves)) for key, item in value.items()))
     if not _is_dataclass(value):
         raise _unknown(value)
     names = _field_names(value)

@@ -95,11 +95,11 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
         folder = Path(name)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             told = pool.submit(describe_machine)
-            outcomes = [pool.submit(*each) for each in tries(folder, library is not None)]
-            for each in outcomes:
-                yield each.result()
+            outcomes = [pool.submit(*attempt) for attempt in tries(folder, library is not None)]
+            for outcome in outcomes:
+                yield outcome.result()
             told.result()
-        if any(each.result()["failed"] for each in outcomes):
+        if any(outcome.result()["failed"] for outcome in outcomes):
             debug(OURS)
 
 

@@ -137,5 +137,5 @@ def waits_of(work: Any) -> list[str]:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [each for each in told if "synchroniz" in str(each.message)]
-    return [f"{Path(each.filename).name}:{each.lineno}" for each in waits]
+    waits = [warning for warning in told if "synchroniz" in str(warning.message)]
+    return [f"{Path(warning.filename).name}:{warning.lineno}" for warning in waits]

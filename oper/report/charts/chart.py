@@ -88,8 +88,11 @@ def _unit(units: tuple[tuple[str, float], ...], largest: float) -> Unit:
 
 def rank_columns(ranks: int, most: int) -> list[range]:
     """Return the ranks of each of at most `most` columns of a chart: one each, or as few as fit."""
-    each = -(-ranks // most)
-    return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
+    ranks_per_column = -(-ranks // most)
+    return [
+        range(first, min(first + ranks_per_column, ranks))
+        for first in range(0, ranks, ranks_per_column)
+    ]
 
 
 def column_name(ranks: range) -> str:

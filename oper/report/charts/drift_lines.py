@@ -40,11 +40,17 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
     judged = drift.found
     if isinstance(judged, Drift):
         judgement = judged.judgement
-        bars = _bars([(CHOICES[each.choice], each.step_seconds) for each in judgement.candidates])
+        bars = _bars(
+            [
+                (CHOICES[candidate.choice], candidate.step_seconds)
+                for candidate in judgement.candidates
+            ]
+        )
         headers: tuple[str, ...] = ("plan", "step", "saves", "bytes moved", "time to move")
-        rows = [_row(judgement, each) for each in judgement.candidates]
+        rows = [_row(judgement, candidate) for candidate in judgement.candidates]
         now, best = (
-            format_duration(each.step_seconds) for each in (judgement.keep, judgement.best)
+            format_duration(candidate.step_seconds)
+            for candidate in (judgement.keep, judgement.best)
         )
         made = judged.made_step_seconds
         then = "" if made is None else f" When the plan was made it took {format_duration(made)}."
@@ -81,7 +87,9 @@ def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
 
 def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
     judgement = window.drift.judgement
-    steps = (each.step_seconds for each in (judgement.keep, judgement.replan, judgement.fresh))
+    steps = (
+        candidate.step_seconds for candidate in (judgement.keep, judgement.replan, judgement.fresh)
+    )
     advice = advice_words(judgement.advice, window.too_small)
     return (f"@{number}", *map(format_duration, steps), format_share(judgement.worse), advice)
 
