@@ -52,13 +52,19 @@ class Case:
     runs: int
     target: str
     samples_per_rank: int = SAMPLES_PER_RANK
-    extra_memory: float = 0.05
+    extra_memory: float | None = 0.05
     many_classes: bool = False  # bags, and distinct rows measured: few rows are alike
 
 
 CASES = {
     "kaggle-training": Case("criteo-kaggle", "dgx-a100", "training", 7, "1 s"),
     "kaggle-inference": Case("criteo-kaggle", "dgx-a100", "inference", 7, "1 s"),
+    "kaggle-training-default": Case(
+        "criteo-kaggle", "dgx-a100", "training", 7, "1 s", extra_memory=None
+    ),
+    "kaggle-inference-default": Case(
+        "criteo-kaggle", "dgx-a100", "inference", 7, "1 s", extra_memory=None
+    ),
     "128-ranks-training": Case("criteo-kaggle", "16x8-a100", "training", 1, "3 s", 1024, 0.01),
     "128-ranks-inference": Case("criteo-kaggle", "16x8-a100", "inference", 1, "3 s", 1024, 0.01),
     "1024-ranks-training": Case(
@@ -132,6 +138,7 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "resident_bytes_before": before,
         "written_bytes": written,
+        "transfer_seconds": cost.objective_seconds,
         "dob": asdict(cost.dob),
         "greedy_dob": greedy and asdict(greedy),
         "memory_max_over_min": float(cost.memory_bytes.max() / cost.memory_bytes.min()),
@@ -158,6 +165,34 @@ def measure(case: Case, runs: int, scale: float, data: Path) -> dict[str, Any]:
         "resident_bytes": max(run["resident_bytes"] for run in found),
         "target": case.target,
     }
+
+
+def figures(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return balance in percent, memory in GB and the predicted transfer time in µs of each
+    case."""
+    made: dict[str, float] = {}
+    for case, entry in found.items():
+        dob = entry["dob"]
+        made |= {
+            f"plan-{case}-lookups-percent": 100 * dob["lookups"],
+            f"plan-{case}-links-percent": 100 * dob["link_cost"],
+            f"plan-{case}-memory-max-over-min": entry["memory_max_over_min"],
+            f"plan-{case}-resident-gb": entry["resident_bytes"] / 1e9,
+            f"plan-{case}-transfer-us": 1e6 * entry["transfer_seconds"],
+        }
+    return made
+
+
+def timings(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the seconds of each case: median, slowest, and processor time of the first run."""
+    made: dict[str, float] = {}
+    for case, entry in found.items():
+        made |= {
+            f"plan-{case}-seconds": entry["seconds"]["total"],
+            f"plan-{case}-slowest-seconds": entry["totals"][-1],
+            f"plan-{case}-cpu-seconds": entry["cpu_seconds"],
+        }
+    return made
 
 
 def table(found: dict[str, dict[str, Any]]) -> Any:
@@ -200,7 +235,13 @@ def main() -> None:
         name: measure(CASES[name], given.runs or CASES[name].runs, given.scale, given.data)
         for name in given.cases
     }
-    publish(given, {"cases": found}, lambda: table(found))
+    publish(
+        given,
+        {"cases": found},
+        lambda: table(found),
+        figures=figures(found),
+        timings=timings(found),
+    )
 
 
 if __name__ == "__main__":
