@@ -235,7 +235,7 @@ def timings(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     names = ("bag", "optimizer", "world_size", "dim", "batch")
     return {
         "-".join(map(str, (part, *(entry[name] for name in names)))): entry["speedup"]
-        for part in ("step", "bags", "lookup")
+        for part in ("step", "bags", "dlrm", "lookup")
         for entry in found.get(part, ())
         if "ragged" not in entry["bag"]
     }

@@ -1,4 +1,4 @@
-"""The address map of one rank: row id -> address, the interface of planner and runtime (§4.4).
+"""The address map of one rank: row id -> address, the interface of planner and runtime (§5.1).
 
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
 LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
