@@ -37,7 +37,7 @@ STATEMENTS: dict[str, tuple[str, ...]] = {
         "steps take {held-out-training-step-mean:.2f} (training) and"
         " {held-out-inference-step-mean:.2f} (inference) times as long as with the best",
         "means of {held-out-training-cases:.0f} cases each, at most"
-        " {held-out-training-step-most:.2f} and {held-out-inference-step-most:.2f}; without pooling",
+        " {held-out-training-step-most:.2f} and {held-out-inference-step-most:.2f}; without",
         "has transfers more than {gap-presets-percent:up2} % shorter",
         "unequal links the Criteo log has {gap-unequal-up-to-16-percent:up2} % on up to 16 ranks,"
         " {gap-unequal-24-percent:up1} % on 24.",
