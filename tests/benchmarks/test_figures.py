@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import REPOSITORY, publish
+from benchmarks.common import LOGS, REAL_LOGS, REPOSITORY, publish
 from benchmarks.figures import KEPT, STATEMENTS, restate, restated, say
+from benchmarks.planning.criteo_log import (
+    LOG,
+    METHODS,
+    TOPOLOGIES,
+    counted,
+    measure,
+    published,
+)
 
 
 def kept() -> dict[str, Any]:
@@ -32,6 +40,16 @@ def test_kept_figures_have_a_commit_and_are_published() -> None:
         assert re.fullmatch("[0-9a-f]{8}", figure["commit"]), name
         assert {"command", "date", "load", "timed", "value"} <= set(figure), name
     assert named - {"commit"} <= set(kept())
+
+
+@pytest.mark.check
+@pytest.mark.skipif(not (LOGS / REAL_LOGS[LOG][0]).exists(), reason="needs the real Criteo log")
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_kept_steps_for_the_criteo_log_are_those_of_this_code(topology: str) -> None:
+    methods = tuple(method for method in METHODS if method != "torchrec")
+    found = published(measure(counted(), topology, methods))
+    expected = {name: kept()[name]["value"] for name in found}
+    assert found == pytest.approx(expected), "run benchmarks/run.sh predicted"
 
 
 def test_another_figure_or_other_words_fail() -> None:
