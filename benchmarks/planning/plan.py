@@ -138,7 +138,6 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "resident_bytes_before": before,
         "written_bytes": written,
-        "transfer_seconds": cost.objective_seconds,
         "dob": asdict(cost.dob),
         "greedy_dob": greedy and asdict(greedy),
         "memory_max_over_min": float(cost.memory_bytes.max() / cost.memory_bytes.min()),
@@ -168,8 +167,7 @@ def measure(case: Case, runs: int, scale: float, data: Path) -> dict[str, Any]:
 
 
 def figures(found: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return balance in percent, memory in GB and the predicted transfer time in µs of each
-    case."""
+    """Return balance in percent and memory in GB of each case."""
     made: dict[str, float] = {}
     for case, entry in found.items():
         dob = entry["dob"]
@@ -178,18 +176,16 @@ def figures(found: dict[str, dict[str, Any]]) -> dict[str, float]:
             f"plan-{case}-links-percent": 100 * dob["link_cost"],
             f"plan-{case}-memory-max-over-min": entry["memory_max_over_min"],
             f"plan-{case}-resident-gb": entry["resident_bytes"] / 1e9,
-            f"plan-{case}-transfer-us": 1e6 * entry["transfer_seconds"],
         }
     return made
 
 
 def timings(found: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the seconds of each case: median, slowest, and processor time of the first run."""
+    """Return the median seconds of each case, and the processor time of its first run."""
     made: dict[str, float] = {}
     for case, entry in found.items():
         made |= {
             f"plan-{case}-seconds": entry["seconds"]["total"],
-            f"plan-{case}-slowest-seconds": entry["totals"][-1],
             f"plan-{case}-cpu-seconds": entry["cpu_seconds"],
         }
     return made
