@@ -149,7 +149,7 @@ def restate(text: str, statement: str, kept: Mapping[str, Any]) -> str:
         pattern += r"\s+".join(re.escape(word) for word in words.split(" "))
         if name is None:
             continue
-        pattern += r"([\w, ]+)" if name == "commit" else r"([\d.,]+)"
+        pattern += r"([\w, -]+)" if name == "commit" else r"([\d.,]+)"
         if name == "commit":
             said.append("")
             continue
