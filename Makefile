@@ -12,7 +12,7 @@ PROCESSES = 3
 
 BIN = $(VENV)/bin
 
-.PHONY: help install compiler browser test check test-all lint demo bench fuzz clean
+.PHONY: help install compiler browser test check test-all lint demo bench figures fuzz clean
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-all  both and the slow tests, with eight times the examples"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
+	@echo "make figures   the timings of README.md and docs/results.md, into docs/figures.json and the pages"
 	@echo "make fuzz      damaged files through every reader, wild arguments through every operator"
 	@echo "make clean     removes what was built; VENV stays"
 	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu FILES=$(FILES) PROCESSES=$(PROCESSES)"
@@ -59,6 +60,9 @@ demo: install
 
 bench: install
 	PATH="$(abspath $(BIN)):$$PATH" benchmarks/run.sh
+
+figures: install
+	PATH="$(abspath $(BIN)):$$PATH" benchmarks/run.sh timed
 
 # An extension of its own, that AddressSanitizer watches.
 ASAN = -fsanitize=address -g1 -fno-omit-frame-pointer

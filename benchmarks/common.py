@@ -1,14 +1,19 @@
-"""What the benchmarks share: options, profiles of the workloads and of the real logs, printing.
+"""Options, profiles of the workloads and of the real logs, printing and published figures.
 
 Every script prints one table of at most 100 columns, or one JSON object with `--json`, and
-`--scale` makes it small enough to try.
+`--scale` makes it small enough to try. `--figures FILE` keeps the figures that pages state
+(figures.py) with the conditions of the run.
 """
 
 import argparse
 import datetime
+import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +56,7 @@ def parser(doc: str | None, scale: float = 1.0) -> argparse.ArgumentParser:
     made.add_argument("--scale", type=float, default=scale, help="factor on rows and samples")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     made.add_argument("--save", type=Path, help="write the JSON object to a file as well")
+    made.add_argument("--figures", type=Path, help="keep published figures in this JSON file")
     return made
 
 
@@ -90,25 +96,51 @@ def pair_bytes(cost: Cost) -> float:
     return float(cost.link_bytes.sum()) / max(ranks * (ranks - 1), 1)
 
 
+def commit() -> str:
+    """Return the commit of the code that is measured, marked if files differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "oper", "benchmarks")
+    return (git("rev-parse", "--short=8", "HEAD") or "unknown") + ("-dirty" if changed else "")
+
+
 def machine() -> dict[str, Any]:
-    """Where and when."""
+    """Return the conditions of a measurement: command, commit, date, machine and load."""
+    hidden = {"--json", "--save", "--figures"}
+    given = [each for n, each in enumerate(sys.argv) if not {each, *sys.argv[n - 1 : n]} & hidden]
     return {
+        "command": shlex.join([Path(given[0]).stem, *given[1:]]),
+        "commit": commit(),
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "load": os.getloadavg()[0],
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
 def publish(
-    given: argparse.Namespace, content: dict[str, Any], table: Callable[[], Any], *notes: str
+    given: argparse.Namespace,
+    content: dict[str, Any],
+    table: Callable[[], Any],
+    *notes: str,
+    figures: Mapping[str, float] | None = None,
+    timings: Mapping[str, float] | None = None,
 ) -> None:
-    """Print one table with where it was measured and `notes` below, or `content` as JSON."""
+    """Print one table with where it was measured and `notes` below, or `content` as JSON.
+
+    figures: published numbers that any machine computes alike. timings: those that a run on a quiet
+    machine measures. `--figures` keeps both.
+    """
     where = machine()
     content = {"machine": where, **content}
     if given.save is not None:
         write_json(given.save, content)
+    if given.figures is not None:
+        keep(given.figures, figures or {}, timings or {}, where)
 
     def text() -> None:
         out = new_console()
@@ -121,6 +153,17 @@ def publish(
         )
 
     emit(given.json, content, text)
+
+
+def keep(
+    path: Path, figures: Mapping[str, float], timings: Mapping[str, float], where: dict[str, Any]
+) -> None:
+    """Write figures and timings with the conditions of their run into a file, in order of names;
+    others that the file has stay."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for found, timed in ((figures, False), (timings, True)):
+        kept |= {name: {"value": value, "timed": timed, **where} for name, value in found.items()}
+    write_json(path, dict(sorted(kept.items())))
 
 
 def with_interval(shares: Sequence[float]) -> str:

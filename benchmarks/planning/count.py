@@ -5,21 +5,20 @@ one table of as many rows alone, and bags, whose rows are also told apart within
 are drawn beforehand and counted once per round, after one round that touches the counters' pages:
 neither ids nor counters fit in a cache. The median over rounds is shown.
 
-    python benchmarks/planning/count.py [--rounds 9] [--samples 1000000] [--json]
+    python -m benchmarks.planning.count [--rounds 9] [--samples 1000000] [--json]
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.common import parser, publish
 from oper.base import native
+from oper.cli.shared.console import new_table
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Location
 from oper.profiling.row_counters import RowCounters
@@ -51,7 +50,9 @@ def batches(tables: tuple[Table, ...], samples: int, bag: int, dtype: str) -> It
         yield Batch(size, features, Location("memory", start))
 
 
-def measure(tables: tuple[Table, ...], samples: int, bag: int, dtype: str, rounds: int) -> dict:
+def measure(
+    tables: tuple[Table, ...], samples: int, bag: int, dtype: str, rounds: int
+) -> dict[str, Any]:
     """Median rate over rounds, and the spread between them."""
     table_of = {table.name: t for t, table in enumerate(tables)}
     counters = RowCounters(tables)
@@ -74,39 +75,40 @@ def measure(tables: tuple[Table, ...], samples: int, bag: int, dtype: str, round
     }
 
 
+def table(found: dict[str, dict[str, Any]]) -> Any:
+    """Return a table of rates, a line for each case."""
+    made = new_table("ids", "million accesses/s", "slowest", "fastest")
+    keys = ("accesses_per_second", "slowest_accesses_per_second", "fastest_accesses_per_second")
+    for name, case in found.items():
+        made.add_row(name, *(f"{case[key] / 1e6:.1f}" for key in keys))
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--samples", type=int, default=1_000_000)
+    given = options.parse_args()
     kaggle = load_tables("criteo-kaggle")
     alone = (Table("all", sum(t.rows for t in kaggle)),)
-    few = given.samples // BAG
+    samples = round(given.samples * given.scale)
+    few = samples // BAG
     cases = {
-        "26 tables, int64": (kaggle, given.samples, 1, "int64"),
-        "26 tables, int32": (kaggle, given.samples, 1, "int32"),
-        "one table, int64": (alone, given.samples * len(kaggle), 1, "int64"),
+        "26 tables, int64": (kaggle, samples, 1, "int64"),
+        "26 tables, int32": (kaggle, samples, 1, "int32"),
+        "one table, int64": (alone, samples * len(kaggle), 1, "int64"),
         f"26 tables, bags of {BAG}": (kaggle, few, BAG, "int64"),
         f"one table, bags of {BAG}": (alone, few * len(kaggle), BAG, "int64"),
     }
-    results = {name: measure(*case, given.rounds) for name, case in cases.items()}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    if given.json:
-        print(json.dumps({"machine": machine, "exponent": EXPONENT, "cases": results}, indent=1))
-        return
-    print(f"counting, Zipf {EXPONENT}, {alone[0].rows:,} rows; {machine}")
-    print(f"{'ids':<26}{'million accesses/s':>20}{'slowest':>10}{'fastest':>10}")
-    for name, found in results.items():
-        rates = [
-            found[key] / 1e6
-            for key in (
-                "accesses_per_second",
-                "slowest_accesses_per_second",
-                "fastest_accesses_per_second",
-            )
-        ]
-        print(f"{name:<26}{rates[0]:>20.1f}{rates[1]:>10.1f}{rates[2]:>10.1f}")
+    found = {name: measure(*case, given.rounds) for name, case in cases.items()}
+    rate = found["26 tables, int64"]["accesses_per_second"] / 1e6
+    publish(
+        given,
+        {"exponent": EXPONENT, "cases": found},
+        lambda: table(found),
+        f"Zipf {EXPONENT}, {alone[0].rows:,} rows, {torch.get_num_threads()} threads",
+        timings={"count-million-per-second": rate},
+    )
 
 
 if __name__ == "__main__":

@@ -136,6 +136,23 @@ def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[s
             yield from random_plans(profile)
 
 
+def figures(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the worst gaps in percent of the real logs, on presets with 0.1 % of extra memory and
+    more and on unequal ranks; none if a real log is missing."""
+    made = [entry for entry in found if entry["workload"] in REAL_LOGS and "gap" in entry]
+    if {entry["workload"] for entry in made} != set(REAL_LOGS):
+        return {}
+    worst: dict[str, float] = {}
+    for entry in made:
+        if entry["topology"] in PRESETS:
+            name = "gap-presets-percent" if entry["extra_memory"] >= 0.001 else None
+        else:
+            name = f"gap-unequal-{'24' if entry['topology'] == 'random-24' else 'up-to-16'}-percent"
+        if name is not None:
+            worst[name] = max(worst.get(name, 0.0), 100 * entry["gap"])
+    return worst
+
+
 def table(found: list[dict[str, Any]]) -> Any:
     """A line for each workload, topology and mode; `!` marks what is above the target."""
     shares = [f"{100 * share:g}%" for share in EXTRA]
@@ -199,7 +216,8 @@ def main() -> None:
         parts = [(table, others), (random_table, on_random)]
         return Group(*(draw(entries) for draw, entries in parts if entries))
 
-    publish(given, {"totals": totals, "plans": found}, tables, *notes)
+    content = {"totals": totals, "plans": found}
+    publish(given, content, tables, *notes, figures=figures(found))
 
 
 if __name__ == "__main__":

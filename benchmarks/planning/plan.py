@@ -52,13 +52,19 @@ class Case:
     runs: int
     target: str
     samples_per_rank: int = SAMPLES_PER_RANK
-    extra_memory: float = 0.05
+    extra_memory: float | None = 0.05
     many_classes: bool = False  # bags, and distinct rows measured: few rows are alike
 
 
 CASES = {
     "kaggle-training": Case("criteo-kaggle", "dgx-a100", "training", 7, "1 s"),
     "kaggle-inference": Case("criteo-kaggle", "dgx-a100", "inference", 7, "1 s"),
+    "kaggle-training-default": Case(
+        "criteo-kaggle", "dgx-a100", "training", 7, "1 s", extra_memory=None
+    ),
+    "kaggle-inference-default": Case(
+        "criteo-kaggle", "dgx-a100", "inference", 7, "1 s", extra_memory=None
+    ),
     "128-ranks-training": Case("criteo-kaggle", "16x8-a100", "training", 1, "3 s", 1024, 0.01),
     "128-ranks-inference": Case("criteo-kaggle", "16x8-a100", "inference", 1, "3 s", 1024, 0.01),
     "1024-ranks-training": Case(
@@ -160,6 +166,31 @@ def measure(case: Case, runs: int, scale: float, data: Path) -> dict[str, Any]:
     }
 
 
+def figures(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return balance in percent and memory in GB of each case."""
+    made: dict[str, float] = {}
+    for case, entry in found.items():
+        dob = entry["dob"]
+        made |= {
+            f"plan-{case}-lookups-percent": 100 * dob["lookups"],
+            f"plan-{case}-links-percent": 100 * dob["link_cost"],
+            f"plan-{case}-memory-max-over-min": entry["memory_max_over_min"],
+            f"plan-{case}-resident-gb": entry["resident_bytes"] / 1e9,
+        }
+    return made
+
+
+def timings(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the median seconds of each case, and the processor time of its first run."""
+    made: dict[str, float] = {}
+    for case, entry in found.items():
+        made |= {
+            f"plan-{case}-seconds": entry["seconds"]["total"],
+            f"plan-{case}-cpu-seconds": entry["cpu_seconds"],
+        }
+    return made
+
+
 def table(found: dict[str, dict[str, Any]]) -> Any:
     """A column for each case."""
     made = new_table("", *found)
@@ -200,7 +231,13 @@ def main() -> None:
         name: measure(CASES[name], given.runs or CASES[name].runs, given.scale, given.data)
         for name in given.cases
     }
-    publish(given, {"cases": found}, lambda: table(found))
+    publish(
+        given,
+        {"cases": found},
+        lambda: table(found),
+        figures=figures(found),
+        timings=timings(found),
+    )
 
 
 if __name__ == "__main__":

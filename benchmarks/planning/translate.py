@@ -6,23 +6,22 @@ generator draws are translated, feature after feature as in a KeyedJaggedTensor,
 Every round has other ids; the median over rounds is shown. All addresses are compared between the
 two maps.
 
-    python benchmarks/planning/translate.py [WORKLOAD …] [--scale 1] [--rounds 20] [--json]
+    python -m benchmarks.planning.translate [WORKLOAD …] [--scale 1] [--rounds 20] [--json]
         [--mode training] [--extra-memory 0.05 …]
 """
 
-import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from benchmarks.common import parser, publish
+from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.plan.settings import PlanSettings
@@ -42,7 +41,7 @@ RANKS = 8
 
 def measure(
     synthesizer: Synthesizer, profile: Profile, mode: Mode, extra_memory: float, rounds: int
-) -> dict:
+) -> dict[str, Any]:
     """A line of the table, without its workload."""
     with tempfile.TemporaryDirectory() as folder:
         make_plan(
@@ -88,15 +87,31 @@ def batches(
         yield torch.cat(ids), ends, torch.arange(len(ids))
 
 
+def table(found: list[dict[str, Any]]) -> Any:
+    """Return a table with a line for each workload and extra memory."""
+    head = ("workload", "rows", "memory", "compact", "B/row", "plain", "B/row", "folder")
+    made = new_table(*head)
+    for line in found:
+        made.add_row(
+            line["workload"],
+            f"{line['rows']:,}",
+            f"{line['extra_memory']:.0%}",
+            f"{line['compact_ids_per_second'] / 1e6:.1f}",
+            f"{line['compact_bytes_per_row']:.3f}",
+            f"{line['flat_ids_per_second'] / 1e6:.1f}",
+            f"{line['flat_bytes_per_row']:.3f}",
+            f"{line['folder_bytes_per_row']:.3f}",
+        )
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", default=WORKLOADS)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--mode", choices=("training", "inference"), default="training")
-    parser.add_argument("--extra-memory", type=float, nargs="+", default=[0.05])
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("workloads", nargs="*", default=WORKLOADS)
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--mode", choices=("training", "inference"), default="training")
+    options.add_argument("--extra-memory", type=float, nargs="+", default=[0.05])
+    given = options.parse_args()
     threads = torch.get_num_threads()
     found = []
     for workload in given.workloads:
@@ -106,21 +121,18 @@ def main() -> None:
             torch.set_num_threads(threads)
             line = measure(synthesizer, profile, given.mode, extra_memory, given.rounds)
             found.append({"workload": workload, **line})
-    if given.json:
-        print(json.dumps({"machine": platform.machine(), "workloads": found}, indent=1))
-        return
-    print(f"translation on one core, million ids/s, {platform.machine()}")
-    print(
-        f"{'workload':<22}{'rows':>14}{'memory':>8}{'compact':>10}{'B/row':>8}{'plain':>10}"
-        f"{'B/row':>8}{'folder':>8}"
+    names = {f"translate-{e['workload']}-{e['extra_memory']:.0%}": e for e in found}
+    publish(
+        given,
+        {"workloads": found},
+        lambda: table(found),
+        "million ids/s on one core",
+        figures={f"{name}-bytes-per-row": e["compact_bytes_per_row"] for name, e in names.items()},
+        timings={
+            f"{name}-million-per-second": e["compact_ids_per_second"] / 1e6
+            for name, e in names.items()
+        },
     )
-    for line in found:
-        print(
-            f"{line['workload']:<22}{line['rows']:>14,}{line['extra_memory']:>8.0%}"
-            f"{line['compact_ids_per_second'] / 1e6:>10.1f}{line['compact_bytes_per_row']:>8.3f}"
-            f"{line['flat_ids_per_second'] / 1e6:>10.1f}{line['flat_bytes_per_row']:>8.3f}"
-            f"{line['folder_bytes_per_row']:>8.3f}"
-        )
 
 
 if __name__ == "__main__":

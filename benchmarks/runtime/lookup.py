@@ -316,6 +316,17 @@ def shown(side: dict[str, float]) -> str:
     return f"{rate(side):.1f} ±{side['spread_percent']:.0f}%"
 
 
+def timings(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Return OPER's rate over FBGEMM's for bags of one Zipf id, with its output allocated anew
+    (cold) and reused (warm)."""
+    of = {entry["ids"]: entry["sides"] for entry in found.get("rows", ())}
+    names = {"cold": COLD, "warm": "fbgemm, warm"} if of else {}
+    return {
+        f"lookup-over-fbgemm-{short}": rate(of["zipf"]["oper"]) / rate(of["zipf"][name])
+        for short, name in names.items()
+    }
+
+
 def rows_table(found: list[dict[str, Any]]) -> Any:
     """A line for each law."""
     head = ("ids", "probe", "oper", "of probe", "with ids", "fbgemm", "warm", "oper/fbgemm")
@@ -362,7 +373,12 @@ def main() -> None:
         for part in PARTS:
             if part in (given.parts or PARTS):
                 found[part] = measured[part](given.scale, given.rounds, Path(folder))
-    publish(given, found, lambda: Group(*(tables[part](of) for part, of in found.items())))
+    publish(
+        given,
+        found,
+        lambda: Group(*(tables[part](of) for part, of in found.items())),
+        timings=timings(found),
+    )
 
 
 if __name__ == "__main__":

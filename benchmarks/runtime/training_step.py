@@ -230,6 +230,17 @@ def measure_growth(cell: Cell, scale: float, folder: Path) -> dict[str, Any]:
     }
 
 
+def timings(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Return how many times as long TorchRec's best step takes in each cell of fixed bags."""
+    names = ("bag", "optimizer", "world_size", "dim", "batch")
+    return {
+        "-".join(map(str, (part, *(entry[name] for name in names)))): entry["speedup"]
+        for part in ("step", "bags", "dlrm", "lookup")
+        for entry in found.get(part, ())
+        if "ragged" not in entry["bag"]
+    }
+
+
 def times_table(part: str, found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     sharding = [name.removesuffix("_wise") for name in found[0]["torchrec_ms"]]
@@ -312,6 +323,7 @@ def main() -> None:
         content,
         lambda: tables(found),
         "ratio: TorchRec's best over OPER; floor: OPER's step without autograd and TorchRec",
+        timings=timings(found),
     )
 
 

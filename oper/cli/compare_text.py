@@ -174,7 +174,7 @@ def verdict(run: "Comparison") -> list[str]:
         transfer = format_duration(oper.cost.objective_seconds)
         said = (
             f"Certified: oper's transfer time, {transfer}, is {at_most(oper.certified_gap)} longer "
-            "than the best possible within these limits"
+            "than that of any placement within these limits"
         )
         if run.workload.fetch == "auto":
             said += " with the same tables pooled" if oper.pooled_tables else " without pooling"
@@ -287,7 +287,7 @@ def _print_details(out: Any, run: "Comparison") -> None:
         "of two ranks",
         *(f"bytes:\n{m}" for m in most),
         *(f"min/max:\n{kind}" for kind in ("memory", "lookups", "links")),
-        "above the\nbest possible",
+        "certified\ngap",
     )
     traffic = new_table("of all ranks", "rows", "gradients", "AllReduce", "its method", "total")
     for name, result in run.methods.items():

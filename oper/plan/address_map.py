@@ -1,4 +1,4 @@
-"""Address map of one rank, row id -> address: the interface of planner and runtime (§4.4).
+"""Address map of one rank, row id -> address: the interface of planner and runtime (§5.1).
 
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
 LOCAL for the reader's own copy; slot indexes that rank's arena of the row's width. `AddressMap`

@@ -1,4 +1,4 @@
-"""Layout: the rank and slot of each row, in a few bits per row (a compact form of §4.4).
+"""Layout: the rank and slot of each row, in a few bits per row (a compact form of §5.1).
 
 Rows of table t are LISTED, with a mark in a bitmap, or STRIPED. Slots index a rank's arena of the
 row's width. With e the position of the row among the listed rows of all tables, and v its position
