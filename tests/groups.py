@@ -1,0 +1,160 @@
+"""Groups of tests, decided here: `make test`, `make check` or `make test-all` runs a test.
+
+A test is in one group, by its marker:
+
+    none    `make test`: the tests that notice most faults per second; needs no tools
+    drawn   `make test` with a fifth of its examples, `make check` with all: a hypothesis test
+    more    `make check`: tests in `MORE`, and cases of a parametrised test that repeat values of
+            earlier cases (tests/support/cases.py); needs no tools
+    check   `make check`: needs a CUDA compiler or a browser, or runs linters, set-up or fuzzing
+    slow    `make test-all` alone: takes long and repeats what a quicker test shows
+
+`check` and `slow` are written at the test; tests/conftest.py sets `drawn` and `more`. Add a test to
+`MORE` if it takes over 2 s of a processor and quicker tests notice most of its faults.
+"""
+
+# Reason → folders, files and tests below tests/.
+MORE: dict[str, tuple[str, ...]] = {
+    "device code, compiled for the emulator in half a minute": ("cuda",),
+    "many plans, made again: cheaper tests cover the same modules": (
+        "planner/bounds/test_every_placement.py::test_with_relays_no_bound_is_above_the_optimum",
+        "planner/bounds/test_node_loads_bound.py::test_the_note_says_what_the_bound_knows",
+        "planner/replan/test_judge.py::test_a_plan_has_one_time_on_one_window",
+        "planner/replan/test_judge.py::test_it_says_what_the_judgement_rests_on",
+        "planner/replan/test_limited_moves.py::test_a_curve_says_what_its_limits_leave",
+        "planner/replan/test_limited_moves.py::test_never_worse_than_a_new_plan_as_far_as_the_bytes_go",
+        "planner/replan/test_limited_moves.py::test_of_both_memories",
+        "planner/replan/test_replan.py::test_folders_of_replanned_plans_pass_all_checks",
+        "planner/replan/test_replan_changed.py::test_folders_pass_the_checker_from_change_to_change",
+        "planner/replan/test_replan_pooled.py::test_most_of_the_gain_for_few_of_the_bytes",
+        "planner/replan/test_replan_pooled.py::test_replans_are_exact_cost_what_they_say_and_pay",
+        "planner/row_placement/test_even_many_ranks.py::test_more_ranks_than_rounds_are_evened_out",
+        "planner/test_compare.py::test_a_late_method_has_status_time_limit_and_no_figures",
+        "planner/test_compare.py::test_what_is_printed_is_read_back_as_it_was",
+        "planner/test_compare_pooled.py",
+        "planner/test_homes.py::test_no_two_sets_of_holders_are_better_than_the_bound",
+        "planner/test_place_by_table.py::test_a_plan_keeps_its_pooled_tables",
+        "planner/test_place_by_table.py::test_tables_without_pooling_on_any_ranks",
+        "planner/test_place_by_table.py::test_vectors_that_cost_less_than_reads_near_by",
+        "planner/test_place_nearly_alike.py::test_no_capacity_is_exceeded",
+        "planner/test_place_nearly_alike.py::test_other_views_of_a_plan_on_measured_links_agree_with_it",
+        "planner/test_place_nearly_alike.py::test_pooled_tables_keep_their_homes_on_measured_links",
+        "planner/test_place_pooled.py::test_a_plan_for_inference_states_what_its_reads_cost",
+        "planner/test_place_pooled.py::test_points_of_the_memory_curve_are_plans_of_pooled_fetches",
+        "planner/test_place_pooled.py::test_the_memory_curve_of_devices_has_their_capacities",
+        "planner/test_place_with_tier.py::test_hosts_that_are_too_small_say_by_how_much",
+        "planner/test_unequal_ranks.py::test_even_links_keep_capacities_and_extra_memory",
+        "planner/test_unequal_ranks.py::test_plans_on_unequal_ranks_are_near_the_bound",
+        "torchrec/planning/test_sharding_planner.py::test_tables_are_pooled_where_that_is_asked_for",
+    ),
+    "commands from end to end, whose parts have tests of their own": (
+        "benchmarks/test_rate_limited_nodes.py",
+        "checker/test_log_part.py::test_the_same_part_is_checked",
+        "cli/test_cli.py::test_extreme_counts",
+        "cli/test_help.py::test_every_example_runs",
+        "cli/test_replaces.py::test_a_file_of_ours_is_replaced_only_when_asked",
+        "cli/test_top.py::test_on_a_terminal_it_follows_the_file_until_ctrl_c",
+        "cli/text/test_plan_text.py::test_many_ranks_and_tables_and_long_names_keep_100_columns",
+        "measure/test_link_timer.py",
+        "monitoring/test_judge_plan.py",
+        "planner/replan/test_limited_moves.py::test_the_command_takes_bytes_and_shares",
+        "planner/test_baselines.py::test_a_torchrec_that_cannot_start_says_why",
+        "planner/test_baselines.py::test_torchrec_plans_from_end_to_end",
+        "planner/test_place_by_table.py::test_commands_know_plans_with_some_pooled_tables",
+        "profiling/test_counter_files.py::test_drift_keeps_two_windows_dense_at_a_time",
+        "profiling/test_distributed_counting.py::test_torchrun_ranks_count_parts",
+        "project/test_documents.py::test_the_commands_of_the_tour_run_one_after_the_other",
+        "project/test_documents.py::test_the_readme_runs_as_printed",
+        "report/test_plan_page.py::test_memory_is_no_limit_where_the_devices_decided",
+        "report/test_plan_page.py::test_of_many_ranks_a_column_is_of_several",
+        "report/test_plan_page.py::test_the_time_of_a_tier_is_its_parts_own",
+        "topology/test_topology.py::test_devices_that_are_not_there_are_named",
+        "topology/test_topology.py::test_measured_ranks_make_a_topology",
+    ),
+    "processes that die, stop or are late in one more place": (
+        "cli/test_killed.py",
+        "cli/test_standard_streams.py::test_a_reader_that_has_gone",
+        "cli/test_standard_streams.py::test_files_are_whole_where_the_output_is_not",
+        "profiling/test_distributed_counting.py::test_a_refusal_by_one_rank_ends_all_ranks",
+        "profiling/test_make_profile.py::test_other_ranks_return_nothing",
+        "runtime/comm/test_group.py::test_a_devices_work_that_does_not_end_is_told",
+        "runtime/comm/test_group.py::test_a_rank_that_dies_in_a_devices_work_is_named",
+        "runtime/comm/test_group.py::test_all_others_are_told_at_once_and_leave",
+        "runtime/comm/test_group.py::test_all_that_stopped_are_named_at_once_and_in_time",
+        "runtime/comm/test_last_look.py::test_an_exception_out_of_a_collective",
+        "runtime/comm/test_last_words.py::test_ranks_that_leave_are_not_said_to_have_died",
+        "runtime/comm/test_last_words.py::test_the_error_of_a_forked_child_is_its_own",
+        "runtime/comm/test_late_ranks.py::test_a_rank_that_waits_for_one_that_sleeps_is_said_to_wait",
+        "runtime/comm/test_late_ranks.py::test_a_rank_that_waits_itself_is_not_named_as_late",
+        "runtime/comm/test_late_ranks.py::test_ranks_that_all_wait_are_told_so",
+        "runtime/comm/test_one_way_messages.py::test_more_than_a_queue_holds",
+        "runtime/comm/test_process_end.py",
+        "runtime/comm/test_progress_signals.py::test_a_rank_that_does_not_come_is_named",
+        "runtime/test_engine_faults.py::test_a_rank_that_stops_is_named_at_the_deadline",
+        "runtime/test_pooled_fetch.py::test_a_rank_that_is_killed_is_named",
+        "runtime/test_row_relay.py::test_a_rank_that_is_killed_is_named",
+        "runtime/test_row_relay.py::test_a_rank_that_stops_is_named_at_the_deadline",
+        "scheduler/loader/test_dispatching_loader.py::test_a_loaders_worker_that_dies_is_told_to_all",
+        "scheduler/loader/test_dispatching_loader.py::test_a_rank_that_is_lost_is_named_within_the_deadline",
+        "scheduler/loader/test_dispatching_loader.py::test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing",
+        "scheduler/loader/test_dispatching_loader.py::test_all_ranks_follow_rank_0s_time",
+        "scheduler/training/test_tier_in_scripts.py::test_a_rank_that_dies_while_it_sends_is_named",
+        "torchrec/test_killed_saves.py",
+        "torchrec/test_migration.py::test_ranks_that_do_not_come_to_move_rows_are_named",
+        "torchrec/test_saved_checkpoints.py::test_a_rank_that_stops_is_named_at_the_deadline",
+    ),
+    "models trained on many ranks once more, in another combination": (
+        "monitoring/test_monitor.py::test_cached_rows_follow_what_is_read",
+        "monitoring/test_monitor.py::test_counted_traffic_is_what_the_plan_predicts",
+        "monitoring/test_monitor.py::test_rows_follow_what_is_read",
+        "runtime/comm/test_two_hosts.py",
+        "runtime/migration/test_row_migration.py::test_rows_cross_nodes",
+        "runtime/step/test_lookup_op.py::test_compiled_functions_train_as_eager_ones",
+        "runtime/step/test_lookup_op.py::test_compiled_functions_train_numbered_rows",
+        "runtime/test_node_copies.py::test_runs_are_bit_equal",
+        "runtime/test_planned_pooling.py::test_copies_on_nodes_train_as_the_unsharded_model_and_after_a_replan",
+        "runtime/test_row_relay.py::test_runs_are_bit_equal",
+        "scheduler/training/test_cached_training.py::test_a_row_steps_at_the_rate_of_its_step",
+        "scheduler/training/test_cached_training.py::test_caches_keep_the_rows_that_migrate",
+        "scheduler/training/test_tier_in_scripts.py::test_a_script_trains_as_the_unsharded_model",
+        "scheduler/training/test_tier_in_scripts.py::test_pipelines",
+        "scheduler/training/test_tier_in_scripts.py::test_training_goes_on_from_a_checkpoint_bit_for_bit",
+        "torchrec/test_checkpoints.py::test_stochastic_rounding_goes_on_from_a_checkpoint_bit_for_bit",
+        "torchrec/test_checkpoints.py::test_training_with_copies_on_each_node_goes_on_from_a_checkpoint_bit_for_bit",
+        "torchrec/test_deltas.py::test_a_broken_chain_is_refused_by_name",
+        "torchrec/test_deltas.py::test_a_chain_goes_to_other_numbers_of_ranks",
+        "torchrec/test_deltas.py::test_a_chain_has_the_bits_of_a_whole_save",
+        "torchrec/test_deltas.py::test_a_job_that_is_started_again_goes_on_with_deltas",
+        "torchrec/test_deltas.py::test_rows_that_a_base_lacked_are_in_it",
+        "torchrec/test_deltas.py::test_rows_that_migrate_between_nodes_are_in_it",
+        "torchrec/test_deltas.py::test_rows_that_migrate_between_saves_are_in_it",
+        "torchrec/test_deltas.py::test_tables_may_have_different_optimizers_and_be_frozen",
+        "torchrec/test_deltas.py::test_wherever_rows_lie_and_however_they_are_trained",
+        "torchrec/test_frozen_tables.py::test_tables_are_frozen_and_trained_again",
+        "torchrec/test_frozen_tables.py::test_tables_are_frozen_between_nodes",
+        "torchrec/test_migration.py::test_checkpoints_in_the_midst_of_a_migration",
+        "torchrec/test_migration.py::test_rows_migrate_under_pipelines",
+        "torchrec/test_mixed_optimizers.py::test_a_step_and_a_load_after_a_state_dict",
+        "torchrec/test_mixed_optimizers.py::test_checkpoints_go_to_other_numbers_of_ranks_and_back",
+        "torchrec/test_mixed_optimizers.py::test_with_copies_and_between_nodes",
+        "torchrec/test_saved_checkpoints.py::test_a_checkpoint_goes_to_other_numbers_of_ranks",
+        "torchrec/test_sharders.py::test_compiled_models_train_as_eager_ones",
+        "torchrec/test_state_parts.py::test_combined_optimizers_go_to_other_ranks",
+        "torchrec/test_state_parts.py::test_every_optimizer_is_loaded_whole_and_from_deltas",
+        "torchrec/test_torchrec.py::test_pipelines_between_nodes",
+    ),
+    "large or many inputs: thousands of damaged values, bombs, many columns": (
+        "logs/test_hostile_logs.py::test_gzip_bombs",
+        "logs/test_hostile_logs.py::test_zip_bombs",
+        "logs/test_many_columns.py",
+        "plan/test_stated_figures.py::test_every_value_of_another_kind_is_found",
+    ),
+}
+
+
+def reason_for(test: str) -> str | None:
+    """Return the reason for which a test, given by its node id, is in `more`; None if it is not."""
+    for reason, names in MORE.items():
+        if any(f"{test}/".startswith((f"tests/{name}/", f"tests/{name}::")) for name in names):
+            return reason
+    return None
