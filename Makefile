@@ -17,8 +17,8 @@ BIN = $(VENV)/bin
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
-	@echo "make test      set-up, then the tests of what the code does"
-	@echo "make check     set-up, a CUDA compiler and Chromium, then linters, device code, pages, notebook, fuzzing"
+	@echo "make test      set-up, then the tests that notice most faults per second"
+	@echo "make check     set-up, a CUDA compiler and Chromium, then the other tests and linters that CI runs"
 	@echo "make test-all  both and the slow tests, with eight times the examples"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
@@ -38,13 +38,14 @@ browser: install
 
 # Each process takes a part of the tests in their order, and then some that another one has left:
 # those of a file mostly share what they start.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 10
 
+# tests/groups.py decides which group a test is in.
 test: install
-	$(PYTEST) -m "not check and not slow"
+	$(PYTEST) -m "not more and not check and not slow" --hypothesis-profile few
 
 check: install compiler browser
-	$(PYTEST) -m check
+	$(PYTEST) -m "drawn or more or check"
 
 test-all: install compiler browser
 	$(PYTEST) --hypothesis-profile thorough

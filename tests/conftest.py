@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
+from tests.groups import reason_for
+from tests.support.cases import repeated
 from tests.support.examples import QUICK_EXAMPLES
 from tests.support.once import Once, made_once
 
@@ -49,24 +51,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-CHECK = "mark.check"
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make check` imports the files alone that its marker is written in: a tenth of all."""
-    is_test = collection_path.match("test_*.py") and config.option.markexpr == "check"
-    return True if is_test and CHECK not in collection_path.read_text() else None
-
-
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test is of `make test`, or of `make check`, or slow."""
+    """Set the markers `more` and `drawn` (tests/groups.py)."""
+    by_test: dict[str, list[Any]] = {}
     for item in items:
-        if not item.get_closest_marker("check"):
-            continue
-        if item.get_closest_marker("slow"):
+        marked = [name for name in ("check", "slow") if item.get_closest_marker(name)]
+        if len(marked) > 1:
             raise pytest.UsageError(f"{item.nodeid} is marked as check and as slow")
-        if CHECK not in item.path.read_text():
-            raise pytest.UsageError(f"{item.nodeid}: `make check` does not see its marker")
+        if not marked:
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in by_test.items():
+        listed = reason_for(name) is not None
+        # pytest has no public name for the ids of a case's parametrisations.
+        ids = [case.callspec._idlist if hasattr(case, "callspec") else () for case in cases]
+        for case, again in zip(cases, repeated(ids), strict=True):
+            if listed or again:
+                case.add_marker("more")
+            elif hypothesis.is_hypothesis_test(case.obj):
+                case.add_marker("drawn")
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_a_killed_parent() -> None:
     assert runs(child)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while runs(child):
         assert time.monotonic() < end
         time.sleep(0.01)

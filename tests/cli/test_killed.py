@@ -108,7 +108,7 @@ def assert_stopped(number: signal.Signals, script: str, *arguments: str) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 128 + number
@@ -132,7 +132,7 @@ except KeyboardInterrupt:
     print(imported)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout == "['oper._C']\n"
 
@@ -154,7 +154,7 @@ def test_killed_and_run_again(tmp_path: Path, number: signal.Signals) -> None:
     process, other = (start_long(tmp_path) for _ in range(2))
     try:
         process.send_signal(number)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=600)
         if number == signal.SIGKILL:
             assert len(hidden(tmp_path)) == 2
         else:
@@ -243,7 +243,7 @@ def start_long(folder: Path) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while len(hidden(folder)) == known:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

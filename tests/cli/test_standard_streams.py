@@ -44,7 +44,7 @@ def test_a_reader_that_has_gone(command: str, buffered: dict[str, str]) -> None:
         [sys.executable, "-m", "oper", *command.split()],
         stdout=writer,
         stderr=subprocess.PIPE,
-        timeout=120,
+        timeout=600,
         check=False,
         env=os.environ | buffered,
     )
@@ -58,7 +58,7 @@ def test_errors_that_cannot_be_written(redirected: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -m oper plan show nothing {redirected}'],
         stdout=subprocess.PIPE,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, b"")

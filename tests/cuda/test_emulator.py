@@ -19,7 +19,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, name: str, order: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, name, str(order)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([program, name, str(order)], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_killed_rank(library: str | None) -> None:
     assert lost is None
     assert found["equal"]  # memory that is mapped stays
     assert "rank 1 died" in found["error"]
-    assert found["seconds"] < 5
+    assert found["seconds"] < 30  # half of the deadline
 
 
 CASE = Case(1, 1)

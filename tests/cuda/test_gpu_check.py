@@ -71,6 +71,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(device_tests, "device_tests", one_passes)
     monkeypatch.setattr(stage_17_crash, "FLAGS", {})
+    monkeypatch.setattr(stage_17_crash, "TRY_SECONDS", 600.0)
     monkeypatch.setattr(lookup_case, "INPUTS", 1)
 
 

@@ -66,7 +66,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": given}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=build_cuda.REPOSITORY,
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_damaged_files(seed: int) -> None:
     # In a process of its own, whose memory it limits.
     ended = subprocess.run(
         [sys.executable, "-m", "scripts.fuzz.files", "--count", "4000", "--seed", str(seed)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=3600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 
@@ -120,10 +120,10 @@ def test_a_signal_ends_it_and_leaves_no_file(
         [sys.executable, "-m", "scripts.fuzz.files", "--count", "100000"],
         cwd=REPOSITORY, env=os.environ | places,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not list(tmp_path.glob("*/*/*")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     started.terminate()
-    assert started.wait(30) != 0
+    assert started.wait(600) != 0
     assert list(tmp_path.iterdir()) == []

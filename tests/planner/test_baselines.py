@@ -131,6 +131,12 @@ def test_even_baselines_keep_the_capacity_without_extra_memory(seed: int, rows: 
         assert price_baseline(problem, found).feasible, found.name
 
 
+def test_longer_ranges_of_row_wise_go_to_the_ranks_in_turn() -> None:
+    profile = make_profile(0, rows=(5, 4, 5, 4, 6))  # every second one of another width
+    found = b.row_wise(profile_problem(profile))
+    assert found.sums.rows.tolist() == [6] * 4
+
+
 def test_table_wise_gives_equally_many_whole_tables() -> None:
     profile = make_profile(0, rows=(5, 9, 2, 7, 4, 4, 1, 3))
     found = b.table_wise(profile_problem(profile))

@@ -43,7 +43,7 @@ def test_torchrun_ranks_count_parts(tmp_path: Path) -> None:
         [*command, "-o", str(tmp_path / "both"), "--deadline", "60s"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         env={**clean, "PYTHONPATH": str(Path(counting.__file__).parents[2])},
     )
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def ranks_of(ranks: int, *arguments: object) -> list[tuple[int, str]]:
         )
         started.append(process)
     try:
-        said = [process.communicate(timeout=60)[1].splitlines() for process in started]
+        said = [process.communicate(timeout=600)[1].splitlines() for process in started]
     finally:
         for process in started:
             process.kill()
@@ -150,7 +150,7 @@ def test_torchrun_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         [*command, str(tmp_path / "main.py"), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(Path(counting.__file__).parents[2])},
     )
     assert done.returncode != 0

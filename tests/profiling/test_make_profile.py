@@ -190,7 +190,7 @@ def test_other_ranks_return_nothing(log: str, tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=True,
         env={"PYTHONPATH": str(Path(oper.__file__).parents[1]), "PATH": "/usr/bin:/bin"},
     )

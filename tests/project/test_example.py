@@ -33,7 +33,7 @@ def run(start: str, *command: object) -> str:
         [*STARTS[start], *map(str, command)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},  # this checkout's, whatever is installed
     )

@@ -16,7 +16,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "plan_in_a_noteboo
 def cells() -> list[Any]:
     """Run the notebook, and return its cells of code."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=1200, kernel_name="python3").execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 

@@ -26,11 +26,13 @@ class StateModel:
 
     def iteration(self, samples: list[list[int]], assignment: list[int]) -> list[list[int]]:
         """Miss pulls, update pushes, evict pushes and hits of each worker."""
-        rows = list(dict.fromkeys(row for sample in samples for row in sample))
-        trained = [
-            {row for sample, w in zip(samples, assignment, strict=True) if w == j for row in sample}
+        of_worker = [
+            [row for sample, w in zip(samples, assignment, strict=True) if w == j for row in sample]
             for j in self.workers
         ]
+        # Workers come one after the other, each with its samples in order.
+        rows = list(dict.fromkeys(row for of_one in of_worker for row in of_one))
+        trained = [set(of_one) for of_one in of_worker]
         moved = [[0, 0, 0, 0] for _ in self.workers]
         if self.on_demand:
             for row in rows:

@@ -56,7 +56,7 @@ def shell(command: str, first: str = "", **more: str) -> tuple[int, str]:
         ["sh", "-c", line],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env=os.environ | more,
     )

@@ -11,15 +11,16 @@ QUICK_EXAMPLES = 50
 
 
 def examples(quick: int, **others: Any) -> settings:
-    """Settings of a test that draws `quick` examples under the profile `quick`, and under another
-    one as many times more as that profile has. `others` are other settings of hypothesis."""
-    number = round(quick * settings().max_examples / QUICK_EXAMPLES)
-    return settings(max_examples=max(1, number), **others)
+    """Return settings of a test that draws `quick` examples under the profile `quick`, and in
+    proportion under other profiles. `others` are other settings of hypothesis."""
+    return settings(max_examples=_in_proportion(quick), **others)
 
 
 def at_least(examples: int) -> Callable[[Any], Any]:
-    """Fail a hypothesis test of which fewer than `examples` ran to their end: those that `assume`
-    or `reject` leave out do not count. To be written above `settings` and `given`."""
+    """Fail a hypothesis test if fewer than `examples` ran to their end under the profile `quick`,
+    in proportion under others. Examples that `assume` or `reject` leave out do not count. Write it
+    above `settings` and `given`."""
+    least = _in_proportion(examples)
 
     def decorate(test: Any) -> Any:
         one_example = test.hypothesis.inner_test
@@ -36,8 +37,14 @@ def at_least(examples: int) -> Callable[[Any], Any]:
         def all_examples(*arguments: Any, **named: Any) -> None:
             ended.clear()
             test(*arguments, **named)
-            assert len(ended) >= examples, f"{len(ended)} examples ran to their end"
+            assert len(ended) >= least, f"{len(ended)} examples ran to their end"
 
         return all_examples
 
     return decorate
+
+
+def _in_proportion(quick: int) -> int:
+    """Return the number of examples under the profile in use for so many under `quick`; at least 3,
+    as hypothesis tries the simplest example first."""
+    return max(round(quick * settings().max_examples / QUICK_EXAMPLES), min(quick, 3))

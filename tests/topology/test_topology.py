@@ -541,7 +541,7 @@ def test_measure_under_torchrun_on_two_nodes(tmp_path: Path) -> None:
         place = f"--master-addr 127.0.0.1 --master-port {port}"
         started = f"--node-rank {node} --no-python {folder}/oper topology measure -o {output}"
         agents.append(subprocess.Popen(f"{torchrun} {place} {started}".split()))
-    assert [agent.wait(timeout=120) for agent in agents] == [0, 0]
+    assert [agent.wait(timeout=600) for agent in agents] == [0, 0]
     topology = Topology.load(str(output))
     assert topology.node_of == (0, 1)
     assert topology.link_cost[0, 1] > topology.link_cost[0, 0]

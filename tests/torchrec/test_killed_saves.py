@@ -15,7 +15,7 @@ from tests.support.runtime.forkserver import context
 from tests.support.torchrec import deltas_till_killed, save_till_killed
 
 _RANKS = 2
-_START_SECONDS = 60.0  # until ranks have loaded what is there, however busy the machine is
+_START_SECONDS = 600.0  # until ranks have loaded what is there, however busy the machine is
 _SAVING_SECONDS = 1.2  # in which a rank saves some times, on a busy disk too
 
 

@@ -31,7 +31,7 @@ def kill_one(folder: Path, kill: int, *library: str) -> None:
         [*launch, str(SCRIPT), str(folder), str(victim), str(seconds), *library],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )

@@ -26,7 +26,7 @@ SEQUENCE = EmbeddingConfig(
 def engine_of(mode: str) -> tuple[EmbeddingEngine, Case]:
     case = Case(seed=1, ranks=1)
     engine = EmbeddingEngine(
-        random_plan(1, tables_of_case(case), 1, mode=mode), module_tables(case), deadline_seconds=20
+        random_plan(1, tables_of_case(case), 1, mode=mode), module_tables(case), deadline_seconds=60
     )
     engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in range(len(case.rows))])
     return engine, case

@@ -106,7 +106,7 @@ def test_a_rank_that_stops_is_named_at_the_deadline(tmp_path, where, nodes):
     outcomes = mortal_ranks.run(3, cases.late, tmp_path / "run", where, nodes, silent=[2])
     for text, seconds in outcomes[:2]:
         assert text.startswith("rank 2 did not come within 3 s, while rank ")
-        assert 2 < seconds < 15  # the process group's timeout is 60 s here
+        assert 2 < seconds < 60  # the process group's timeout is 300 s here
 
 
 def test_nothing_is_replaced_unasked_and_the_newest_is_loaded(worlds, tmp_path):

@@ -166,7 +166,7 @@ def _join_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
             mortal_ranks.lose_this_process(signal.SIGKILL if does == "dies" else signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(OperError) as error:
-        Node.join(group, deadline_seconds=1.5 if does == "stops" else 15)
+        Node.join(group, deadline_seconds=1.5 if does == "stops" else 60)
     return str(error.value), time.monotonic() - began
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_join_is_named(does: str) -> None:
     for message, seconds in (first, last):
         assert message.startswith("rank 1 d")
         assert "to join" in message
-        assert (1.4 if does == "stops" else 0) < seconds < 4
+        assert (1.4 if does == "stops" else 0) < seconds < 30
 
 
 def _share_while_rank_1_dies(rank: int, group: Any) -> str:

@@ -90,7 +90,7 @@ def test_what_was_never_taken_is_closed_with_the_node() -> None:
 
 
 def _send_many(rank: int, group: Any, both: bool) -> list[int]:
-    node = Node.join(group, deadline_seconds=20)
+    node = Node.join(group, deadline_seconds=60)
     signals, channel = Signals(node, ["sent"]), node.new_channel()
     if rank == 0 or both:
         for number in range(1, MANY + 1):

@@ -31,6 +31,9 @@ dist.destroy_process_group()
 """
 # As gloo's threads do, which nothing here knows of.
 IS_NEARLY_DONE = """
+from oper.runtime.comm import process_end
+
+process_end._GLOO_SECONDS = 3.0  # a hundred times what the thread needs
 group = Group(dist.group.WORLD, 5.0)
 
 def wait():
@@ -47,7 +50,7 @@ time.sleep(0.01)
 @pytest.mark.parametrize("thread", [ASKS_THE_STORE, IS_NEARLY_DONE])
 def test_a_process_ends_after_threads_in_native_code(thread: str) -> None:
     script = [sys.executable, "-c", BEGIN + thread]
-    ended = subprocess.run(script, capture_output=True, timeout=60)
+    ended = subprocess.run(script, capture_output=True, timeout=600)
     assert ended.returncode == 0, ended.stderr.decode()
 
 
@@ -67,6 +70,6 @@ began.append(time.monotonic())
 
 
 def test_a_process_does_not_wait_for_ever_and_does_so_once() -> None:
-    ended = subprocess.run([sys.executable, "-c", FOR_EVER], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FOR_EVER], capture_output=True, timeout=600)
     assert ended.returncode == 0, ended.stderr.decode()
-    assert 3 < float(ended.stdout) < 5
+    assert 3 < float(ended.stdout) < 6  # less than two waits

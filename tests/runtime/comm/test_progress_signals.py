@@ -44,7 +44,7 @@ def test_signals_are_waited_for_in_order() -> None:
     began = time.monotonic()
     assert ops.wait_signals(lines, 5, 80) == 1
     assert not lines[:, 1:].any()  # nobody is counted among those who sleep any more
-    assert 0.07 < time.monotonic() - began < 1
+    assert 0.07 < time.monotonic() - began < 30
     ops.post_signal(lines, 2, -1)  # failed: no sleep
     assert ops.wait_signals(lines, 4, 60_000) == 2
     with pytest.raises(IndexError):
@@ -84,21 +84,21 @@ def test_what_was_written_before_a_post_is_seen_after_the_wait() -> None:
 
 
 def _wait_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
-    signals = Signals(Node.join(group, deadline_seconds=1.5 if does == "stops" else 15), ["done"])
+    signals = Signals(Node.join(group, deadline_seconds=6 if does == "stops" else 60), ["done"])
     signals.post("done", 1)
     signals.wait("done", 1, "begin")
     if rank == 1:
         if does == "dies, and its worker lives on" and os.fork() == 0:
-            time.sleep(8)
+            time.sleep(40)  # longer than the others may take
             os._exit(0)
         time.sleep(0.2)  # the others are asleep by now
         if does == "fails":
             signals.fail(OperError("no room for its mailbox: 7 bytes are free"))
             signals.post("done", 2)  # comes too late
-            time.sleep(20)
+            time.sleep(60)
         if does == "leaves":
             signals.node.close()
-            time.sleep(20)
+            time.sleep(60)
         mortal_ranks.lose_this_process(signal.SIGSTOP if does == "stops" else signal.SIGKILL)
     signals.post("done", 2)
     began = time.monotonic()
@@ -115,7 +115,7 @@ ENDINGS = {
     "dies": DIED,
     "dies, and its worker lives on": DIED,
     "leaves": "rank 1 left while rank {} waited for it to publish its gradients (step 17): the ",
-    "stops": "rank 1 did not come within 1.5 s, while rank {} waited for it to publish its "
+    "stops": "rank 1 did not come within 6 s, while rank {} waited for it to publish its "
     "gradients (step 17) (rank 1, process ",
     "fails": "rank 1 failed: no room for its mailbox: 7 bytes are free",
 }
@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_come_is_named(does: str) -> None:
         assert message.startswith(ENDINGS[does].format(rank))
         assert message.endswith("is stopped)") == (does == "stops")
         assert "deadline_seconds" not in message
-        assert (2.9 if does == "stops" else 0) < seconds < 5
+        assert (11.9 if does == "stops" else 0) < seconds < 30
 
 
 def _finish_before_others(rank: int, group: Any) -> str:
@@ -151,7 +151,7 @@ def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
 def _be_interrupted(rank: int, group: Any) -> float:
     signals = Signals(Node.join(group), ["done"])
     if rank == 1:
-        time.sleep(20)
+        time.sleep(60)
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -161,7 +161,7 @@ def _be_interrupted(rank: int, group: Any) -> float:
 
 def test_ctrl_c_ends_a_wait() -> None:
     seconds, _ = mortal_ranks.run(2, _be_interrupted, silent=[1])
-    assert seconds < 2
+    assert seconds < 30  # half of the deadline
 
 
 def _use_in_forked_children(rank: int, group: Any) -> list[str]:

@@ -220,7 +220,7 @@ def test_a_rank_that_is_lost_is_named_within_the_deadline(kind: str) -> None:
         text, seconds = results[rank]
         assert "rank 1" in text
         assert "died" in text if kind == "dies" else "did not come within 3 s" in text
-        assert seconds < 8
+        assert seconds < 60  # the process group's timeout is 300 s here
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -281,7 +281,7 @@ def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path
         [sys.executable, "-W", "ignore", "-c", _SCRIPT, str(tmp_path / "store")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == "[0, 0]\n"

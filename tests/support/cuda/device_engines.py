@@ -143,7 +143,7 @@ def device_of(library: str | None) -> Device:
 def start(case: Case, plan: Plan, group: Any, device: Device, **options: Any) -> EmbeddingEngine:
     """An engine whose tables have their initial values."""
     engine = EmbeddingEngine(
-        plan, module_tables(case), group=group, weighted=case.weighted, deadline_seconds=20,
+        plan, module_tables(case), group=group, weighted=case.weighted, deadline_seconds=60,
         device=device, **options,
     )  # fmt: skip
     mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
@@ -203,7 +203,7 @@ def serve_after_a_death(
     before = engine(batch_on(device, case, 0, rank)).cpu()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine.node.liveness.alive(1):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -44,7 +44,7 @@ class Server:
         self.rank, self.group, self.case = rank, group, case
         self.engine = EmbeddingEngine(
             plan, module_tables(case), group=group, weighted=case.weighted, nodes=nodes,
-            deadline_seconds=20,
+            deadline_seconds=60,
         )  # fmt: skip
         self.write()
 
@@ -93,7 +93,7 @@ def serve_after_deaths(rank: int, group: Any, case: Case, plan: Plan) -> list[to
     server = Server(rank, group, case, plan)
     if rank > 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(server.engine.node.liveness.alive(peer) for peer in range(1, case.ranks)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -81,7 +81,7 @@ def train_every_row(
     from torchrec import KeyedJaggedTensor
 
     engine = EmbeddingEngine(
-        plan, module_tables(case), group=group, nodes=nodes, deadline_seconds=20.0
+        plan, module_tables(case), group=group, nodes=nodes, deadline_seconds=60.0
     )
     zeros = [RowBlock(n, 0, torch.zeros(t.rows, t.dim)) for n, t in enumerate(plan.tables)]
     engine.write_rows(zeros if rank == 0 else [])

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 # Alone in a namespace of users, one may make those of networks.
 _ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 _CABLE = ["ip", "link", "add", "host0", "type", "veth", "peer", "name", "host1"]

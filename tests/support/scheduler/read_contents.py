@@ -61,7 +61,7 @@ def train(
 
     tables = [EmbeddingTable(0, ("f",), "none", Optimizer("sgd", lr=1.0))]
     engine = EmbeddingEngine(
-        plan, tables, group=group, deadline_seconds=20.0, make_source=source_of(settings)
+        plan, tables, group=group, deadline_seconds=60.0, make_source=source_of(settings)
     )
     dim = case.table.dim
     engine.write_rows([RowBlock(0, 0, torch.zeros(ROWS, dim))] if rank == 0 else [])

@@ -295,7 +295,7 @@ def there_and_back(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]
 
 def dies_on_the_way(rank: int, group: dist.ProcessGroup) -> str:
     """What the others say where the last rank is gone before a step."""
-    model, _ = sharded(group, "sgd", deadline_seconds=20.0)
+    model, _ = sharded(group, "sgd", deadline_seconds=60.0)
     migration = oper.migrate(model, plans(group, 2)[1], bytes_per_step=2000)
     migration.step()
     if rank == dist.get_world_size(group) - 1:
