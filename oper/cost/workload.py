@@ -28,8 +28,9 @@ class Workload:
     Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
     node; on several distinct, or auto if tables can be pooled there. A plan has the one that it was
     made for. Pooled: the ranks of another node add up the rows of each bag, and send one vector
-    (oper/topology/pooled_links.py). Auto: tables are pooled if that makes the step at least 5 %
-    shorter, and fetched as is usual otherwise; a plan then says which are pooled.
+    (oper/topology/pooled_links.py). Auto: tables are pooled if that makes the step shorter by
+    `POOLED_GAIN` (oper/base/defaults.py), and fetched as is usual otherwise; a plan
+    then says which are pooled.
     """
 
     mode: Literal["training", "inference"]
