@@ -1,9 +1,17 @@
 """Chart of a plan under newer counts: predicted steps of the plan and of what could replace it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oper.analysis.wording import CHOICES, OUTDATED_VOCABULARIES, advice_words, judging_data
+from oper.analysis.wording import (
+    CHOICES,
+    OUTDATED_VOCABULARIES,
+    advice_words,
+    judging_data,
+    step_columns,
+    steps_of,
+)
 from oper.base.formatting import (
     format_bytes,
     format_digits,
@@ -55,8 +63,9 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         )
     else:
         bars = _losses(found)
-        headers = ("data", _NOW, "replanned", "from scratch", "longer by", "advice")
-        rows = [_row_of_window(n, window) for n, window in enumerate(found.windows)]
+        columns = step_columns([each.drift.judgement.step_seconds for each in found.windows])
+        headers = ("data", _NOW, *columns, "longer by", "advice")
+        rows = [_row_of_window(n, window, columns) for n, window in enumerate(found.windows)]
         caption = _cost_of_windows(found)
     return Chart(
         key=f"drift-{number}",
@@ -78,11 +87,10 @@ def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
+def _row_of_window(number: int, window: Window, columns: Sequence[str]) -> tuple[str, ...]:
     found = window.drift.judgement
-    steps = (each.step_seconds for each in (found.keep, found.replan, found.fresh))
-    advice = advice_words(found.advice, window.too_small)
-    return (f"@{number}", *map(format_duration, steps), format_share(found.worse), advice)
+    advice = advice_words(window.drift.advice, window.too_small)
+    return (f"@{number}", *steps_of(found.step_seconds, columns), format_share(found.worse), advice)
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:
