@@ -43,7 +43,7 @@ case $choice in
     names=("$@")
     [ ${#names[@]} -gt 0 ] ||
       names=(planning/{count,translate} runtime/{lookup,training_step,monitor,migration,checkpoint,deltas,marking,serving,shared_memory,rate_limited_nodes}
-        planning/{plan,backtracking,replication,links,noise,milp,replan,ten_windows,bags,held_out,criteo_log,default_bar,advice,windows,drift_verdict,constants,gap,simulated_step}
+        planning/{plan,backtracking,replication,links,noise,milp,replan,bags,held_out,criteo_log,default_bar,advice,windows,drift_verdict,constants,gap,simulated_step}
         report/page scheduler/{transmissions,dispatch_times,tier_plans,tier_optima,locality,staleness,slow_links})
     for path in "${names[@]}"; do run "$path"; done
     exit

@@ -47,6 +47,7 @@ CHOICES = {
     "from_scratch": "from scratch",
     "full_copies": "copies of all rows",
 }
+_STEP_COLUMNS = ("replanned", "from scratch", "full copies")  # of the candidates after the first
 OUTDATED_VOCABULARIES = (
     "The plan's vocabularies are out of date: count the log without them, and plan from scratch"
 )
@@ -60,6 +61,18 @@ def judging_data(source: HeldOutSource | None, newer: str) -> str:
     if source == HeldOutSource.LATER_PART:
         return f"the later part of {newer}"
     return HELD_OUT_DATA[source]
+
+
+def step_columns(steps: Sequence[Sequence[float]]) -> Sequence[str]:
+    """Return the headings of a table's columns of other plans' steps: in each line steps of the
+    plan and of the others, in seconds, or none."""
+    return _STEP_COLUMNS[: max(2, *(len(each) - 1 for each in steps))]
+
+
+def steps_of(steps: Sequence[float], columns: Sequence[str]) -> list[str]:
+    """Return the cells of a line of such a table; - for a step that was not judged."""
+    cells = list(map(format_duration, steps))
+    return cells + ["-"] * (1 + len(columns) - len(cells))
 
 
 def advice_words(advice: str, too_small: bool = False) -> str:

@@ -16,5 +16,10 @@ MAX_WINDOWS = 1000
 # have been replanned (by transfer times: docs/monitor.md).
 WORSE = 0.01
 HORIZON = 10_000  # iterations within which a move must save the cost of its bytes
+MOST_STEPS = 10**12  # of a horizon: four months of steps of 10 µs
+# Share of the step: for less no table is pooled, because pooled sums are in another order. The
+# plans that this allows took 0.736 to 0.940 of the distinct plans' steps on later data
+# (docs/design/fetch-by-table.md).
+POOLED_GAIN = 0.05
 LIMIT_SECONDS = 60.0  # of a compared method that may take long
 DEADLINE = "1h"  # of a rank that waits for the others' counts

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from oper.base.defaults import POOLED_GAIN
 from oper.base.formatting import (
     at_most,
     format_bytes,
@@ -210,8 +211,6 @@ def held_out_verdict(run: "Comparison") -> str:
 
 def pooled_remarks(run: "Comparison") -> list[str]:
     """Return the tables that each method pools, if any may be pooled."""
-    from oper.planner.place_by_table import LEAST_GAIN
-
     fetch = run.workload.fetch
     if fetch == "pooled":
         return ["Other methods than oper place rows as without pooling"]
@@ -224,7 +223,7 @@ def pooled_remarks(run: "Comparison") -> list[str]:
     said = [f"{number or 'none'} by {', '.join(by)}" for number, by in names.items()]
     return [
         f"Tables pooled: {'; '.join(said)}",
-        f"oper pools tables that make its step at least {format_percent(LEAST_GAIN)} shorter; the "
+        f"oper pools tables that make its step at least {format_percent(POOLED_GAIN)} shorter; the "
         "others, which place rows as without pooling, tables that make their transfers shortest",
     ]
 

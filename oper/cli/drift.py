@@ -63,6 +63,6 @@ def drift(
             found = planner.drift(loaded, opened, threshold, step)
         verdict = found.verdict
         content = names | found.to_json()
-        emit(as_json, content, lambda: print_drift(found, str(plan), profile))
+        emit(as_json, content, lambda: print_drift(found, str(plan), profile, loaded))
     if exit_code and verdict == "replan":
         raise typer.Exit(1)

@@ -11,10 +11,16 @@ from oper.base.formatting import (
     plural,
 )
 from oper.base.spoken import all_figures, option, spoken
-from oper.cli.judgement_text import advice_sentence, basis_sentence, command_to_run
+from oper.cli.judgement_text import (
+    advice_sentence,
+    basis_sentence,
+    command_to_run,
+    steps_sentence,
+)
 from oper.cli.shared.console import new_console, new_table, tell
 
 if TYPE_CHECKING:
+    from oper.plan.plan import Plan
     from oper.planner.replan.drift import Drift, HotSets, RankSeconds, TableDrift, WindowDrift
 
 _MOST_TABLES = 10
@@ -25,12 +31,12 @@ _SHOWN_RANKS = 8  # of more, the slowest
 _NO_LOSS = 5e-5
 
 
-def print_drift(drift: "Drift", plan: str, profile: str) -> None:
-    """Print the drift of a plan under one profile, which have these names."""
+def print_drift(drift: "Drift", plan: str, profile: str, old: "Plan | None" = None) -> None:
+    """Print the drift of the plan `old` under one profile, which have these names."""
     out = new_console()
     for sentence in verdict_sentences(drift, plan, profile):
         out.print(sentence)
-    command = command_to_run(drift.judgement, plan, profile, len(drift.rank_seconds.now))
+    command = command_to_run(drift.judgement, old, plan, profile)
     # A vocabulary that is out of date calls for the commands that the first sentence names.
     if command is not None and not drift.outdated_vocabularies:
         tell(command)
@@ -52,12 +58,10 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
 
 def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     """Return the advice, what it rests on, and the tables to blame."""
-    sentences = [
-        advice_sentence(drift.judgement, plan, profile),
-        basis_sentence(drift.judgement),
-    ]
+    sentences = [advice_sentence(drift.judgement, plan, profile)]
     if drift.outdated_vocabularies:
-        sentences.insert(0, _vocabulary_sentence(drift))
+        sentences = [_vocabulary_sentence(drift), steps_sentence(drift.judgement, plan, profile)]
+    sentences.append(basis_sentence(drift.judgement))
     if drift.made_step_seconds is not None:
         made = format_duration(drift.made_step_seconds)
         sentences.append(
@@ -177,28 +181,26 @@ def _hot_set(hot: "HotSets") -> Any:
 
 def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     """Print the drift of a plan under each window of a log, which have these names."""
-    from oper.analysis.wording import advice_words
+    from oper.analysis.wording import advice_words, step_columns, steps_of
 
     out = new_console()
     out.print(windows_verdict(drift, plan, profile))
     out.print()
-    steps = ("step", "replanned", "from scratch")
-    table = new_table("window", "samples", "steps", *steps, "lost", "advice")
-    for number, window in enumerate(drift.windows):
-        judgement = window.drift.judgement
-        own, again, fresh = (
-            format_duration(each.step_seconds)
-            for each in (judgement.keep, judgement.replan, judgement.fresh)
-        )
+    judgements = [window.drift.judgement for window in drift.windows]
+    columns = step_columns([each.step_seconds for each in judgements])
+    table = new_table("window", "samples", "steps", "step", *columns, "lost", "advice")
+    for number, (window, judgement) in enumerate(zip(drift.windows, judgements, strict=True)):
+        own, *steps = steps_of(judgement.step_seconds, columns)
+        if judgement.source is None:
+            steps[1] += " *"
         table.add_row(
             f"@{number}",
             f"{window.samples:,}",
             format_digits(window.iterations, 4),
             own,
-            again,
-            fresh if judgement.source else f"{fresh} *",
+            *steps,
             format_duration(window.cost_seconds),
-            advice_words(judgement.advice, window.too_small),
+            advice_words(window.drift.advice, window.too_small),
         )
     out.print(table)
     out.print("lost: by all steps of a window, compared with the best other plan")

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 from oper.base.formatting import format_bytes, format_duration, format_percent, format_share, plural
 from oper.base.spoken import option, spoken, typed_path
+from oper.cli.plan_flags import plan_flags
 
 if TYPE_CHECKING:
+    from oper.plan.plan import Plan
     from oper.planner.replan.judgement import Judgement
 
 
@@ -13,6 +15,7 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str =
     """Return the advice and its predicted steps. `made` is the replanned plan, if it was made
     already."""
     from oper.analysis.wording import judging_data
+    from oper.planner.enough_accesses import ENOUGH_ACCESSES
     from oper.planner.replan.judgement import Choice
 
     keep, best = judgement.keep, judgement.best
@@ -20,6 +23,11 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str =
     data = f"{preposition} {judging_data(judgement.source, profile)}"
     before, after = format_duration(keep.step_seconds), format_duration(best.step_seconds)
     tolerated = f"{option('--worse')} tolerates {format_percent(judgement.threshold)}"
+    if judgement.too_small:
+        return (
+            f"Keep {plan}: {profile} has fewer than {ENOUGH_ACCESSES:,} accesses a rank, where "
+            "chance looks like drift"
+        )
     if judgement.advice == Choice.KEEP:
         said = f"Keep {plan}: {data} a step takes {before} (predicted)"
         if judgement.gain_seconds <= 0:
@@ -41,11 +49,26 @@ def advice_sentence(judgement: "Judgement", plan: str, profile: str, made: str =
     )
 
 
+def steps_sentence(judgement: "Judgement", plan: str, profile: str) -> str:
+    """Return the predicted steps of the plan and of the best other one, without advice."""
+    from oper.analysis.wording import judging_data
+
+    preposition = "Under" if judgement.source is None else "On"
+    before, after = (
+        format_duration(each.step_seconds) for each in (judgement.keep, judgement.best)
+    )
+    return (
+        f"{preposition} {judging_data(judgement.source, profile)} a step takes {before} with "
+        f"{plan} (predicted), and {after} {_with(judgement.best.choice)}"
+    )
+
+
 def command_to_run(
-    judgement: "Judgement", plan: str, profile: str, ranks: int, made: str = ""
+    judgement: "Judgement", old: "Plan | None", plan: str, profile: str, made: str = ""
 ) -> str | None:
     """Return a line with the command that follows the advice; None if the plan stays, or `made` is
-    the plan that is advised."""
+    the plan that is advised. `plan` and `profile` are the names of the plan `old`, which the line
+    for a terminal needs, and of the newer data."""
     from oper.planner.replan.judgement import Choice
 
     if judgement.advice == Choice.KEEP or (made and judgement.advice == Choice.REPLAN):
@@ -53,11 +76,14 @@ def command_to_run(
     if judgement.advice == Choice.REPLAN:
         typed = f"oper replan {typed_path(plan)} {typed_path(profile)} -o NEW"
         return f"Run: {spoken(typed, 'oper.replan(plan, profile)')}"
-    typed, called = f"oper plan {typed_path(profile)} -o NEW", "oper.make_plan(profile, …)"
-    if judgement.advice == Choice.FULL_COPIES:
-        typed += f" --extra-memory {100 * (ranks - 1)}%"
-        called = f"oper.make_plan(profile, …, oper.PlanSettings(extra_memory={ranks - 1}))"
-    return f"Run, with the other options of {plan}: {spoken(typed, called)}"
+    copies = judgement.advice == Choice.FULL_COPIES
+    share = ", oper.PlanSettings(extra_memory=ranks - 1)" if copies else ""
+    called = f"Run, with the other options of {plan}: oper.make_plan(profile, …{share})"
+    if old is None:
+        return called
+    flags = plan_flags(old, copies)
+    typed = f"oper plan {typed_path(profile)} {flags.typed} -o NEW"
+    return spoken(f"Run: {'; '.join([typed, *flags.unsaid])}", called)
 
 
 def _with(choice: str) -> str:
@@ -74,7 +100,10 @@ def basis_sentence(judgement: "Judgement") -> str:
     """Return what the advice rests on, without a full stop."""
     samples = plural(judgement.samples, "sample")
     if judgement.source is not None:
-        said = f"Judged on {samples} that no plan was made from"
+        said = (
+            f"Judged on {samples} that no plan was made from; steps that plans predict of other "
+            "samples, such as those they were made from, do not compare with these"
+        )
     else:
         from oper.analysis.wording import NOT_MEASURED
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from oper.base.defaults import HORIZON
+from oper.base.defaults import HORIZON, MOST_STEPS
 from oper.base.units import parse_share
 from oper.cli.replan_text import print_replan
 from oper.cli.shared.command import ConfigurableCommand
@@ -37,6 +37,7 @@ def replan(
         HORIZON,
         "--horizon",
         min=1,
+        max=MOST_STEPS,
         help="Steps within which a move must save the time of moving its bytes.",
         metavar="N",
     ),

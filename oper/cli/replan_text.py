@@ -35,7 +35,7 @@ def _print_plans(out: Any, made: "Replanned", old: str, new: str, profile: str) 
     assert made.judgement is not None
     out.print(advice_sentence(made.judgement, old, profile, new))
     out.print(basis_sentence(made.judgement))
-    command = command_to_run(made.judgement, old, profile, made.plan.ranks, new)
+    command = command_to_run(made.judgement, made.plan, old, profile, new)
     if command is not None:
         tell(command)
     out.print()

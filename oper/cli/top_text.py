@@ -120,20 +120,17 @@ def _periods(reports: "list[PeriodReport]") -> Any:
     first = max(
         (n for n in range(1, len(reports)) if reports[n].period <= reports[n - 1].period), default=0
     )
+    from oper.analysis.wording import step_columns, steps_of
+
     made_plans = any(_plan_of(report) for report in reports[first:])
     more = ["new plan"] if made_plans else []
-    steps = ("running plan", "replanned", "from scratch")
-    table = new_table("period", "iterations", *steps, "gain", "verdict", *more)
-    for report in reports[first:]:
-        found = report.judgement
-        figures = ["-"] * 4
-        if found is not None:
-            figures = [
-                format_duration(found.keep.step_seconds),
-                format_duration(found.replan.step_seconds),
-                format_duration(found.fresh.step_seconds),
-                format_duration(found.gain_seconds),
-            ]
+    judgements = [report.judgement for report in reports[first:]]
+    steps = [[] if found is None else found.step_seconds for found in judgements]
+    columns = step_columns(steps)
+    table = new_table("period", "iterations", "running plan", *columns, "gain", "verdict", *more)
+    for report, found, of_plans in zip(reports[first:], judgements, steps, strict=True):
+        gain = "-" if found is None else format_duration(found.gain_seconds)
+        figures = [*steps_of(of_plans, columns), gain]
         plan = [printable(_plan_of(report))] if made_plans else []
         table.add_row(
             f"{report.period:,}", f"{report.iterations:,}", *figures, report.verdict, *plan

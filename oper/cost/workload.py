@@ -28,8 +28,8 @@ class Workload:
     Without `fetch` the topology of the plan decides: raw on one node; on several nodes distinct, or
     auto if tables can be pooled there. A plan has the fetch that it was made for. Pooled: the ranks
     of another node add up the rows of each bag and send one vector (oper/topology/pooled_links.py).
-    Auto: tables are pooled if that makes the step at least 5 % shorter, and otherwise have the
-    default fetch; a plan then names the pooled tables.
+    Auto: tables are pooled if that makes the step shorter by `POOLED_GAIN` (oper/base/defaults.py),
+    and otherwise have the default fetch; a plan then names the pooled tables.
     """
 
     mode: Literal["training", "inference"]

@@ -2,9 +2,11 @@
 
 oper wrote a file if `FILE_MARK` is near its beginning or its end. oper wrote a folder if it holds a
 marker, a JSON file with oper's schema, and the marker lists everything in it, at any depth. A
-folder of windows lists folders that have markers.
+folder of windows lists folders that have markers. Nothing else is written into the folder of a plan
+or a profile, because oper would no longer replace it.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from oper.base.spoken import spoken
 from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import read_json
 
+_MARKERS = ("plan.json", "profile.json")  # of folders that oper replaces only as a whole
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
 
 # It is in a comment of YAML, a tag of HTML, or the metadata of Parquet and safetensors.
@@ -78,9 +81,21 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
     return None if overwrite else _exists()
 
 
-def was_written(folder: Path, kind: Format) -> bool:
-    """Return whether `folder` has the marker of a folder of this kind, which oper wrote."""
-    return (folder / kind.marker).is_file() and _listed(folder, kind) is not None
+def inside_refusal(path: Path) -> str | None:
+    """Return the reason that nothing may be written below a folder of oper's; None if `path` lies
+    in none."""
+    for folder in path.parents:
+        for marker in _MARKERS:
+            if not (folder / marker).is_file():
+                continue
+            with contextlib.suppress(OperError):
+                content = read_json(folder / marker, MARKER)
+                if isinstance(content, dict) and str(content.get("schema")).startswith("oper"):
+                    return (
+                        f"lies in {folder}, which oper wrote ({marker} is in it) and would no "
+                        "longer replace; choose a path outside of it"
+                    )
+    return None
 
 
 def file_refusal(path: Path, overwrite: bool) -> str | None:

@@ -27,7 +27,13 @@ from oper.base import open_files, process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.files import atomic_renames, temporaries
 from oper.files.input_files import LISTED, open_file, refuse_url
-from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
+from oper.files.overwrite_rules import (
+    Format,
+    file_refusal,
+    folder_refusal,
+    inside_refusal,
+    is_wholly,
+)
 
 # Errors of NumPy for a damaged header, which it reads as Python, and for one that states a shape
 # beyond the memory or the file.
@@ -91,6 +97,8 @@ def check_output(path: Path | str, kind: Format | None = None, overwrite: bool =
             raise OperError(
                 f"{path}: expected a folder at {above}, got a file; choose another path"
             )
+        if refusal := inside_refusal(target):
+            raise OperError(f"{path}: {refusal}")
         _check_writable(path, above)
         temporaries.sweep(target, lambda old: kind is not None and is_wholly(old, kind))
         refusal = _refusal(target, kind, overwrite)

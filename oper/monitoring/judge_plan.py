@@ -8,8 +8,6 @@ nothing either. docs/monitor.md states how often chance is taken for drift, and 
 found.
 """
 
-from typing import Any
-
 from oper.plan.plan import Plan
 from oper.plan.reference_figures import HeldOutSource
 from oper.planner.enough_accesses import ENOUGH_ACCESSES, is_too_small
@@ -25,7 +23,10 @@ def why_not_judged(window: Profile, ranks: int) -> str:
     before = window.preceding
     if before is None:
         return "no period before it to make a plan from"
-    counted = {"this period has": _accesses(window), "those before it have": _accesses(before)}
+    counted = {
+        "this period has": window.total_accesses,
+        "those before it have": before.total_accesses,
+    }
     for which, accesses in counted.items():
         if is_too_small(accesses, ranks):
             return (
@@ -42,7 +43,3 @@ def judge_period(plan: Plan, window: Profile, threshold: float) -> Judgement:
     assert before is not None, "the counts before the period judge it"
     data = JudgingData(before, window, HeldOutSource.THIS_WINDOW)
     return judge(plan, plan_again(plan, before), data, threshold).judgement
-
-
-def _accesses(profile: Profile) -> Any:
-    return profile.accesses_of_tables.sum()

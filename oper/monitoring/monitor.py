@@ -266,8 +266,7 @@ class Monitor:
             found = replace(found, period=self._counts.periods, moving=self._followed.moving())
             window = self._counts.end_period()
             if window is not None:
-                accesses = int(window.accesses_of_tables.sum())
-                found = replace(found, samples=window.samples, accesses=accesses)
+                found = replace(found, samples=window.samples, accesses=window.total_accesses)
                 found = self._judged(found, window, judges)
         except Exception as error:
             LOG.exception("the plan could not be judged")

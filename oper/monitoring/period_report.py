@@ -18,10 +18,16 @@ from oper.base.formatting import (
 )
 from oper.monitoring.traffic import Traffic
 from oper.plan.plan_file import to_json, typed
-from oper.planner.replan.judgement import Judgement
+from oper.planner.replan.judgement import Choice, Judgement
 
 SCHEMA = "oper.monitor"
 VERSION = 2
+_SCALARS = {  # names of steps on a dashboard
+    Choice.KEEP: "running_plan",
+    Choice.REPLAN: "replanned",
+    Choice.FROM_SCRATCH: "plan_from_scratch",
+    Choice.FULL_COPIES: "full_copies",
+}
 _LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
 
 
@@ -157,9 +163,8 @@ class PeriodReport:
             }
         if self.judgement is not None:
             found |= {
-                "oper/step_seconds/running_plan": self.judgement.keep.step_seconds,
-                "oper/step_seconds/replanned": self.judgement.replan.step_seconds,
-                "oper/step_seconds/plan_from_scratch": self.judgement.fresh.step_seconds,
-                "oper/worse_than_best": self.judgement.worse,
+                f"oper/step_seconds/{_SCALARS[each.choice]}": each.step_seconds
+                for each in self.judgement.candidates
             }
+            found["oper/worse_than_best"] = self.judgement.worse
         return found

@@ -2,7 +2,7 @@
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements may be made,
 with no table pooled, with all, and with some. A placement with pooled tables is taken if it makes
-the step shorter by LEAST_GAIN, latency included, for the expected reads and also if reads go to
+the step shorter by POOLED_GAIN, latency included, for the expected reads and also if reads go to
 unread rows. It is not made if drafts for even ranks leave no hope of that.
 
 The cost of a table is the mean over ranks with the best copies of its rows (pooled_copies.py,
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats
+from oper.base.defaults import POOLED_GAIN
 from oper.base.formatting import plural
 from oper.cost.vectors_per_bag import pooled_names
 from oper.cost.workload import Workload
@@ -50,10 +51,6 @@ from oper.topology.relays import relayed
 from oper.topology.topology import Topology
 from oper.topology.transports import NVSHMEM
 
-# Share of the step: for less no table is pooled, because pooled sums are in another order. The
-# plans that this allows took 0.736 to 0.940 of the distinct plans' steps on later data
-# (docs/design/fetch-by-table.md).
-LEAST_GAIN = 0.05
 # Share of the reads that may go to rows that the log never read, if its windows did not measure it:
 # that of a news log from one day to the next (docs/design/copies-of-unread-rows.md).
 _UNMEASURED_SHARE = 0.8
@@ -90,7 +87,7 @@ def place_by_table(
         for way in _ways_by_table(profile, topology, workload, asked)
         if way.pooled and may_gain(profile, topology, asked, way, steps, share)
     ]
-    gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= LEAST_GAIN]
+    gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
     # The first of equals pools the fewest tables.
     best = min(gaining, key=predicted_seconds, default=unpooled)
     return replace(best, unpooled_step_seconds=steps.predicted)

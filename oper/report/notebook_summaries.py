@@ -13,6 +13,8 @@ from oper.analysis.wording import (
     advice_words,
     judging_data,
     simple_plans_compared,
+    step_columns,
+    steps_of,
 )
 from oper.base.display import Summary
 from oper.base.formatting import (
@@ -121,7 +123,7 @@ def _drift(drift: Drift) -> Summary:
     if made is not None:
         steps.insert(0, ("step when the plan was made", format_duration(made)))
     seen = ", which the other plans were made from" if judgement.source is None else ""
-    reason = f" ({advice_words(judgement.advice)})"
+    reason = f" ({advice_words(drift.advice)})"
     if drift.outdated_vocabularies:
         reason = f". {OUTDATED_VOCABULARIES}"
     return Summary(
@@ -146,19 +148,18 @@ def _drift(drift: Drift) -> Summary:
 def _windows(drift: WindowDrift) -> Summary:
     """Return the cost of not re-planning, and a line for each window."""
     judged = [window.drift.judgement for window in drift.windows]
+    columns = step_columns([each.step_seconds for each in judged])
     return Summary(
         f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
         f"{format_share(drift.cost_share)} of the time with the best other plan",
-        headers=("window", "samples", "step", "replanned", "from scratch", "longer", "advice"),
+        headers=("window", "samples", "step", *columns, "longer", "advice"),
         rows=[
             (
                 f"@{number}",
                 f"{window.samples:,}",
-                format_duration(judgement.keep.step_seconds),
-                format_duration(judgement.replan.step_seconds),
-                format_duration(judgement.fresh.step_seconds),
+                *steps_of(judgement.step_seconds, columns),
                 format_share(judgement.worse),
-                advice_words(judgement.advice, window.too_small),
+                advice_words(window.drift.advice, window.too_small),
             )
             for number, (window, judgement) in enumerate(zip(drift.windows, judged, strict=True))
         ],

@@ -8,14 +8,11 @@ from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.files.input_files import refuse_url
 from oper.files.json_file import read_json
-from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
 from oper.files.what_is import what_is
-from oper.plan.plan import FORMAT as PLAN
 from oper.plan.plan import Plan, plan_given
 from oper.planner.compare import Comparison
 from oper.planner.replan.drift import Drift, WindowDrift
-from oper.profiling.profile import FORMAT as PROFILE
 from oper.profiling.profile import Profile, profile_given
 from oper.report.charts.drift_lines import NamedDrift
 from oper.report.plan_page import Material, not_given, plan_page
@@ -59,7 +56,7 @@ def write_report(
     plan = plan_given("write_report", "plan", plan)
     drifts = [drift] if isinstance(drift, str | Path) else drift
     compared = compare if isinstance(compare, str | Path) else None
-    _refuse_inside(Path(path), [compared, *drifts, counters])
+    _refuse_inputs(Path(path), [compared, *drifts, counters])
     check_output(path, overwrite=overwrite)
     material = Material(
         None if profile is None else profile_given("write_report", profile),
@@ -77,7 +74,6 @@ def write_two_plans_report(
 ) -> None:
     """Write the page of two plans side by side; raise OperError if they are for different
     tables."""
-    _refuse_inside(path, [])
     check_output(path, overwrite=overwrite)
     report("plans")
     old, new = (Plan.load(folder) for folder in folders)
@@ -193,15 +189,8 @@ def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
             raise OperError(f"{path}: {key} is {content}; the file was changed: write it again")
 
 
-def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
-    """Raise OperError if a page would replace one of its inputs, or lie in a folder of oper."""
+def _refuse_inputs(path: Path, inputs: Sequence[Path | str | None]) -> None:
+    """Raise OperError if a page would replace one of its inputs."""
     target = path.resolve()
     if any(given is not None and Path(given).resolve() == target for given in inputs):
         raise OperError(f"{path}: is what the report is made of; choose another path")
-    for folder in target.parents:
-        for kind in (PLAN, PROFILE):
-            if was_written(folder, kind):
-                raise OperError(
-                    f"{path}: lies in {folder}, which oper wrote ({kind.marker} is in it) and "
-                    "would no longer replace; choose a path outside of it"
-                )

@@ -238,7 +238,11 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
             "compare p --topology cpu:2 --time-limit 0",
             ["--time-limit '0': expected a number of at least"],
         ),
-        ("replan q p -o new --horizon 0", ["--horizon '0': expected a whole number of at least 1"]),
+        (
+            "replan q p -o new --horizon 0",
+            ["--horizon '0': expected a whole number from 1 to 1,000,000,000,000"],
+        ),
+        ("replan q p -o new --horizon 1000000000001", ["number from 1 to 1,000,000,000,000"]),
         (
             "simulate log.parquet --workers 99",
             ["--workers '99': expected a whole number from 1 to 64"],

@@ -239,6 +239,12 @@ def test_quiet_commands_print_results_and_errors(here: Path) -> None:
     assert oper("plan", "show", "absent", "-q").errors.startswith("error: absent")
 
 
+def test_a_quiet_check_prints_its_result_and_what_is_wrong(here: Path) -> None:
+    assert fine("plan", "check", "q", "-q").splitlines() == [
+        fine("plan", "check", "q").splitlines()[0]
+    ]
+
+
 def test_quiet_hides_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from oper.cli.shared import progress
     from oper.cli.shared.console import quietly

@@ -14,6 +14,7 @@ import pytest
 from oper.monitoring.period_report import Moving
 from tests.support.commands import fine, refused
 from tests.support.monitoring.reports import a_report
+from tests.support.planner.judgements import a_judgement
 
 
 @pytest.fixture
@@ -75,6 +76,21 @@ def test_a_plan_that_is_moved_to_is_not_kept_or_judged(run: Path) -> None:
 def test_reports_without_a_migration_are_read(run: Path) -> None:
     assert '"moving"' not in run.read_text()
     assert "Replan: a step takes" in fine("top", "run.jsonl")
+
+
+def test_steps_of_full_copies_have_a_column_and_a_figure(run: Path) -> None:
+    plain = a_report(3, 12, 0.01)
+    assert "full copies" not in fine("top", "run.jsonl")
+    assert "oper/step_seconds/full_copies" not in plain.scalars()
+    judgement = a_judgement(2e-5, 2.1e-5, 2.2e-5, 12.34e-6)
+    report = replace(plain, judgement=judgement, new_plan="plans/period-3")
+    assert report.scalars()["oper/step_seconds/full_copies"] == 12.34e-6
+    with run.open("a", encoding="utf-8") as file:
+        file.write(report.line())
+    said = fine("top", "run.jsonl")
+    assert "full copies" in said
+    assert "12.34 µs" in said.splitlines()[-1]
+    assert max(map(len, said.splitlines())) <= 100
 
 
 def test_json_is_the_newest_line(run: Path) -> None:

@@ -37,6 +37,14 @@ def test_places_that_are_taken(here: Path, name: str) -> None:
         refused(f"{WRITERS[name]} {place}", place, "choose another path")
 
 
+@pytest.mark.parametrize("name", FOLDER_WRITERS)
+def test_nothing_is_written_into_a_folder_of_opers(here: Path, name: str) -> None:
+    for folder in ("q", "p", "w"):
+        held = tree(here / folder)
+        refused(f"{WRITERS[name]} {folder}/inner/new", f"lies in {here / folder}, which oper wrote")
+        assert tree(here / folder) == held
+
+
 def test_a_taken_place_is_told_before_the_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object) -> None:
         raise AssertionError("planned, to find that the plan cannot be written")

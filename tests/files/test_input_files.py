@@ -14,7 +14,7 @@ from oper.checkpoint.chain import read_chain
 from oper.cost.workload import Workload
 from oper.files.input_files import JSON, YAML, Kind, read_bytes, refuse_url
 from oper.files.json_file import read_json
-from oper.files.overwrite_rules import was_written
+from oper.files.overwrite_rules import inside_refusal
 from oper.files.safetensors_file import load_safetensors
 from oper.files.storage import check_output, load_array
 from oper.files.yaml_file import Document
@@ -71,7 +71,7 @@ def test_files_that_only_look_empty() -> None:
 
 def test_a_pipe_as_the_marker_of_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FORMAT.marker)
-    assert not was_written(tmp_path, FORMAT)
+    assert inside_refusal(tmp_path / "new") is None
     with pytest.raises(OperError, match="was not written by oper"):
         check_output(tmp_path, FORMAT, overwrite=True)
     with pytest.raises(OperError, match=FORMAT.marker):

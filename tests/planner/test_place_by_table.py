@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import oper
 from benchmarks.planning.held_out import churning_windows, of_plan
+from oper.base.defaults import POOLED_GAIN
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
@@ -24,7 +25,7 @@ from oper.planner.bounds.certify import certify
 from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.make_plan import make_plan, place_like
-from oper.planner.place_by_table import LEAST_GAIN, FetchChoice, place_by_table
+from oper.planner.place_by_table import FetchChoice, place_by_table
 from oper.planner.place_pooled import place_pooled, predicted_seconds
 from oper.planner.price_plan import costs_under, problem_of
 from oper.profiling.profile import Profile
@@ -176,8 +177,8 @@ def test_auto_pools_tables_only_if_that_gains_enough(
     assert choice is not None
     assert choice.unpooled_step_seconds == predicted_seconds(distinct)
     if choice.pooled_tables:
-        assert choice.share >= LEAST_GAIN
-        assert predicted_seconds(found) <= predicted_seconds(distinct) * (1 - LEAST_GAIN)
+        assert choice.share >= POOLED_GAIN
+        assert predicted_seconds(found) <= predicted_seconds(distinct) * (1 - POOLED_GAIN)
     else:
         assert predicted_seconds(found) == predicted_seconds(distinct)
     assert found.cost.feasible

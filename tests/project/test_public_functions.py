@@ -196,7 +196,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "drift: plan: expected Plan or Path or str, got int": lambda f: oper.drift(3, f.newer),  # type: ignore[arg-type]
     "drift: profile: expected Profile or Path or str, got int": lambda f: oper.drift(f.plan, 3),  # type: ignore[arg-type]
     "replan: plan: expected .*got int": lambda f: oper.replan(3, f.newer),  # type: ignore[arg-type]
-    "horizon: expected at least 1 iteration, got 0": lambda f: oper.replan(f.plan, f.newer, 0),
+    "horizon: expected 1 to 1,000,000,000,000 iterations, got 0": lambda f: oper.replan(
+        f.plan, f.newer, 0
+    ),
     "check: folder: expected Path or str, got Plan": lambda f: oper.check(oper.Plan.load(f.plan)),  # type: ignore[arg-type]
     "diff: new: expected .*got int": lambda f: oper.diff(f.plan, 3),  # type: ignore[arg-type]
     "explain: table: expected .*got int": lambda f: oper.explain(f.plan, 3, 0),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ next to its certificate only.
 
 from typing import TYPE_CHECKING
 
+from oper.base.defaults import POOLED_GAIN
 from oper.base.formatting import (
     at_most,
     format_bytes,
@@ -170,10 +171,8 @@ def print_next(plan: "Plan", folder: str, profile: str) -> None:
 
 def choice_text(choice: "FetchChoice") -> str:
     """Return the tables that are pooled, and what that gains and gives up."""
-    from oper.planner.place_by_table import LEAST_GAIN
-
     if not choice.pooled_tables:
-        return f"pooled tables would not make the step {format_percent(LEAST_GAIN)} shorter"
+        return f"pooled tables would not make the step {format_percent(POOLED_GAIN)} shorter"
     return (
         f"{choice.pooled_tables} of {plural(choice.tables, 'table')} pooled: step "
         f"{format_percent(choice.share)} shorter ({format_duration(choice.unpooled_step_seconds)} "

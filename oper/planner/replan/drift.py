@@ -6,8 +6,9 @@ was made from if the newer data can be split in time. The rest of a drift says w
 the plan's rows, counted class by class (row_locator.py), compared with those of the plan from
 scratch on the same data.
 
-Of several windows those with too few accesses to tell drift from chance (enough_accesses.py) are
-priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of the next.
+Data with too few accesses to tell drift from chance (enough_accesses.py) are priced, and the advice
+is to keep the plan. Such windows have no costs, and no plan made from one is the measure of the
+next.
 
 Transfer time T is linear in rows but for the latency of the AllReduce, so that each table has its
 part in it (§3.2). The part of a table in the slowest rank's T says which tables slow it down; its
@@ -30,7 +31,6 @@ from oper.cost.allreduce import NodeCopiesCost, allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
-from oper.planner.enough_accesses import is_too_small, warn_if_too_small
 from oper.planner.price_plan import PricedPlan, rank_seconds
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
@@ -112,7 +112,7 @@ class Drift(Summarised):
     the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
-    DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict")  # in JSON beside the fields
 
     judgement: Judgement
     made_step_seconds: float | None
@@ -123,13 +123,14 @@ class Drift(Summarised):
 
     @property
     def advice(self) -> str:
-        """The choice that pays best; keeping the plan if none pays (`Choice`)."""
-        return self.judgement.advice
+        """The choice that pays best, by `Choice`; keeping the plan if none pays, and counting the
+        log anew if a vocabulary is out of date."""
+        return Choice.RECOUNT.value if self.outdated_vocabularies else self.judgement.advice
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan: no other plan pays, and no vocabulary is out of date."""
-        return "replan" if self.outdated_vocabularies else self.judgement.verdict
+        """Whether to keep the plan, or to replace it as the advice says."""
+        return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property
     def outdated_vocabularies(self) -> tuple[VocabularyDrift, ...]:
@@ -158,11 +159,7 @@ class Drift(Summarised):
             ranks = len(content["rank_seconds"]["now"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        found = typed(content, Drift, ranks)
-        choices = [each.choice for each in found.judgement.candidates]
-        if choices[:3] != [Choice.KEEP, Choice.REPLAN, Choice.FROM_SCRATCH]:
-            raise ValueError(f"expected the candidates keep, replan, from_scratch; got {choices}")
-        return found
+        return typed(content, Drift, ranks)
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,8 @@ class Window:
 
     @property
     def too_small(self) -> bool:
-        """Whether its counts are too few to tell drift from chance; never if other plans were made
-        from other data than judge them."""
-        few = is_too_small(self.accesses, len(self.drift.rank_seconds.now))
-        return few and self.drift.judgement.source is None
+        """Whether its counts are too few to tell drift from chance."""
+        return self.drift.judgement.too_small
 
     @property
     def cost_seconds(self) -> float:
@@ -307,19 +302,16 @@ def drift(
 
     Plan and profile may be given by their folders. The verdict is "replan" if another plan pays:
     its step is shorter by more than the share `threshold`, and saves more within 10,000 steps than
-    its moves take. `report` is called with the name of each part of the work as it begins.
+    its moves take. It is "keep" if the profile has too few accesses to tell drift from chance.
+    `report` is called with the name of each part of the work as it begins.
 
-    Raises OperError if plan and profile are of different tables; an OperWarning says that the
-    profile has too few accesses to tell drift from chance.
+    Raises OperError if plan and profile are of different tables.
     """
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
     tell_unknown_values(profile)
-    found = _drift(plan, profile, None, threshold, report)
-    if found.judgement.source is None:
-        warn_if_too_small(profile, plan.ranks, "the profile's counts")
-    return found
+    return _drift(plan, profile, None, threshold, report)
 
 
 def _drift(

@@ -152,6 +152,7 @@ def judge(plan: Plan, made: Replanned, data: JudgingData, threshold: float = WOR
         made.horizon,
         threshold,
         tuple(candidates),
+        too_small=data.source is None and is_too_small(data.judge.total_accesses, plan.ranks),
     )
     return Judged(judgement, problems, now, fresh)
 

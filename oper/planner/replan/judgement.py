@@ -25,6 +25,7 @@ class Choice(StrEnum):
     REPLAN = "replan"  # move the rows that pay
     FROM_SCRATCH = "from_scratch"
     FULL_COPIES = "full_copies"  # of each row on each rank
+    RECOUNT = "recount"  # the log, without the plan's vocabularies; no candidate of a judgement
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,12 @@ class Judgement:
     source: the data, which no candidate was made from; None if the new plans were made from them,
     and so are at their best there. reservation: why no better data judge; "" for the later part of
     the newest data. horizon: steps within which moves must pay.
-    threshold: share of the step below which a gain is left to chance.
+    threshold: share of the step below which a gain is left to chance. too_small: whether the data
+    have too few accesses to tell drift from chance, so that the advice is to keep the plan.
     """
 
     DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON beside the fields
+    WHERE_ANY: ClassVar = ("too_small",)  # in JSON if true
 
     source: HeldOutSource | None
     samples: int
@@ -57,25 +60,36 @@ class Judgement:
     horizon: int
     threshold: float
     candidates: tuple[Candidate, ...]
+    too_small: bool = False
+
+    def __post_init__(self) -> None:
+        choices = [each.choice for each in self.candidates]
+        expected = [Choice.KEEP, Choice.REPLAN, Choice.FROM_SCRATCH, Choice.FULL_COPIES]
+        if choices not in (expected[:3], expected):
+            raise ValueError(
+                f"expected the candidates {', '.join(expected)}, the last if it fits; got "
+                f"{', '.join(choices)}"
+            )
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """The predicted steps of the candidates."""
+        return [each.step_seconds for each in self.candidates]
 
     @property
     def keep(self) -> Candidate:
         """The running plan."""
         return self.candidates[0]
 
-    def of(self, choice: Choice) -> Candidate:
-        """Return the candidate of a choice that was judged."""
-        return next(each for each in self.candidates if each.choice == choice)
-
     @property
     def replan(self) -> Candidate:
         """The plan with the moves that pay."""
-        return self.of(Choice.REPLAN)
+        return self.candidates[1]
 
     @property
     def fresh(self) -> Candidate:
         """The plan from scratch."""
-        return self.of(Choice.FROM_SCRATCH)
+        return self.candidates[2]
 
     def net_gain(self, candidate: Candidate) -> float:
         """Return the seconds that a candidate saves within the horizon beyond what moving takes."""
@@ -106,8 +120,9 @@ class Judgement:
 
     @property
     def advice(self) -> str:
-        """The choice that pays best; keeping the plan if none pays."""
-        return (self.best.choice if self.pays(self.best) else Choice.KEEP).value
+        """The choice that pays best; keeping the plan if none pays, or the data are too small."""
+        pays = not self.too_small and self.pays(self.best)
+        return (self.best.choice if pays else Choice.KEEP).value
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:

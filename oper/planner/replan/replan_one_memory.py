@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.base.defaults import MOST_STEPS
 from oper.base.display import Summarised
 from oper.base.errors import OperError
 from oper.base.portable_math import whole_dot
@@ -407,9 +408,9 @@ def replan_one_memory(
 
 
 def check_horizon(horizon: int) -> None:
-    """Raise OperError for a horizon without an iteration."""
-    if horizon < 1:
-        raise OperError(f"horizon: expected at least 1 iteration, got {horizon}")
+    """Raise OperError for a horizon without an iteration, or of more than any use has."""
+    if not 1 <= horizon <= MOST_STEPS:
+        raise OperError(f"horizon: expected 1 to {MOST_STEPS:,} iterations, got {horizon:,}")
 
 
 def migration_of(moves: RowMoves, topology: Topology) -> Migration:

@@ -113,11 +113,17 @@ def choose_replicas(
             )
         chosen, second = at(high), at(low)
         left = problem.budget_bytes - spent(chosen)
-        for e in np.flatnonzero(chosen != second):
-            more = float(extra[e, second[e]] - extra[e, chosen[e]])
-            if more > 0:
-                taken[e] = min(int(left // more), int(rows[e]))
-                left -= float(taken[e]) * more
+        more = extra[each, second] - extra[each, chosen]
+        # Rows at the margin gain equally per byte: an equal share of each, so that no rank alone
+        # gets their copies, then as many more as there is memory for.
+        margin = np.flatnonzero(more > 0)
+        share = left / float(dot(more[margin], rows[margin])) if len(margin) else 0.0
+        taken[margin] = np.floor(min(share, 1.0) * rows[margin]).astype(np.int64)
+        left -= float(dot(more[margin], taken[margin]))
+        for e in margin:
+            further = max(min(int(left // more[e]), int(rows[e] - taken[e])), 0)
+            taken[e] += further
+            left -= float(further) * more[e]
     target = np.concatenate([[-1], several])
     changes = [(each, target[chosen], rows - taken), (each, target[second], taken)]
     index = np.concatenate([e for e, _, _ in changes])

@@ -1,10 +1,18 @@
 """Chart of a plan under newer counts: predicted steps of the plan and of its possible
 replacements."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oper.analysis.wording import CHOICES, OUTDATED_VOCABULARIES, advice_words, judging_data
+from oper.analysis.wording import (
+    CHOICES,
+    OUTDATED_VOCABULARIES,
+    advice_words,
+    judging_data,
+    step_columns,
+    steps_of,
+)
 from oper.base.formatting import (
     format_bytes,
     format_digits,
@@ -62,8 +70,9 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         )
     else:
         bars = _losses(judged)
-        headers = ("data", _NOW, "replanned", "from scratch", "longer by", "advice")
-        rows = [_row_of_window(n, window) for n, window in enumerate(judged.windows)]
+        columns = step_columns([each.drift.judgement.step_seconds for each in judged.windows])
+        headers = ("data", _NOW, *columns, "longer by", "advice")
+        rows = [_row_of_window(n, window, columns) for n, window in enumerate(judged.windows)]
         caption = _cost_of_windows(judged)
     return Chart(
         key=f"drift-{number}",
@@ -85,13 +94,11 @@ def _row(judgement: Judgement, candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
+def _row_of_window(number: int, window: Window, columns: Sequence[str]) -> tuple[str, ...]:
     judgement = window.drift.judgement
-    steps = (
-        candidate.step_seconds for candidate in (judgement.keep, judgement.replan, judgement.fresh)
-    )
-    advice = advice_words(judgement.advice, window.too_small)
-    return (f"@{number}", *map(format_duration, steps), format_share(judgement.worse), advice)
+    steps = steps_of(judgement.step_seconds, columns)
+    advice = advice_words(window.drift.advice, window.too_small)
+    return (f"@{number}", *steps, format_share(judgement.worse), advice)
 
 
 def _cost_of_windows(drift: WindowDrift) -> str:

@@ -58,7 +58,8 @@ class OperShardingPlanner(ShardingPlanner):
         constraints: TorchRec's, by table. They are ignored, with a warning: the profile has their
             information, or OPER cannot keep them.
         mode, fetch: see Workload; fetch is raw on one node and auto on several, unless given:
-            tables are pooled if that makes the step at least 5 % shorter. "distinct" pools none.
+            tables are pooled if that makes the step shorter by `oper.base.defaults.POOLED_GAIN`.
+            "distinct" pools none.
         settings: extra memory, threshold and aim of the plan.
     """
 

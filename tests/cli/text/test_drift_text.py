@@ -29,7 +29,10 @@ def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys
         "than 10 µs with the rows moved that pay; --worse tolerates 5%. Moving 30 kB once pays "
         "after 2 steps"
     )
-    assert second == "Judged on 1,000 samples that no plan was made from"
+    assert second == (
+        "Judged on 1,000 samples that no plan was made from; steps that plans predict of other "
+        "samples, such as those they were made from, do not compare with these"
+    )
     assert third == "For the data it was made from, plan was predicted to take 9 µs a step"
     assert fourth == "Most of the time is lost in c (90%), a (10%)"
     print_drift(found, "plan", "w@3")
@@ -84,13 +87,13 @@ def test_other_plans_than_a_replan_are_advised() -> None:
     found = a_drift(1.2e-5, [])
     scratch = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5))
     assert sentences(scratch)[0].startswith("Plan from scratch: ")
-    command = command_to_run(scratch.judgement, "-plan", "w@3", 4)
-    assert command == "Run, with the other options of -plan: oper plan w@3 -o NEW"
+    command = command_to_run(scratch.judgement, None, "-plan", "w@3")
+    assert command == "Run, with the other options of -plan: oper.make_plan(profile, …)"
     copies = replace(found, judgement=a_judgement(1.2e-5, 1.1e-5, 1e-5, 5e-6))
     assert sentences(copies)[0].startswith("Copy all rows to all ranks: ")
-    command = command_to_run(copies.judgement, "plan", "w@3", 4)
+    command = command_to_run(copies.judgement, None, "plan", "w@3")
     assert command is not None
-    assert command.endswith(": oper plan w@3 -o NEW --extra-memory 300%")
+    assert command.endswith("(profile, …, oper.PlanSettings(extra_memory=ranks - 1))")
     slow = replace(found.judgement, horizon=1)
     slow = replace(slow, candidates=tuple(replace(c, moving_seconds=1.0) for c in slow.candidates))
     assert sentences(replace(found, judgement=slow))[0].endswith(
@@ -102,14 +105,34 @@ def test_drift_in_vocabulary_is_drift(capsys: Capture) -> None:
     found = replace(a_drift(1e-5, []), vocabularies=(VocabularyDrift("a", 0.04),))
     assert found.verdict == "keep"
     found = replace(found, vocabularies=(VocabularyDrift("b", 0.4), *found.vocabularies))
-    assert found.verdict == "replan"
-    first = sentences(found)[0]
+    assert (found.advice, found.verdict) == ("recount", "replan")
+    first, second, *_ = sentences(found)
     assert first.startswith(
         "Drift in vocabulary: the plan does not know many values of b (40% of its accesses); "
     )
     assert first.endswith("oper profile LOG -o PROFILE, and plan from scratch")
-    print_drift(replace(found, judgement=a_drift(1.2e-5, []).judgement), "plan", "w@3")
-    assert "Run" not in capsys.readouterr().out  # a replan would keep the vocabulary
+    assert second == (
+        "On the later part of w@3 a step takes 10 µs with plan (predicted), and 10 µs with the "
+        "rows moved that pay"
+    )
+    for step in (1e-5, 1.2e-5):
+        print_drift(replace(found, judgement=a_drift(step, []).judgement), "plan", "w@3")
+        said = capsys.readouterr().out
+        # A replan would keep the vocabulary.
+        assert not re.search("Keep|Replan|Run", said), said
+
+
+def test_small_data_keep_the_plan_whatever_the_steps(capsys: Capture) -> None:
+    found = a_drift(1.2e-5, [])
+    assert found.verdict == "replan"
+    small = replace(found, judgement=replace(found.judgement, source=None, too_small=True))
+    assert (small.advice, small.verdict) == ("keep", "keep")
+    print_drift(small, "plan", "w@3")
+    said = capsys.readouterr().out
+    assert said.startswith("Keep plan: w@3 has fewer than 4,096 accesses a rank, where chance ")
+    assert "Run" not in said
+    windowed = WindowDrift((Window(small, 10, 10, 1.0),))
+    assert windows_verdict(windowed, "plan", "w").startswith("Keep plan: no window of w is large")
 
 
 def test_uneven_ranks_are_named_where_no_table_explains_the_loss() -> None:
@@ -182,13 +205,24 @@ def test_windows_name_those_that_are_too_slow(capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert text.startswith("Replan: ")
     assert " 2,500 " in text
+    assert "full copies" not in text
+    copies = replace(long.windows[1].drift, judgement=a_judgement(1e-5, 2e-5, 2e-5, 123.4e-6))
+    print_windows(
+        replace(long, windows=(long.windows[0], replace(long.windows[1], drift=copies))),
+        "plan",
+        "w",
+    )
+    rows = capsys.readouterr().out.splitlines()[-4:]
+    assert "full copies" in rows[0]
+    assert ("123.4 µs" in rows[1], "123.4 µs" in rows[2]) == (False, True)
+    assert max(map(len, rows)) <= 100
     print_windows(long, "plan", "w")
     text += capsys.readouterr().out
     assert " 123,500 " in text
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_windows_of_unknown_values_name_the_vocabularies() -> None:
+def test_windows_of_unknown_values_name_the_vocabularies(capsys: Capture) -> None:
     kept = windows(["keep"] * 2)
     drift = replace(kept.windows[1].drift, vocabularies=(VocabularyDrift("b", 0.4),))
     found = WindowDrift((kept.windows[0], replace(kept.windows[1], drift=drift)))
@@ -196,3 +230,7 @@ def test_windows_of_unknown_values_name_the_vocabularies() -> None:
     said = windows_verdict(found, "plan", "w")
     assert said.startswith("The plan's vocabularies are out of date")
     assert "another plan pays" not in said
+    print_windows(found, "plan", "w")
+    *_, last, _ = capsys.readouterr().out.splitlines()
+    assert last.split()[0] == "@1"
+    assert last.split()[-1] == "recount"

@@ -301,8 +301,10 @@ def test_other_tables_and_horizons_are_refused():
     other = make_profile((Table("other", 5),), [np.ones(5)])
     with pytest.raises(OperError, match="table 'other'"):
         replan(plan, other, 10)
-    with pytest.raises(OperError, match="horizon: expected at least 1 iteration, got 0"):
-        replan(plan, second, 0)
+    for horizon in (0, 10**12 + 1):
+        said = f"horizon: expected 1 to 1,000,000,000,000 iterations, got {horizon:,}"
+        with pytest.raises(OperError, match=said):
+            replan(plan, second, horizon)
     with pytest.raises(OperError, match=r"horizon: expected a whole number, got '1\.5'"):
         replan(plan, second, 1.5)  # type: ignore[arg-type]
     with pytest.raises(OperError, match="replan: plan: expected Plan or Path or str, got Profile"):
