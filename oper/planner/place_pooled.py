@@ -61,7 +61,6 @@ from oper.planner.price_plan import (
     expected_accesses,
     shares_of_nodes,
     with_vectors,
-    with_vectors_of,
 )
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
@@ -191,8 +190,9 @@ def draft_step_seconds(problem: Problem) -> float:
         shares = homes.of_ranks(np.array(topology.node_of))[table_of_class(classes)]
         single = (classes.rows - replicas.sum(axis=1))[:, None] * shares
         counts = np.concatenate([single, replicas], axis=1)
-        method = problem.price(sets, classes.sums(counts)).allreduce_method
-        priced = with_vectors_of(problem, sets, counts)
+        sums = classes.sums(counts)
+        method = problem.price(sets, sums).allreduce_method
+        priced = with_vectors(problem, sets, expected_accesses(problem, counts), sums)
         found.append(predict_step(priced, sets, counts, method).seconds)
     return min(found)
 
