@@ -36,6 +36,7 @@ from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import (
     check_all_poolable,
     check_transport,
+    copies_everything,
     draft_step_seconds,
     known_lengths,
     place_pooled,
@@ -89,7 +90,8 @@ def place_by_table(
     found = [
         way.place(profile, topology, asked, partial(_report_step, report, way))
         for way in _ways_by_table(workload, drafts)
-        if way.pooled and may_gain(way, drafts, steps, share)
+        # If nothing travels, a placement takes less time than its draft.
+        if way.pooled and (copies_everything(unpooled) or may_gain(way, drafts, steps, share))
     ]
     gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= LEAST_GAIN]
     # The first of equals pools the fewest tables.

@@ -114,13 +114,13 @@ def place_pooled(
             # slowest rank, longer.
             without = _at_homes(*given, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
-    if at_homes is not None and _copies_everything(at_homes):
+    if at_homes is not None and copies_everything(at_homes):
         return at_homes
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
 
 
-def _copies_everything(planned: Planned) -> bool:
+def copies_everything(planned: Planned) -> bool:
     """Return whether each rank has a copy of each row, so that nothing travels in inference."""
     problem = planned.problem
     return planned.cost.extra_bytes >= (problem.ranks - 1) * problem.classes.total_bytes
@@ -242,8 +242,11 @@ def _in_least_memory(
 ) -> Problem:
     """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
     at most, than with that of `most`."""
-    supposed = _supposed(most, lengths, a_node)
     shares = shares_up_to(limits.most_extra)
+    modest = modest_share(limits, shares)
+    if modest == len(shares) - 1:
+        return limits.within(shares[modest])
+    supposed = _supposed(most, lengths, a_node)
 
     def seconds(problem: Problem) -> float:
         copies, homes = _with_homes(problem, lengths, supposed)
@@ -254,7 +257,7 @@ def _in_least_memory(
     extra = choose_copies(most, lengths, most.budget_bytes, supposed).extra_bytes
     total = max(most.classes.total_bytes, 1)
     low, high = (min(bisect_left(shares, b / total), len(shares) - 1) for b in (enough, extra))
-    low = max(low, modest_share(limits, shares))
+    low = max(low, modest)
     least = bisect_left(
         range(low, high), True, key=lambda i: seconds(limits.within(shares[i])) <= longest
     )
