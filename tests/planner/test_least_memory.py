@@ -42,6 +42,7 @@ from oper.planner.problem.problem import RESERVE, Problem, make_problem, with_li
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
+from oper.tables.table import Table
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
@@ -287,6 +288,32 @@ def test_no_copies_if_ranks_read_one_memory(capacity: str | None) -> None:
     planned = place_in_memory(COLD, topology, workload("inference"), PlanSettings())
     assert planned.problem.limits == Limits(0.05)
     assert planned.cost.extra_memory_ratio == 0
+
+
+@pytest.mark.parametrize("hot_later", [0, 200])
+def test_in_training_copies_shorten_the_step_on_later_counts_too(hot_later: int) -> None:
+    """The hot rows of the first part stay hot in the second part, or others are hot there."""
+    tables = (Table("t", 20_000, dim=128),)
+
+    def counts(first_hot: int) -> np.ndarray:
+        found = np.ones(20_000, np.uint32)
+        found[first_hot : first_hot + 200] = 5_000
+        return found
+
+    def profile_of(accesses: np.ndarray) -> Profile:
+        return Profile(tables, int(accesses.sum()), accesses, np.zeros(0, np.uint32), (False,))
+
+    earlier, later = counts(0), counts(hot_later)
+    first = profile_of(earlier)
+    windowed = replace(profile_of(earlier + later), open_first_part=lambda: first)
+    asked, ranks = workload("training", 1 << 19), Topology.load("dgx-h100")
+    planned = place_in_memory(windowed, ranks, asked, PlanSettings())
+    whole = place_in_memory(profile_of(earlier + later), ranks, asked, PlanSettings())
+    assert whole.cost.extra_bytes > 0
+    assert planned.cost.extra_bytes == (0 if hot_later else whole.cost.extra_bytes)
+    assert planned.problem.asked == PlanSettings()
+    full = whole.certificate.full_memory_bound_seconds
+    assert planned.certificate.full_memory_bound_seconds == full
 
 
 # The curve

@@ -394,8 +394,12 @@ def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(
     assert len(others) > 2
     for point in others[:: len(others) // 2]:
         same = make_plan(profile, ranks, workload, PlanSettings(extra_memory=point.extra_memory))
-        assert point.objective_seconds == same.cost.objective_seconds
         assert same.certificate is not None
+        assert same.step_time is not None
+        less = [p.step_seconds for p in points if p.extra_memory < point.extra_memory]
+        assert point.step_seconds == min([same.step_time.seconds, *less])
+        if point.step_seconds not in less:
+            assert point.objective_seconds == same.cost.objective_seconds
         assert point.lower_bound_seconds == same.certificate.lower_bound_seconds
     (mine,) = (point for point in points if point.plan)
     assert mine.objective_seconds == plan.cost.objective_seconds
