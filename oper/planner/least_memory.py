@@ -14,6 +14,10 @@ inference over links, where a copy costs only memory, a plan uses at least the p
 free memory, for copies of whole tables, unread rows included
 (docs/design/copies-of-unread-rows.md).
 
+In training copies cost an AllReduce in each step, most of it latency, whether or not later data
+read the copied rows. So if a profile tells earlier from later counts, a plan has copies only if
+they shorten the step on the later counts too, in plans made from the earlier ones.
+
 The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
 as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
 on it, and then it is seen whether the plans themselves are as close.
@@ -26,6 +30,7 @@ from functools import cache
 
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
+from oper.planner.assemble_plan import assemble
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import (
@@ -35,6 +40,7 @@ from oper.planner.make_placement import (
     make_placement,
     place,
 )
+from oper.planner.price_plan import time_under
 from oper.planner.problem.problem import copies_cost_memory_alone, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -161,8 +167,34 @@ def place_in_memory(
             planned = full
     if planned is None:
         raise errors[0]
+    if planned.cost.extra_bytes and workload.training and not by_table:
+        with watch("later counts"):
+            pays = copies_pay_later(profile, topology, workload, asked)
+        if not pays:
+            planned = placed(0) or planned
     certificate = replace(planned.certificate, full_memory_bound_seconds=bound)
     return replace(planned, certificate=certificate)
+
+
+def copies_pay_later(
+    profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
+) -> bool:
+    """Return whether a plan made from the earlier counts of a profile has a step on the later ones
+    that is no longer than without copies; True if nothing tells which counts are later, or no
+    placement without copies is found."""
+    parts = profile.parts
+    if parts is None or not all(part.accesses.any() for part in parts):
+        return True
+    earlier, later = parts
+
+    def step_seconds(settings: PlanSettings) -> float:
+        made = assemble(place_in_memory(earlier, topology, workload, settings))
+        return time_under(made, later, as_counted=True).step_seconds
+
+    try:
+        return step_seconds(asked) <= step_seconds(replace(asked, extra_memory=0.0))
+    except InfeasibleError:
+        return True
 
 
 def saves_little(planned: Planned, full: Planned) -> bool:

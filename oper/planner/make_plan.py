@@ -59,9 +59,10 @@ def plan_and_placement(
     workload: Workload,
     settings: PlanSettings | None = None,
     report: Callable[[str], None] = lambda step: None,
+    settle: Callable[[Planned], Planned] = lambda placed: placed,
 ) -> tuple[Plan, Planned]:
-    """What `make_plan` makes, and the placement of the tables on devices, or in the hosts where
-    these have all tables."""
+    """Return the plan of `make_plan`, and the placement of the tables on devices, or in the hosts
+    if these have all tables. Of one memory the plan is of the placement that `settle` returns."""
     check_type("make_plan", "profile", profile, Profile, Path, str)
     check_type("make_plan", "topology", topology, Topology, Path, str)
     check_type("make_plan", "workload", workload, Workload)
@@ -77,7 +78,7 @@ def plan_and_placement(
     if asked.tier:
         plan, main = plan_with_tier(profile, topology, workload, asked, report)
     else:
-        main = place_fetched(profile, topology, workload, asked, report)
+        main = settle(place_fetched(profile, topology, workload, asked, report))
         report("layout")
         plan = assemble(main)
     seconds = {**plan.seconds}

@@ -1,19 +1,22 @@
-"""The iteration time over memory: a placement for each of some shares of extra memory.
+"""Predicted step over memory: a placement for each of some shares of extra memory.
 
-In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
+In: `Planned`. Out: `MemoryCurve`, by memory. The shares go from none to all that the devices hold,
 or, where that does not decide, to a copy of each row on each rank; they end where more memory is
 not used. The placement that was made is one of them. Those of pooled tables are made as it was
-(place_pooled.py). A placement that is slower than one in less memory gives way to the latter, which
-fits as well: so time never rises with memory.
+(place_pooled.py). Placements minimise the transfer time, and more copies can lengthen the step: a
+placement with a longer step than one in less memory gives way to the latter, which fits as well. So
+the step never rises with memory.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
+from oper.plan.certificate import gap_above
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import InfeasibleError, Planned, Watch
+from oper.planner.place_pooled import predicted_seconds
 from oper.planner.place_together import place_alone
 from oper.planner.problem.problem import Problem, round_down, with_limits
 from oper.topology.pooled_links import PooledTopology
@@ -25,23 +28,42 @@ _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)  # then doubled from 1 on
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What a plan with this share of extra memory comes to."""
+    """A plan with this share of extra memory, and its figures."""
 
     extra_memory: float
     extra_memory_ratio: float  # used
     memory_bytes: int  # of the fullest rank
+    step_seconds: float
     objective_seconds: float
     lower_bound_seconds: float
     certified_gap: float | None
-    plan: bool  # whether it is the plan that was made
+    plan: bool  # whether it is the point of the plan that was made
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `curve` in `oper plan --json`."""
+        """Return an entry of `curve` in `oper plan --json`."""
         return asdict(self)
 
+    def in_memory_of(self, larger: "CurvePoint") -> "CurvePoint":
+        """Return this plan as the point of a larger share of extra memory."""
+        return replace(
+            self,
+            extra_memory=larger.extra_memory,
+            lower_bound_seconds=larger.lower_bound_seconds,
+            certified_gap=gap_above(self.objective_seconds, larger.lower_bound_seconds),
+            plan=larger.plan,
+        )
 
-def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
-    """The curve through a placement, for `topology` as it was given."""
+
+class MemoryCurve(NamedTuple):
+    """Points by memory, and the placement of the plan's point: the one that was made, or one in
+    less memory with a shorter step."""
+
+    points: list[CurvePoint]
+    placement: Planned
+
+
+def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
+    """Return the curve through a placement, for `topology` as it was given."""
     pooled = planned.problem.topology
     links = topology
     if isinstance(pooled, PooledTopology):
@@ -50,7 +72,7 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
         links = relayed(topology, distinct=True)
     problem = replace(planned.problem, topology=links)
     within, most = _limits(problem)
-    mine = planned.problem.limits.extra_memory
+    mine = _share(planned)
     doubled = (2.0**power for power in count())
     used = planned.cost.extra_memory_ratio
     # Twice the memory of this placement is what people ask for.
@@ -58,7 +80,7 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     while (share := next(doubled)) < most:
         shares.add(share)
     placed: list[Planned] = []
-    found: list[Planned] = []  # by memory, none slower than the one before
+    found: list[_Placed] = []  # by memory, none with a longer step than the one before
     for share in sorted(shares):
         if share == mine:
             placed.append(planned)
@@ -70,23 +92,46 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
                 placed.append(place_alone(within(share), Watch(lambda step: None)))
             except InfeasibleError:
                 continue
-        slower = found and share != mine and _is_faster(found[-1], placed[-1])
-        found.append(_in_memory_of(placed[-1], found[-1]) if slower else placed[-1])
-    return [_point(each, each is planned) for each in found]
+        here = _Placed(placed[-1], predicted_seconds(placed[-1]), _share(placed[-1]), share == mine)
+        # A plan with even links as its aim does not give way to a faster one.
+        if found and (not here.plan or planned.problem.asked.balance == "time"):
+            fastest = min(found, key=lambda each: each.step_seconds)
+            here = here if here.step_seconds <= fastest.step_seconds else here.held_by(fastest)
+        found.append(here)
+    at_plan = next(each for each in found if each.plan)
+    return MemoryCurve([_point(each) for each in found], at_plan.placement)
 
 
-def _is_faster(smaller: Planned, larger: Planned) -> bool:
-    """Return whether the placement in the smaller memory is faster and fits the larger memory."""
-    limits, cost = larger.problem, smaller.cost
-    fits = (cost.memory_bytes <= limits.capacity_bytes).all()
-    fits &= cost.extra_bytes <= limits.budget_bytes
-    return bool(fits) and cost.objective_seconds < larger.cost.objective_seconds
+def _share(planned: Planned) -> float:
+    return planned.problem.limits.extra_memory
 
 
-def _in_memory_of(limits: Planned, planned: Planned) -> Planned:
-    """Return `planned` under the limits of another placement, with that one's bound."""
-    certificate = limits.certificate.of(planned.cost.objective_seconds)
-    return replace(planned, problem=limits.problem, certificate=certificate)
+class _Placed(NamedTuple):
+    """A placement with its predicted step, at a share of extra memory; `plan`: whether that is the
+    share of the plan."""
+
+    placement: Planned
+    step_seconds: float
+    extra_memory: float
+    plan: bool
+
+    def held_by(self, smaller: "_Placed") -> "_Placed":
+        """Return the placement in less memory at this share, under this one's limits and with its
+        bound; under its own limits if more copies would leave its rows less room than they take."""
+        limits, made = self.placement.problem, smaller.placement
+        problem, cost = made.problem, made.cost
+        fits = bool((cost.memory_bytes <= limits.capacity_bytes).all())
+        if fits and cost.extra_bytes <= limits.budget_bytes:
+            ranks = replace(problem.topology, capacity=limits.topology.capacity)
+            problem = with_limits(problem, ranks, limits.limits)
+        placement = replace(
+            made,
+            problem=replace(problem, asked=limits.asked),
+            certificate=self.placement.certificate.of(cost.objective_seconds),
+            seconds=self.placement.seconds,
+            unpooled_step_seconds=self.placement.unpooled_step_seconds,
+        )
+        return self._replace(placement=placement, step_seconds=smaller.step_seconds)
 
 
 def _is_enough(placed: list[Planned]) -> bool:
@@ -118,14 +163,15 @@ def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
     return within, most
 
 
-def _point(planned: Planned, plan: bool) -> CurvePoint:
-    cost, certificate = planned.cost, planned.certificate
+def _point(placed: _Placed) -> CurvePoint:
+    planned, certificate = placed.placement, placed.placement.certificate
     return CurvePoint(
-        extra_memory=planned.problem.limits.extra_memory,
-        extra_memory_ratio=cost.extra_memory_ratio,
-        memory_bytes=int(cost.memory_bytes.max()),
-        objective_seconds=cost.objective_seconds,
+        extra_memory=placed.extra_memory,
+        extra_memory_ratio=planned.cost.extra_memory_ratio,
+        memory_bytes=int(planned.cost.memory_bytes.max()),
+        step_seconds=placed.step_seconds,
+        objective_seconds=planned.cost.objective_seconds,
         lower_bound_seconds=certificate.lower_bound_seconds,
         certified_gap=certificate.certified_gap,
-        plan=plan,
+        plan=placed.plan,
     )

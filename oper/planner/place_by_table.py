@@ -19,7 +19,7 @@ repeats.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from oper.planner.make_placement import Planned
 from oper.planner.place_pooled import (
     check_all_poolable,
     check_transport,
+    copies_everything,
     draft_step_seconds,
     known_lengths,
     place_pooled,
@@ -82,10 +83,12 @@ def place_by_table(
     unpooled = usual.place(profile, topology, asked, partial(_report_step, report, usual))
     share = _unread_share(profile)
     steps = Steps.of(unpooled, share)
+    drafts = Drafts(profile, topology, asked)
     found = [
         way.place(profile, topology, asked, partial(_report_step, report, way))
-        for way in _ways_by_table(profile, topology, workload, asked)
-        if way.pooled and may_gain(profile, topology, asked, way, steps, share)
+        for way in _ways_by_table(workload, drafts)
+        # If nothing travels, a placement takes less time than its draft.
+        if way.pooled and (copies_everything(unpooled) or may_gain(way, drafts, steps, share))
     ]
     gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
     # The first of equals pools the fewest tables.
@@ -170,7 +173,7 @@ class Way:
         """What placements are made and priced in, within all the memory that there is; `by_table`
         as for `make_problem`, and always so where tables are pooled."""
         if self.pooled:
-            return unplaced_problem(profile, topology, self.workload, asked, self.pooled)
+            return Drafts(profile, topology, asked).problem(self)
         found = make_problem(profile, topology, self.workload, asked, by_table=by_table)
         return _within_all_memory(found, topology, asked)
 
@@ -184,7 +187,7 @@ def ways_to_fetch(
     Raises OperError where tables cannot be pooled as asked.
     """
     if chooses_by_table(profile, topology, workload, asked):
-        return _ways_by_table(profile, topology, workload, asked)
+        return _ways_by_table(workload, Drafts(profile, topology, asked))
     workload = workload.on(topology.nodes)
     if workload.fetch != "pooled":
         return [Way(frozenset(), workload)]
@@ -199,20 +202,38 @@ def usual_way(topology: Topology, workload: Workload) -> Way:
     return Way(frozenset(), workload.unpooled(topology.nodes))
 
 
-def _ways_by_table(
-    profile: Profile,
-    topology: Topology,
-    workload: Workload,
-    asked: PlanSettings,
-) -> list[Way]:
+class Drafts:
+    """Problems of ways to fetch tables within all the memory that there is, and the drafts of their
+    steps; each is made once."""
+
+    def __init__(self, profile: Profile, topology: Topology, asked: PlanSettings) -> None:
+        self.profile, self.topology, self.asked = profile, topology, asked
+        self.problem = cache(self._problem)
+        self.step_seconds = cache(self._step_seconds)
+
+    def _problem(self, way: Way) -> Problem:
+        """Return the problem of a way before any row is placed."""
+        usual = way.workload
+        fetched = relayed(self.topology, usual.fetch == "distinct")
+        ranks = unplaced(self.profile, fetched, usual.training, way.pooled)
+        found = make_problem(self.profile, ranks, usual, self.asked, by_table=True)
+        return _within_all_memory(found, self.topology, self.asked)
+
+    def _step_seconds(self, way: Way) -> float:
+        """Return the step of the draft for even ranks."""
+        return draft_step_seconds(self.problem(way))
+
+
+def _ways_by_table(workload: Workload, drafts: Drafts) -> list[Way]:
     """Return the ways that `auto` tries, those with fewest pooled tables first."""
+    profile, topology, asked = drafts.profile, drafts.topology, drafts.asked
     found = [usual_way(topology, workload)]
     if not _may_have_sums(profile, topology):
         return found
     usual, able = found[0].workload, poolable(profile)
     mixes = may_mix(topology, usual, asked)
     if len(able) > 1 and mixes and by_mean(topology, asked):
-        chosen = cheaper_pooled(profile, topology, usual, asked, able)
+        chosen = cheaper_pooled(usual, able, drafts)
         if chosen and chosen != able:
             found.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
@@ -260,43 +281,21 @@ class FetchChoice:
         return FetchChoice(share, pooled, len(tables), seconds)
 
 
-def may_gain(
-    profile: Profile,
-    topology: Topology,
-    asked: PlanSettings,
-    way: Way,
-    steps: Steps,
-    unread_share: float,
-) -> bool:
+def may_gain(way: Way, drafts: Drafts, steps: Steps, unread_share: float) -> bool:
     """Return whether a way to fetch tables may be shorter than the one without pooled tables, whose
     steps are given, by drafts for even ranks."""
-    if not by_mean(topology, asked):
+    if not by_mean(drafts.topology, drafts.asked):
         return True
-    problem = unplaced_problem(profile, topology, way.workload, asked, way.pooled)
-    problems = problem, reading_unread(problem, unread_share) or problem
-    return all(
-        draft_step_seconds(each) < longest * _DRAFT
-        for longest, each in zip(steps, problems, strict=True)
-    )
+    if drafts.step_seconds(way) >= steps.predicted * _DRAFT:
+        return False
+    supposed = reading_unread(drafts.problem(way), unread_share)
+    seconds = drafts.step_seconds(way) if supposed is None else draft_step_seconds(supposed)
+    return seconds < steps.with_unread * _DRAFT
 
 
 def poolable(profile: Profile) -> frozenset[str]:
     """The tables whose bags can be added up, by name."""
     return frozenset(table.name for table in profile.tables if table.pooling != "none")
-
-
-def unplaced_problem(
-    profile: Profile,
-    topology: Topology,
-    usual: Workload,
-    asked: PlanSettings,
-    tables: frozenset[str],
-) -> Problem:
-    """The problem with pooled `tables`, within all the memory that there is."""
-    fetched = relayed(topology, usual.fetch == "distinct")
-    ranks = unplaced(profile, fetched, usual.training, tables)
-    found = make_problem(profile, ranks, usual, asked, by_table=True)
-    return _within_all_memory(found, topology, asked)
 
 
 def _within_all_memory(problem: Problem, topology: Topology, asked: PlanSettings) -> Problem:
@@ -306,37 +305,26 @@ def _within_all_memory(problem: Problem, topology: Topology, asked: PlanSettings
     return limits.beside_most_replicas(limits.most_extra)
 
 
-def cheaper_pooled(
-    profile: Profile,
-    topology: Topology,
-    usual: Workload,
-    asked: PlanSettings,
-    able: frozenset[str],
-) -> frozenset[str]:
+def cheaper_pooled(usual: Workload, able: frozenset[str], drafts: Drafts) -> frozenset[str]:
     """Return the tables, of those that are `able`, to pool if the others are fetched as is
     usual."""
-
-    def problem(tables: frozenset[str]) -> Problem:
-        return unplaced_problem(profile, topology, usual, asked, tables)
-
-    saved = table_seconds(problem(frozenset())) - table_seconds(problem(able))
-    order = [t for t in np.argsort(-saved, kind="stable").tolist() if _name(profile, t) in able]
+    names = [table.name for table in drafts.profile.tables]
+    unpooled, pooled = (
+        table_seconds(drafts.problem(Way(tables, usual))) for tables in (frozenset[str](), able)
+    )
+    saved = unpooled - pooled
+    order = [t for t in np.argsort(-saved, kind="stable").tolist() if names[t] in able]
     paying = sum(bool(saved[t] > 0) for t in order)
 
     def first(count: int) -> frozenset[str]:
-        return frozenset(_name(profile, t) for t in order[:count])
+        return frozenset(names[t] for t in order[:count])
 
     if not usual.training:
         return first(paying)
     steps = [0, *(sign * 2**power for power in range(_TRIED) for sign in (1, -1))]
     counts = {paying + step for step in steps if 0 < paying + step < len(order)}
-    return first(
-        min(sorted(counts), key=lambda n: draft_step_seconds(problem(first(n))), default=0)
-    )
-
-
-def _name(profile: Profile, table: int) -> str:
-    return profile.tables[table].name
+    ways = [Way(first(count), usual) for count in sorted(counts)]
+    return min(ways, key=drafts.step_seconds).pooled if ways else first(0)
 
 
 def table_seconds(problem: Problem) -> Floats:

@@ -61,7 +61,6 @@ from oper.planner.price_plan import (
     expected_accesses,
     shares_of_nodes,
     with_vectors,
-    with_vectors_of,
 )
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.row_placement.row_placement import RESERVE_SHARE, RowPlacement
@@ -115,13 +114,13 @@ def place_pooled(
             # slowest rank, longer.
             without = _at_homes(*given, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
-    if at_homes is not None and _copies_everything(at_homes):
+    if at_homes is not None and copies_everything(at_homes):
         return at_homes
     spread = _over_all_nodes(profile, topology, workload, asked, lengths, tables, report)
     return spread if at_homes is None else min(at_homes, spread, key=predicted_seconds)
 
 
-def _copies_everything(planned: Planned) -> bool:
+def copies_everything(planned: Planned) -> bool:
     """Return whether each rank has a copy of each row, so that nothing travels in inference."""
     problem = planned.problem
     return planned.cost.extra_bytes >= (problem.ranks - 1) * problem.classes.total_bytes
@@ -191,8 +190,9 @@ def draft_step_seconds(problem: Problem) -> float:
         shares = homes.of_ranks(np.array(topology.node_of))[table_of_class(classes)]
         single = (classes.rows - replicas.sum(axis=1))[:, None] * shares
         counts = np.concatenate([single, replicas], axis=1)
-        method = problem.price(sets, classes.sums(counts)).allreduce_method
-        priced = with_vectors_of(problem, sets, counts)
+        sums = classes.sums(counts)
+        method = problem.price(sets, sums).allreduce_method
+        priced = with_vectors(problem, sets, expected_accesses(problem, counts), sums)
         found.append(predict_step(priced, sets, counts, method).seconds)
     return min(found)
 
@@ -242,8 +242,11 @@ def _in_least_memory(
 ) -> Problem:
     """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
     at most, than with that of `most`."""
-    supposed = _supposed(most, lengths, a_node)
     shares = shares_up_to(limits.most_extra)
+    modest = modest_share(limits, shares)
+    if modest == len(shares) - 1:
+        return limits.within(shares[modest])
+    supposed = _supposed(most, lengths, a_node)
 
     def seconds(problem: Problem) -> float:
         copies, homes = _with_homes(problem, lengths, supposed)
@@ -254,7 +257,7 @@ def _in_least_memory(
     extra = choose_copies(most, lengths, most.budget_bytes, supposed).extra_bytes
     total = max(most.classes.total_bytes, 1)
     low, high = (min(bisect_left(shares, b / total), len(shares) - 1) for b in (enough, extra))
-    low = max(low, modest_share(limits, shares))
+    low = max(low, modest)
     least = bisect_left(
         range(low, high), True, key=lambda i: seconds(limits.within(shares[i])) <= longest
     )

@@ -73,16 +73,21 @@ def predict_step_of_cells(
 ) -> StepTime:
     """Predict the step of a placement of cells, each with `share` [cells] of its rows' bytes, or
     all of them. Kernels of further widths, for tables that are split by columns, are left out."""
-    of_row, pooled = rows_of_classes(problem), _pooled_classes(problem)[cells.class_of]
-    is_bytes = BatchRows.is_bytes()[:, None]
-    figures = of_row.figures[:, cells.class_of] * cells.rows
-    if share is not None:
-        figures = np.where(is_bytes, figures * share, figures)
+    figures, is_bytes = rows_of_classes(problem).figures, BatchRows.is_bytes().tolist()
+    pooled = _pooled_classes(problem)[cells.class_of]
 
     def of_part(part: NDArray[np.bool_]) -> Floats:
-        return np.stack(
-            [np.bincount(cells.group[part], of[part], minlength=len(sets)) for of in figures]
-        )
+        if not part.any():
+            return np.zeros((len(figures), len(sets)))
+        some: Any = slice(None) if part.all() else part
+        class_of, group, rows = cells.class_of[some], cells.group[some], cells.rows[some]
+        found = []
+        for of_row, in_bytes in zip(figures, is_bytes, strict=True):
+            of = of_row[class_of] * rows
+            if share is not None and in_bytes:
+                of = of * share[some]
+            found.append(np.bincount(group, of, minlength=len(sets)))
+        return np.stack(found)
 
     return _step(problem, sets, [of_part(~pooled), of_part(pooled)], method)
 

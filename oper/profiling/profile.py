@@ -54,6 +54,7 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
+from oper.profiling.histogram import RowHistogram
 from oper.profiling.sampling import Sampled
 from oper.profiling.turnover import turnover_between
 from oper.tables.bag_lengths import BagLengths
@@ -150,6 +151,11 @@ class Profile(RowCounts):
                 OperWarning,
                 stacklevel=3,
             )
+
+    @cached_property
+    def rows_by_counts(self) -> RowHistogram:
+        """Rows by table, accesses and samples with the row, counted once."""
+        return self.histogram()
 
     @cached_property
     def following(self) -> "Profile | None":

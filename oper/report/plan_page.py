@@ -280,25 +280,33 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
-    """Return the memory curve around the plan; none of plans with a tier."""
+    """Return the memory curve around the plan, which has its own figures there; none of plans with
+    a tier."""
     if plan.tier:
         return []
     planned = place_alone(problem_of(plan, profile), Watch(lambda step: None))
-    prediction, certificate = plan.cost, plan.certificate
-    return [
-        replace(
-            point,
-            extra_memory_ratio=prediction.extra_memory_ratio,
-            memory_bytes=int(prediction.memory_bytes.max()),
-            objective_seconds=prediction.objective_seconds,
-            certified_gap=(
-                point.certified_gap if certificate is None else certificate.certified_gap
-            ),
-        )
-        if point.plan
-        else point
-        for point in memory_curve(planned, plan.topology)
-    ]
+    found: list[CurvePoint] = []
+    own: CurvePoint | None = None
+    for point in memory_curve(planned, plan.topology).points:
+        if point.plan:
+            own = point = _own_point(plan, point)
+        elif own is not None and own.step_seconds < point.step_seconds:
+            point = own.in_memory_of(point)
+        found.append(point)
+    return found
+
+
+def _own_point(plan: Plan, point: CurvePoint) -> CurvePoint:
+    """Return the point of the curve with the plan's own figures."""
+    cost, certificate = plan.cost, plan.certificate
+    return replace(
+        point,
+        extra_memory_ratio=cost.extra_memory_ratio,
+        memory_bytes=int(cost.memory_bytes.max()),
+        step_seconds=point.step_seconds if plan.step_time is None else plan.step_time.seconds,
+        objective_seconds=cost.objective_seconds,
+        certified_gap=point.certified_gap if certificate is None else certificate.certified_gap,
+    )
 
 
 def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:

@@ -146,8 +146,8 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
         allowed = "no copies of rows were allowed"
     if curve is None:
         return [f"{allowed[:1].upper()}{allowed[1:]}: more memory may help. {said}"]
-    seconds = plan.memories[0].cost.objective_seconds
-    if any(point.objective_seconds < (1 - _NOTICED) * seconds for point in curve):
+    seconds = next(point.step_seconds for point in curve if point.plan)
+    if any(point.step_seconds < (1 - _NOTICED) * seconds for point in curve):
         return [f"Memory is a limit: {allowed}. {said}"]
     return [f"Memory is not the limit: {allowed}, but more would not help. {said}"]
 

@@ -17,6 +17,7 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.planner import least_memory as module
 from oper.planner import memory_curve as curve_module
 from oper.planner import place_together as together_module
+from oper.planner.assemble_plan import assemble
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import (
     EQUAL,
@@ -37,10 +38,11 @@ from oper.planner.make_placement import (
 )
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
-from oper.planner.problem.problem import RESERVE, Problem, make_problem
+from oper.planner.problem.problem import RESERVE, Problem, make_problem, with_limits
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
+from oper.tables.table import Table
 from oper.topology.latency import Latency
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
@@ -288,11 +290,37 @@ def test_no_copies_if_ranks_read_one_memory(capacity: str | None) -> None:
     assert planned.cost.extra_memory_ratio == 0
 
 
+@pytest.mark.parametrize("hot_later", [0, 200])
+def test_in_training_copies_shorten_the_step_on_later_counts_too(hot_later: int) -> None:
+    """The hot rows of the first part stay hot in the second part, or others are hot there."""
+    tables = (Table("t", 20_000, dim=128),)
+
+    def counts(first_hot: int) -> np.ndarray:
+        found = np.ones(20_000, np.uint32)
+        found[first_hot : first_hot + 200] = 5_000
+        return found
+
+    def profile_of(accesses: np.ndarray) -> Profile:
+        return Profile(tables, int(accesses.sum()), accesses, np.zeros(0, np.uint32), (False,))
+
+    earlier, later = counts(0), counts(hot_later)
+    first = profile_of(earlier)
+    windowed = replace(profile_of(earlier + later), open_first_part=lambda: first)
+    asked, ranks = workload("training", 1 << 19), Topology.load("dgx-h100")
+    planned = place_in_memory(windowed, ranks, asked, PlanSettings())
+    whole = place_in_memory(profile_of(earlier + later), ranks, asked, PlanSettings())
+    assert whole.cost.extra_bytes > 0
+    assert planned.cost.extra_bytes == (0 if hot_later else whole.cost.extra_bytes)
+    assert planned.problem.asked == PlanSettings()
+    full = whole.certificate.full_memory_bound_seconds
+    assert planned.certificate.full_memory_bound_seconds == full
+
+
 # The curve
 
 
 def curve_of(planned: Planned, topology: Topology) -> list[dict[str, object]]:
-    return [point.to_json() for point in memory_curve(planned, topology)]
+    return [point.to_json() for point in memory_curve(planned, topology).points]
 
 
 @pytest.mark.parametrize("asked", [None, 0.03])
@@ -300,10 +328,10 @@ def curve_of(planned: Planned, topology: Topology) -> list[dict[str, object]]:
 def test_the_curve_falls_and_passes_through_the_plan(preset: str, asked: float | None) -> None:
     topology = Topology.load(preset)
     planned = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings(asked))
-    points = memory_curve(planned, topology)
+    points = memory_curve(planned, topology).points
     assert [p.extra_memory for p in points] == sorted({p.extra_memory for p in points})
     assert points[0].extra_memory == 0
-    seconds = [p.objective_seconds for p in points]
+    seconds = [p.step_seconds for p in points]
     assert seconds == sorted(seconds, reverse=True)
     (mine,) = [p for p in points if p.plan]
     assert mine.objective_seconds == planned.cost.objective_seconds
@@ -314,7 +342,7 @@ def test_the_curve_falls_and_passes_through_the_plan(preset: str, asked: float |
 def test_the_curve_ends_at_a_capacity() -> None:
     topology = Topology.load("2x2-a100").with_capacity("1.5")
     planned = make_placement(PROFILE, topology, workload("inference"), PlanSettings(0.05))
-    points = memory_curve(planned, topology)
+    points = memory_curve(planned, topology).points
     assert points[-1].extra_memory == 0.5
     assert points[-1].memory_bytes <= planned.problem.classes.total_bytes * 1.5 / 4
 
@@ -322,7 +350,7 @@ def test_the_curve_ends_at_a_capacity() -> None:
 def test_the_curve_goes_on_past_shares_too_small_for_a_row() -> None:
     topology, few = Topology.load("dgx-a100"), make_profile(1, rows=(500,))
     planned = make_placement(few, topology, workload("inference"), PlanSettings(0.05))
-    shares = [p.extra_memory for p in memory_curve(planned, topology)]
+    shares = [p.extra_memory for p in memory_curve(planned, topology).points]
     assert {0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0} <= set(shares)
 
 
@@ -341,7 +369,7 @@ def test_a_share_without_a_placement_loses_no_plan(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(together_module, "place", none_but_the_first)
     found = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings())
     assert found.cost.objective_seconds == planned.cost.objective_seconds
-    assert [p.extra_memory for p in memory_curve(planned, topology)] == [0.0]
+    assert [p.extra_memory for p in memory_curve(planned, topology).points] == [0.0]
 
     def none(problem: Problem, watch: Watch) -> Planned:
         raise InfeasibleError("capacity: none was found")
@@ -438,8 +466,8 @@ def test_between_nodes_each_row_travels_once_unless_told_otherwise(
     assert run["settings"]["fetch"] == (fetch if asked or topology == "cpu:2" else "auto")
 
 
-def test_more_memory_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A placement that is slower than one in less memory gives way to that one."""
+def test_more_memory_takes_no_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A placement that is slower than one in less memory gives way to that one, the plan's too."""
     topology = Topology.load("2x2-a100")
     planned = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings(0.01))
     place_alone = together_module.place_alone
@@ -454,13 +482,22 @@ def test_more_memory_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(placed, row_placement=rows, certificate=certificate)
 
     monkeypatch.setattr(curve_module, "place_alone", without_copies)
-    points = memory_curve(planned, topology)
-    seconds = [point.objective_seconds for point in points]
+    points = memory_curve(planned, topology).points
+    seconds = [point.step_seconds for point in points]
     assert seconds == sorted(seconds, reverse=True)
     (before, kept) = (p for p in points if p.extra_memory in (0.05, 0.1))
     assert kept.objective_seconds == before.objective_seconds
     assert kept.extra_memory_ratio == before.extra_memory_ratio
     assert kept.lower_bound_seconds <= before.lower_bound_seconds
+    larger = with_limits(planned.problem, planned.problem.topology, Limits(0.1))
+    slow = without_copies(larger, Watch(lambda step: None))
+    made, placed = memory_curve(slow, topology)
+    (mine,) = (point for point in made if point.plan)
+    assert mine == replace(kept, plan=True)
+    assert placed.problem.limits == Limits(0.1)
+    assert placed.certificate.lower_bound_seconds == slow.certificate.lower_bound_seconds
+    assemble(placed).save(tmp_path / "p")
+    assert all(finding.ok for finding in check(tmp_path / "p"))
 
 
 def test_bounds_for_all_shares_find_prices_once() -> None:

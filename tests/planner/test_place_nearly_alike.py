@@ -176,7 +176,7 @@ def test_other_views_of_a_plan_on_measured_links_agree_with_it() -> None:
     assert compared.oper.objective_seconds == seconds
     assert compared.lower_bound_seconds <= seconds
     assert drift(plan, PROFILE).worse == pytest.approx(0, abs=2e-3)
-    (mine,) = [point for point in memory_curve(placed, topology) if point.plan]
+    (mine,) = [point for point in memory_curve(placed, topology).points if point.plan]
     assert mine.objective_seconds == seconds
 
 

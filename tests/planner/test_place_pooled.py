@@ -389,13 +389,17 @@ def test_points_of_the_memory_curve_are_plans_of_pooled_fetches(
     profile, ranks = profiled(tmp_path, 3, (300, 200), 500), topology()
     workload = Workload(mode, "pooled", 4096)  # type: ignore[arg-type]
     plan, planned = plan_and_placement(profile, ranks, workload, PlanSettings(extra_memory=0.02))
-    points = memory_curve(planned, ranks)
+    points = memory_curve(planned, ranks).points
     others = [point for point in points if not point.plan]
     assert len(others) > 2
     for point in others[:: len(others) // 2]:
         same = make_plan(profile, ranks, workload, PlanSettings(extra_memory=point.extra_memory))
-        assert point.objective_seconds == same.cost.objective_seconds
         assert same.certificate is not None
+        assert same.step_time is not None
+        less = [p.step_seconds for p in points if p.extra_memory < point.extra_memory]
+        assert point.step_seconds == min([same.step_time.seconds, *less])
+        if point.step_seconds not in less:
+            assert point.objective_seconds == same.cost.objective_seconds
         assert point.lower_bound_seconds == same.certificate.lower_bound_seconds
     (mine,) = (point for point in points if point.plan)
     assert mine.objective_seconds == plan.cost.objective_seconds
@@ -407,7 +411,7 @@ def test_the_memory_curve_of_devices_has_their_capacities() -> None:
     """In the paper's heap, homes were 6 % slower with 0.1 % of extra memory than with none."""
     ranks, workload = Topology.load("2x4-a100"), Workload("training", "pooled", 512)
     _, planned = plan_and_placement(counted(seed=1), ranks, workload, PlanSettings())
-    none, *others = memory_curve(planned, ranks)
+    none, *others = memory_curve(planned, ranks).points
     assert (none.extra_memory, none.plan) == (0, True)
     assert others
     for point in others:

@@ -474,7 +474,7 @@ def test_tables_too_small_to_name_are_counted_together(tmp_path: Path) -> None:
 def curve(*points: tuple[int, float]) -> list[CurvePoint]:
     """Points of these bytes and seconds; the first is the plan's."""
     return [
-        CurvePoint(0.0, 0.0, held, seconds, seconds, 0.0, number == 0)
+        CurvePoint(0.0, 0.0, held, seconds, seconds, seconds, 0.0, number == 0)
         for number, (held, seconds) in enumerate(points)
     ]
 
@@ -485,10 +485,10 @@ def test_a_little_more_memory_is_drawn_as_a_little() -> None:
     least, most = drawn.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert most / least == pytest.approx(2, rel=1e-3)
     assert least < 22.33 < 22.42 < most
-    assert "0.40% more than this one, and take at best 33.33% less transfer time" in drawn.caption
+    assert "0.40% more than this one, and save at best 33.33% of the step" in drawn.caption
     same = memory_curve_chart(curve((10**9, 3e-6), (10**9 + 1, 3e-6)))
     assert same is not None
-    assert "as much as this one, and take at best no less transfer time" in same.caption
+    assert "as much as this one, and save at best no time" in same.caption
     wide = memory_curve_chart(curve((10**6, 3e-6), (10**7, 2e-6)))
     assert wide is not None
     assert wide.spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == [1, 10]

@@ -1,4 +1,4 @@
-"""Transfer time over memory, as `oper plan --curve` prints it."""
+"""Predicted step over memory, as `oper plan --curve` prints it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def curve_table(curve: Sequence["CurvePoint"]) -> Any:
-    """Return a table of memory and transfer time of plans, in which the plan itself is marked."""
+    """Return a table of memory and predicted step of plans, in which the plan itself is marked."""
     table = new_table(
         "extra memory",
         "used by copies",
         "fullest rank",
-        "transfer time",
+        "predicted step",
         "times the least",
-        "above the\nbound",
+        "transfer time\nabove the bound",
         "",
     )
-    least = min(point.objective_seconds for point in curve)
+    least = min(point.step_seconds for point in curve)
     for point in curve:
-        seconds = point.objective_seconds
+        seconds = point.step_seconds
         table.add_row(
             f"{format_digits(100 * point.extra_memory, 4)}%",
             f"{format_digits(100 * point.extra_memory_ratio, 4)}%",

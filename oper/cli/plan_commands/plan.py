@@ -79,7 +79,7 @@ def make(
     balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     tier: str | None = TIER,
-    curve: bool = typer.Option(False, "--curve", help="Print transfer times over memory limits."),
+    curve: bool = typer.Option(False, "--curve", help="Print predicted steps over memory limits."),
     force: bool = FORCE,
     verbose: bool = VERBOSE,
     as_json: bool = JSON,
@@ -90,8 +90,9 @@ def make(
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.plan.settings import PlanSettings
+    from oper.planner.make_placement import Planned
     from oper.planner.make_plan import plan_and_placement
-    from oper.planner.memory_curve import memory_curve
+    from oper.planner.memory_curve import CurvePoint, memory_curve
     from oper.planner.place_by_table import FetchChoice
     from oper.profiling.profile import Profile
 
@@ -118,18 +119,24 @@ def make(
     workload = Workload(mode, fetch, batch_size)
     opened = Profile.load(profile, check=True)
     plans = _PLANS_OF.get(workload.on(ranks.nodes).fetch or "", 1)
+    points: list[CurvePoint] = []
     with steps("planning", total=_STEPS * plans) as report:
-        made, placed = plan_and_placement(opened, ranks, workload, settings, report)
+
+        def settle(placed: Planned) -> Planned:
+            if not curve:
+                return placed
+            report("curve")
+            found = memory_curve(placed, ranks)
+            points.extend(found.points)
+            return found.placement
+
+        made, placed = plan_and_placement(opened, ranks, workload, settings, report, settle)
         if output is not None:
             report("writing")
             since = time.perf_counter()
             made.save(output, force)
             made.seconds["writing"] = time.perf_counter() - since
             made.seconds["total"] += made.seconds["writing"]
-        points = []
-        if curve:
-            report("curve")
-            points = memory_curve(placed, ranks)
     figures = PlanFigures.of(made, opened.accesses_of_tables)
     choice = None if made.tier else FetchChoice.of(placed)
     content: dict[str, Any] = {
@@ -144,7 +151,7 @@ def make(
     def text() -> None:
         if curve:
             out = new_console()
-            out.print("Transfer time by extra memory, a share of the tables' bytes for copies:")
+            out.print("Predicted step by extra memory, a share of the tables' bytes for copies:")
             out.print(curve_table(points))
         if output is None:
             return

@@ -60,8 +60,10 @@ def choose_homes(
     """The homes with which the slowest node takes least; `single[c]` rows of each class have one
     owner, and each node has `room` bytes for them. Without `improve` they are a draft, as is enough
     to compare copies by."""
-    work, away, memory, share = _of_tables(problem, lengths, single)
     nodes = problem.topology.nodes
+    if not single.any():  # no row needs a home
+        return Homes(np.full((lengths.tables, nodes), 1 / nodes), 0.0)
+    work, away, memory, share = _of_tables(problem, lengths, single)
     vectors = vector_seconds(problem, lengths) * nodes / max(nodes - 1, 1)
     bags = VectorsPerBag(lengths)
 

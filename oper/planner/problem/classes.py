@@ -21,7 +21,6 @@ from oper.cost.holder_sets import Sums
 from oper.cost.step_memory import SLOT_BYTES
 from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
-from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -110,8 +109,20 @@ class Classes:
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
-        n = np.ascontiguousarray(counts.T, dtype=np.float64)
-        return Sums(*(dot(n, getattr(self.row_sums, f.name)) for f in fields(Sums)))
+        figures, columns = self._row_figures
+        found = dot(np.ascontiguousarray(counts.T, dtype=np.float64), figures)
+        return Sums(*(np.ascontiguousarray(found[:, of]) for of in columns))
+
+    @cached_property
+    def _row_figures(self) -> tuple[Floats, list[int | slice]]:
+        """`row_sums` as one matrix, so that `sums` takes one product, and the columns of each."""
+        figures = [getattr(self.row_sums, f.name) for f in fields(Sums)]
+        columns: list[int | slice] = []
+        width = 0
+        for of in figures:
+            columns.append(width if of.ndim == 1 else slice(width, width + of.shape[1]))
+            width += 1 if of.ndim == 1 else of.shape[1]
+        return np.column_stack(figures), columns
 
     def memory_of(self, counts: Ints) -> Floats:
         """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact in whatever
@@ -172,15 +183,9 @@ def classify(
     node_sizes: Sequence[int] = (),
     pooled: NDArray[np.bool_] | None = None,
 ) -> Classes:
-    """The classes of all rows of a profile, in one pass over its counters; `as_counted`,
-    `by_table`, `node_sizes` and `pooled` as for `group`."""
-    table, accesses, samples_with_row, rows = histogram(
-        profile.accesses,
-        profile.samples_with_row,
-        profile.offsets,
-        profile.samples_with_row_offsets,
-    )
-    entries = table, accesses, samples_with_row, rows
+    """Return the classes of all rows of a profile; `as_counted`, `by_table`, `node_sizes` and
+    `pooled` as for `group`."""
+    entries = profile.rows_by_counts
     return group(profile, workload, ranks, *entries, as_counted, by_table, node_sizes, pooled)
 
 

@@ -1,4 +1,4 @@
-"""Transfer time over the memory that a plan may use."""
+"""Predicted step over the memory that a plan may use."""
 
 import math
 from collections.abc import Sequence
@@ -16,23 +16,28 @@ from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, durat
 _TWICE_AT_LEAST = 1.9
 _LEAST_SPAN = 2.0  # of the axis: on a narrower one a percent more memory would look like a lot
 _NOTICED = 5e-5  # a share below it prints as 0.00%
-_PROVED = "above the proved bound, at most"
+_PROVED = "transfer time above the proved bound, at most"
 
 
 def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
-    """Return the curve, with the plan's own point marked; None if all points have equal memory."""
+    """Return the curve, with the plan's own point marked; None if all points have equal memory. The
+    line leaves out a plan that is slower than one in less memory."""
     points = _distinct(points)
     if len(points) < 2:
         return None
-    time = duration_unit(max(point.objective_seconds for point in points))
+    time = duration_unit(max(point.step_seconds for point in points))
     memory = bytes_unit(max(point.memory_bytes for point in points))
+    own = next((point for point in points if point.plan), points[0])
+    less = [point.step_seconds for point in points if point.memory_bytes < own.memory_bytes]
+    least = min(less, default=own.step_seconds)
     values = [
         {
             "memory": memory.scaled(point.memory_bytes),
-            "time": time.scaled(point.objective_seconds),
-            "shown": format_duration(point.objective_seconds),
+            "time": time.scaled(point.step_seconds),
+            "shown": format_duration(point.step_seconds),
             "held": format_bytes(point.memory_bytes),
             "name": "this plan" if point.plan else "",
+            "best": not point.plan or point.step_seconds <= least,
         }
         for point in points
     ]
@@ -48,17 +53,18 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
             "field": "time",
             "type": "quantitative",
             "scale": {"zero": True},
-            "axis": axis(f"transfer time, {time.name}"),
+            "axis": axis(f"predicted step, {time.name}"),
         },
         "tooltip": [
             {"field": "held", "title": "fullest rank"},
-            {"field": "shown", "title": "transfer time"},
+            {"field": "shown", "title": "predicted step"},
         ],
     }
     line = {"mark": {"type": "line", "color": ACCENT, "point": {"color": ACCENT}, "tooltip": True}}
     plan = {"transform": [{"filter": "datum.name != ''"}]}
+    best = {"transform": [{"filter": "datum.best"}]}
     layers = [
-        line | {"encoding": encoding},
+        best | line | {"encoding": encoding},
         plan | {"mark": {"type": "point", "size": 160, "color": INK}, "encoding": encoding},
         plan
         | {
@@ -71,12 +77,12 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
         title="What more or less memory would do",
         caption=twice_the_memory(points),
         spec=spec(values, layer=layers),
-        headers=("extra memory", "fullest rank", "transfer time", _PROVED, "which"),
+        headers=("extra memory", "fullest rank", "predicted step", _PROVED, "which"),
         rows=[
             (
                 format_share(point.extra_memory_ratio),
                 format_bytes(point.memory_bytes),
-                format_duration(point.objective_seconds),
+                format_duration(point.step_seconds),
                 format_gap(point.certified_gap),
                 "this plan" if point.plan else "",
             )
@@ -114,36 +120,36 @@ def _beside(factor: float) -> str:
 def twice_the_memory(points: Sequence[CurvePoint]) -> str:
     """Return the gain of twice the plan's memory, as a sentence."""
     plan = next(point for point in points if point.plan)
-    held, seconds = plan.memory_bytes, plan.objective_seconds
+    held, seconds = plan.memory_bytes, plan.step_seconds
     more = [point for point in points if point.memory_bytes > held]
     if not more or not seconds:
         return f"No plan was found that uses more than the {format_bytes(held)} of this one."
 
     def saving(point: CurvePoint) -> str:
-        saved = 1 - point.objective_seconds / seconds
+        saved = 1 - point.step_seconds / seconds
         if saved < _NOTICED:
-            return "no less transfer time"
-        times = f"{format_duration(point.objective_seconds)} instead of {format_duration(seconds)}"
-        return f"{format_share(saved)} less transfer time, {times}"
+            return "no time"
+        times = f"{format_duration(point.step_seconds)} instead of {format_duration(seconds)}"
+        return f"{format_share(saved)} of the step, {times}"
 
-    best = min(more, key=lambda point: (point.objective_seconds, point.memory_bytes))
+    best = min(more, key=lambda point: (point.step_seconds, point.memory_bytes))
     largest = more[-1]
     if largest.memory_bytes < _TWICE_AT_LEAST * held:
         return (
             "Twice the memory would not be used: plans grow to "
             f"{format_bytes(largest.memory_bytes)} on the fullest rank, "
-            f"{_beside(largest.memory_bytes / held)}, and take at best {saving(best)}."
+            f"{_beside(largest.memory_bytes / held)}, and save at best {saving(best)}."
         )
     twice = min(more, key=lambda point: abs(point.memory_bytes / held - 2))
     factor = twice.memory_bytes / held
     named = "Twice the memory" if abs(factor - 2) < 0.02 else f"{factor:.3g} times the memory"
     sentence = (
-        f"{named} of this plan, {format_bytes(twice.memory_bytes)} on the fullest rank, would mean "
+        f"{named} of this plan, {format_bytes(twice.memory_bytes)} on the fullest rank, would save "
         f"{saving(twice)}."
     )
-    if best.objective_seconds < twice.objective_seconds:
+    if best.step_seconds < twice.step_seconds:
         sentence += (
-            f" The fastest plan of the curve has {format_bytes(best.memory_bytes)} there: "
-            f"{saving(best)}."
+            f" The fastest plan of the curve has {format_bytes(best.memory_bytes)} there and "
+            f"saves {saving(best)}."
         )
     return sentence

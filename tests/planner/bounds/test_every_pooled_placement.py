@@ -29,7 +29,7 @@ from oper.planner.bounds.certify import certify
 from oper.planner.bounds.pooled_bound import pooled_bound
 from oper.planner.make_placement import within_limits
 from oper.planner.make_plan import make_plan
-from oper.planner.place_by_table import unplaced_problem
+from oper.planner.place_by_table import Drafts, Way
 from oper.planner.price_plan import price_counts, problem_of
 from oper.topology.capacity import CapacityError
 from scripts.plan_digests import profile as counted
@@ -94,7 +94,7 @@ def check_unequal(seed: int) -> float | None:
     asked = PlanSettings(float(random.choice([0.0, 0.3, 1.0, 3.0, 6.0])))
     pooled = frozenset(table.name for table in profile.tables)
     try:
-        problem = unplaced_problem(profile, ranks, workload, asked, pooled)
+        problem = Drafts(profile, ranks, asked).problem(Way(pooled, workload))
     except CapacityError:
         return None
     charges = Charges.of(problem.topology)
