@@ -36,6 +36,17 @@ from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
 from oper.runtime.comm.exchange import AllToAll, exchange_of
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.pooled_bags import BagForwarding
+from oper.runtime.fetch_paths.relayed_rows import COUNTERS as RELAY_COUNTERS
+from oper.runtime.fetch_paths.row_exchange import RowExchange
+from oper.runtime.fetch_paths.row_source import (
+    HeapPlaces,
+    MakeSource,
+    RowSource,
+    SourceParts,
+    buckets_in_heap,
+)
 from oper.runtime.memory import runtime_plan
 from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
@@ -47,24 +58,13 @@ from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.migration.changed_rows import ChangedRows, changed_rows
 from oper.runtime.migration.row_migration import RowMigration, check_room
 from oper.runtime.migration.schedule import Schedule, SlotPool
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
-from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.equal_settings import EqualSettings
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_exchange import RowExchange
 from oper.runtime.step.row_fetcher import RowFetcher
-from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
-from oper.runtime.step.row_source import (
-    HeapPlaces,
-    MakeSource,
-    RowSource,
-    SourceParts,
-    buckets_in_heap,
-)
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import ListedRows, RowBlock, RowRange, TableIO

@@ -16,8 +16,8 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.memory.runtime_plan import check_nodes
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.device_copies import DeviceCopies
 from oper.runtime.step.prepare_batch import BatchPreparer

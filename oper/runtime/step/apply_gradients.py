@@ -3,7 +3,7 @@
 The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
 all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
 the sparse AllReduce and are updated on every rank. Between nodes, where distinct rows are fetched,
-the relay of an owner (row_relay.py) adds up what its node's mailboxes hold for it, in the order of
+the owner's relay (relayed_rows.py) adds up what its node's mailboxes hold for it, in the order of
 its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
 first ranks, of their own node mailbox by mailbox. Rows with a copy on each node are added up among
 their holders (node_copies.py). Every sum has a fixed order, so that equal runs give equal bits.
@@ -30,6 +30,9 @@ import torch
 from oper.cost.step_memory import most_values
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.node import Node
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.row_exchange import RowExchange
+from oper.runtime.fetch_paths.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.gradient_mailbox import (
     DeviceMailboxes,
@@ -38,12 +41,9 @@ from oper.runtime.memory.gradient_mailbox import (
 )
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.captured_settings import CapturedSettings
 from oper.runtime.step.equal_settings import EqualSettings, StepSettings
 from oper.runtime.step.node_copies import NodeCopies
-from oper.runtime.step.row_exchange import RowExchange
-from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows

@@ -10,9 +10,9 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.stream_order import StreamOrder
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.captured_settings import CapturedSettings
 from oper.runtime.step.device_signals import DeviceSignals

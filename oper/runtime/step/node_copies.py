@@ -27,10 +27,10 @@ from oper.base.errors import OperError
 from oper.plan.layout import Layout
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.lost_ranks import rank_names
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.row_messages import Routes
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.runtime_plan import copied_to_nodes, node_copy_slots
-from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.row_messages import Routes
 from oper.runtime.tables.row_gradients import Piece, RowGradients, groups_on_host
 
 

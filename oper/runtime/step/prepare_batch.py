@@ -14,12 +14,12 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.runtime.fetch_paths.pooled_bags import Accesses, BagForwarding
 from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
-from oper.runtime.step.bag_forwarding import Accesses, BagForwarding
 from oper.runtime.step.device_copies import DeviceCopies
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter

@@ -3,12 +3,12 @@
     raw        every access reads its row, through a pointer into the owner's arena
     distinct   every distinct remote row is copied once into a buffer here, and pooled from there
     pooled     every access reads its row by pointer, and bags that read rows of other nodes are
-               forwarded there (bag_forwarding.py)
+               forwarded there (pooled_bags.py)
 
 To the kernels the buffer is one more rank, number M: accesses that read it get addresses in it.
 
 Rows of ranks that share no memory come over the network (row_exchange.py), distinct ones once for
-all ranks of a node (row_relay.py); to the kernels, their owner's arena begins where they came to.
+all ranks of a node (relayed_rows.py); to the kernels, the owner's arena begins where they came to.
 Devices whose transport is NVSHMEM read them in the lookup's kernel itself, or distinct ones into
 the buffer by a kernel.
 """
@@ -26,14 +26,14 @@ from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.comm.shared_segment import aligned
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.pooled_bags import BagForwarding
+from oper.runtime.fetch_paths.relayed_rows import RowRelay
+from oper.runtime.fetch_paths.row_exchange import RowExchange
+from oper.runtime.fetch_paths.row_source import Fetched, RowSource
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, Runs
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
-from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.bag_forwarding import BagForwarding
-from oper.runtime.step.row_exchange import RowExchange
-from oper.runtime.step.row_relay import RowRelay
-from oper.runtime.step.row_source import Fetched, RowSource
 from oper.runtime.tables.kernel_structs import FEATURE
 
 _LOOKUP = FEATURE.names.index("lookup") if FEATURE.names else 0

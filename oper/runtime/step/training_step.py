@@ -17,12 +17,12 @@ import torch
 from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.memory.stream_order import StreamOrder
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.captured_step import CapturedStep

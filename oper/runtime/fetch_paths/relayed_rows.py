@@ -24,12 +24,12 @@ from collections.abc import Sequence
 import torch
 
 from oper.base.arrays import Ints
+from oper.runtime.fetch_paths.row_exchange import RowExchange
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_slots import DeviceBytes, DeviceSlots
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows
 from oper.runtime.memory.shared_slots import SharedBytes, SharedSlots
-from oper.runtime.step.row_exchange import RowExchange
 
 COUNTERS = ("asked", "relayed")
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from oper.base.arrays import Ints
 from oper.runtime.comm.node import Node
+from oper.runtime.fetch_paths.device_messages import DeviceMessages
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
-from oper.runtime.step.device_messages import DeviceMessages
 from oper.runtime.tables.row_gradients import RowGradients
 
 # Of what one warp asks for at once: enough for a network to be used well, and few enough that many

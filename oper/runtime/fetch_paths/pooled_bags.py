@@ -27,10 +27,10 @@ import torch
 from oper.plan.layout import LOCAL
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.exchange import AllToAll
+from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.memory.forwarded_bags import ArrivingGradient, ClientBags, ForwardedBags, SentBags
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.kernel_structs import as_features, as_words
 

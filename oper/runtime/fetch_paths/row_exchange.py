@@ -2,7 +2,7 @@
 
 A rank asks OWNERS, ranks of other nodes, for their rows, and sends them these rows' gradients; the
 other way round it is asked by its ASKERS. Where distinct rows are fetched, a rank asks for all
-ranks of its node (row_relay.py), and few of each node ask it: its owners are its clients and its
+ranks of its node (relayed_rows.py), and few of each node ask it: its owners are its clients and its
 askers its proxies (allreduce/proxies.py). Where every access is fetched by itself, each rank asks
 all ranks of other nodes.
 
@@ -26,11 +26,11 @@ import torch
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.shared_segment import LINE_BYTES
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.gradient_gets import GradientGets
+from oper.runtime.fetch_paths.row_messages import GradientRoutes, Routes
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.heap import TableMemory
-from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.gradient_gets import GradientGets
-from oper.runtime.step.row_messages import GradientRoutes, Routes
 from oper.runtime.tables.row_gradients import RowGradients
 
 

@@ -15,8 +15,8 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.fetch_paths.device_messages import DeviceMessages
 from oper.runtime.memory.device import Cuda, Device
-from oper.runtime.step.device_messages import DeviceMessages
 from oper.runtime.tables.row_gradients import RowGradients
 
 _WORD_BYTES = 8  # a message of gradients is so many, or a multiple
