@@ -3,6 +3,8 @@
 The paper's §5, on one rank of M. An engine is made of
 
     heap        rows and optimizer state of the node's ranks (memory/heap.py)
+    path        the ways in which the rows of each table reach the ranks that read them
+                (fetch_paths/fetch_path.py), chosen once (fetch_paths/choose_path.py)
     preparer    ids to addresses, and accesses sorted by row (step/prepare_batch.py)
     operator    the lookup that autograd and torch.compile see; how a training step goes from here
                 to the kernels and back is described there (step/lookup_op.py)
@@ -33,20 +35,14 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
-from oper.runtime.comm.exchange import AllToAll, exchange_of
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.fetch_paths.access_counters import Counters
-from oper.runtime.fetch_paths.pooled_bags import BagForwarding
+from oper.runtime.fetch_paths.choose_path import choose_path
+from oper.runtime.fetch_paths.read_counts import ReadCounts
 from oper.runtime.fetch_paths.relayed_rows import COUNTERS as RELAY_COUNTERS
-from oper.runtime.fetch_paths.row_exchange import RowExchange
-from oper.runtime.fetch_paths.row_source import (
-    HeapPlaces,
-    MakeSource,
-    RowSource,
-    SourceParts,
-    buckets_in_heap,
-)
+from oper.runtime.fetch_paths.row_source import HeapPlaces, MakeSource, source_of_tier
 from oper.runtime.memory import runtime_plan
 from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
@@ -64,7 +60,6 @@ from oper.runtime.step.equal_settings import EqualSettings
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.node_copies import NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import ListedRows, RowBlock, RowRange, TableIO
@@ -136,15 +131,10 @@ class EmbeddingEngine:
                 self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
             )
             self.table_io = TableIO(plan, self.tables, memory)
-            self.source = _make_source(make_source, plan, self.tables, memory)
-            distinct = plan.workload.known_fetch == "distinct"
-            exchange = RowExchange.of(memory, distinct, self.training, self.counters)
-            self.gradients = self._make_gradients(memory, exchange) if self.training else None
-            self._forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
-            far = self._far_tables()
-            of_rows = exchange if symmetric is None else None
-            fetcher = RowFetcher(memory, self.source, distinct, far, of_rows, self._forwarding)
-            self._relay = fetcher.relay
+            self.source, self._in_heap = source_of_tier(make_source, plan, self.tables, memory)
+            tier = (self.source, self._in_heap)
+            self.path = choose_path(plan, memory, self.features, *tier, self.counters)
+            self.gradients = self._make_gradients(memory) if self.training else None
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -160,24 +150,18 @@ class EmbeddingEngine:
         dims = [bucket.dim for bucket in self.buckets]
         # What is not trained is read all the same: row 0 in the place of a bad id.
         fatal = self.training and bounds == "fatal"
-        by_position, always = fetcher.needs_rows, fetcher.needs_runs
-        sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
+        needs = self.path.needs
+        sorter = Sorter(self.node, self.device, slots, dims, needs.rows, needs.runs, fatal)
         self._sorter = sorter
-        by_kernels = symmetric is not None
-        together = memory.all_to_all is not None and not by_kernels
-        sends = together or (memory.all_to_all is not None and self.training)
-        row_bytes = [self.heap.rows(bucket.width).shape[1] for bucket in self.buckets]
-        fetched = max(row_bytes, default=0) if by_kernels and distinct else 0
-        room = StepRoom(dims, self.ranks, self.training, sends, fetched)
+        memory_needs = (needs.messages, needs.fetched_row_bytes)
+        room = StepRoom(dims, self.ranks, self.training, *memory_needs)
         self._preparer = BatchPreparer(
             self.features,
             self.placement,
             sorter,
             self.device,
             room,
-            self._forwarding,
-            reads_rows=fetcher.needs_rows,
-            together=together,
+            self.path,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -188,7 +172,9 @@ class EmbeddingEngine:
             self.placement,
             self._preparer,
             sorter,
-            fetcher,
+            self.path,
+            self.source,
+            ReadCounts(memory, plan.workload.known_fetch == "distinct"),
             self.gradients,
             self.counters,
             room,
@@ -202,18 +188,7 @@ class EmbeddingEngine:
         """The plan that the engine was made by, with its rows where they are now."""
         return self.placement.plan
 
-    def _far_tables(self) -> torch.Tensor:
-        """Return which of the module's lookups may read rows of ranks whose memory is not mapped
-        here, bool [lookups]."""
-        mapped = self.heap.mapped_ranks
-        if self._memory.symmetric is None or len(mapped) == self.ranks:
-            return torch.zeros(len(self.features.features), dtype=torch.bool)
-        far = set(range(self.ranks)) - set(mapped)
-        tables = runtime_plan.tables_of_ranks(self.plan.layout, self.rank, far)
-        of_lookups = [bool(tables[self.features.index(f)]) for f in self.features.features]
-        return torch.tensor(of_lookups)
-
-    def _make_gradients(self, memory: TableMemory, exchange: RowExchange | None) -> Gradients:
+    def _make_gradients(self, memory: TableMemory) -> Gradients:
         replicas, copies = self._make_allreduce(), self._make_copies()
         means = any(table.pooling == "mean" for table in self.tables)
         settings = None
@@ -221,14 +196,15 @@ class EmbeddingEngine:
             name = self.features.name_of
             tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
             settings = EqualSettings(self.node, tables)
-        how = (self.counters, self.gradient_scale, means, settings)
-        return Gradients(memory, self.source, exchange, replicas, copies, *how)
+        options = (self.counters, self.gradient_scale, means, settings)
+        parts = (self.path, self.source, self._in_heap, replicas, copies)
+        return Gradients(memory, *parts, *options)
 
     def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
         """The AllReduce of the trained replicas, None if there are none; with slots to which
         rows of each bucket are going to come."""
         found = []
-        for b, bucket in enumerate(buckets_in_heap(self.buckets, self.source)):
+        for b, bucket in enumerate(self.buckets[: self._in_heap]):
             planned = [self.tables[n].index for n in bucket.tables if bucket.trained]
             slots = runtime_plan.replica_slots(self.plan.layout, planned)
             if len(coming) and bucket.trained:
@@ -242,7 +218,7 @@ class EmbeddingEngine:
         return ReplicaAllReduce(*how, found, self.device, summed)
 
     def _make_copies(self) -> NodeCopies | None:
-        in_heap = buckets_in_heap(self.buckets, self.source)
+        in_heap = self.buckets[: self._in_heap]
         trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
         tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
         return NodeCopies.of(self._memory, self.plan.layout, trained, tables, self.counters)
@@ -364,10 +340,8 @@ class EmbeddingEngine:
 
     def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
         """Prepare reads of the rows with the numbers `moving` from their places."""
-        if self.source is None:
-            return
         bucket_of = np.full(len(self.plan.tables), -1, dtype=np.int64)
-        for b, bucket in enumerate(self.buckets[len(buckets_in_heap(self.buckets, self.source)) :]):
+        for b, bucket in enumerate(self.buckets[self._in_heap :]):
             bucket_of[[self.tables[n].index for n in bucket.tables]] = b
         of = moving[bucket_of[rows.table[moving]] >= 0]
         if not len(of):
@@ -397,8 +371,7 @@ class EmbeddingEngine:
         slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))
-        if self._forwarding is not None:
-            self._forwarding.resize(slots)
+        self.path.resize(slots)
         if self.gradients is not None:
             self.gradients.follow(self._make_allreduce(coming), self._make_copies())
 
@@ -425,9 +398,8 @@ class EmbeddingEngine:
         """Bytes of this rank's shared memory: its heap; in training its mailbox and its part of the
         replicas' AllReduce; and what it fetches of other nodes for its own. All but the heap are at
         the size that the largest batch so far needed."""
-        relay = 0 if self._relay is None else self._relay.shared_bytes
         gradients = self.gradients.shared_bytes if self.gradients else {}
-        return {"heap": self.heap.bytes, "relay": relay, **gradients}
+        return {"heap": self.heap.bytes, "relay": self.path.shared_bytes, **gradients}
 
     def read_rows(
         self, requests: Sequence[RowRange | ListedRows], state: str | None = None
@@ -441,8 +413,7 @@ class EmbeddingEngine:
         """Give rows of tables, or a state of their optimizer, new values: all copies of each. To be
         called on all ranks, each with blocks of its own."""
         with self._settled():
-            if self.source is not None:
-                self.source.forget()
+            self.source.forget()
             self.table_io.write(blocks, state)
             for table, first, values in blocks:
                 self._touch(table, first, len(values))
@@ -483,8 +454,7 @@ class EmbeddingEngine:
             )
         with self._guard.failing_together(everywhere=True):
             self._preparer.finish()
-            if self.source is not None:
-                self.source.settle()
+            self.source.settle()
             yield
 
     def unequal_replicas(self) -> list[UnequalReplica]:
@@ -515,8 +485,7 @@ class EmbeddingEngine:
         """Leave the other ranks. Memory is freed with the last reference to this engine; where
         kernels read other nodes' rows, all ranks close together, and it is freed then."""
         try:
-            if self._memory.symmetric is not None:
-                self._memory.symmetric.close(self.signals)
+            self.path.close()
         finally:
             self._guard.close()
 
@@ -604,20 +573,3 @@ def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list
             zeros = torch.zeros(len(slots), part.shape[1], dtype=torch.uint8)
             parts.append(part[slots.to(part.device)].cpu() if mine else zeros)
     return parts
-
-
-def _make_source(
-    make: MakeSource | None,
-    plan: Plan,
-    tables: Sequence[EmbeddingTable],
-    memory: TableMemory,
-) -> RowSource | None:
-    """The source of the rows of the tier, None if none of its tables are trained here."""
-    buckets = memory.buckets
-    first = sum(not bucket.tier for bucket in buckets)
-    if make is None or first == len(buckets):
-        return None
-    rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
-    names = [plan.tables[tables[n].index].name for b in buckets[first:] for n in b.tables]
-    exchange = exchange_of(memory.node, memory.signals)
-    return make(SourceParts(memory.node, exchange, memory.heap, buckets, first, rows, names))

@@ -45,8 +45,10 @@ class GradientGets:
     def offer_gradients(
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
     ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """See GradientRoutes (row_messages.py). They may be brought once all ranks have offered
-        theirs, and what these had started on their devices until then is done."""
+        """Leave the gradients of some rows for their owners: groups of the parts, owner by owner,
+        summed over the parts in their order. Return the rows for each owner, [others, buckets], and
+        a function that brings the gradients of this rank's rows, by the rank that left them. It may
+        be called once all ranks have left theirs, and their devices have done so."""
         rows, messages = self._messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
         sizes = self._messages.bytes(counts, dims)

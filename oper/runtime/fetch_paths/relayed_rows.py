@@ -19,19 +19,56 @@ Two counters of the signals order the ranks; each is the number of the fetch tha
     relayed   the rows are there that it is the relay of
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from oper.base.arrays import Ints
-from oper.runtime.fetch_paths.row_exchange import RowExchange
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.copied_rows import CopiedRows
+from oper.runtime.fetch_paths.fetch_path import Arrived
+from oper.runtime.fetch_paths.row_exchange import RowExchange, groups_of
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_slots import DeviceBytes, DeviceSlots
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows
 from oper.runtime.memory.shared_slots import SharedBytes, SharedSlots
+from oper.runtime.tables.row_gradients import RowGradients
 
 COUNTERS = ("asked", "relayed")
+
+
+class RelayedRows(CopiedRows):
+    """The path of the `copied` buckets, by number, between several nodes. The gradients of the
+    `sent` ones go to owners there."""
+
+    def __init__(
+        self, memory: TableMemory, copied: Sequence[int], sent: Sequence[int], counters: Counters
+    ) -> None:
+        super().__init__(memory, copied)
+        self.needs = replace(self.needs, together=True, shared_fetch=True, messages=True)
+        self._exchange = RowExchange(memory, True, sent, counters)
+        self._relay = RowRelay(memory, self._exchange)
+
+    def _fetch_far(
+        self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: Ints
+    ) -> None:
+        if buckets:
+            self._relay.fetch(rows, buckets, targets, bases)
+
+    def exchange_gradients(self, mailbox: Callable[[int], RowGradients], step: int) -> Arrived:
+        """See FetchPath."""
+        return self._exchange.exchange_gradients(mailbox, step)
+
+    def carry(self, digests: Ints) -> bool:
+        """See FetchPath."""
+        return self._exchange.carry(digests)
+
+    @property
+    def shared_bytes(self) -> int:
+        """See FetchPath."""
+        return self._relay.shared_bytes
 
 
 class RowRelay:
@@ -89,7 +126,7 @@ class RowRelay:
         slots, before = self._device.ops().unite_slots(
             [slots for _, slots in asked],
             [before for before, _ in asked],
-            self._exchange.groups(self._exchange.owners, buckets),
+            groups_of(self._exchange.owners, buckets, self._node.ranks),
             self._device.stream,
         )
         before = before.cpu()  # which a device is waited for
@@ -119,7 +156,7 @@ class RowRelay:
             places = self._exchange.places(counts, buckets)
             rows_there = self._rows.of(relay, int(places.sizes.sum()))
             self._exchange.read_there(bases, rows_there.data_ptr(), owners, buckets, places)
-            groups += self._exchange.groups(owners, buckets)
+            groups += groups_of(owners, buckets, self._node.ranks)
             fields += [owner for owner in owners for _ in buckets]
             firsts += places.firsts.reshape(-1).tolist()
         self._device.ops().find_united(

@@ -12,12 +12,10 @@ All widths go together, as on a network it is messages that take time:
     gradients   how many rows of each bucket there are; their slots, and the gradients
 
 What lies how in messages, and who sends them to whom: row_messages.py. Rows lie on devices where
-the heap does; how many there are is the host's to know, which the network asks for. Where kernels
-read rows of other nodes, gradients alone are exchanged here, and come by kernels too
-(gradient_gets.py).
+the heap does; how many there are is the host's to know, which the network asks for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +25,8 @@ from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.shared_segment import LINE_BYTES
 from oper.runtime.fetch_paths.access_counters import Counters
-from oper.runtime.fetch_paths.gradient_gets import GradientGets
-from oper.runtime.fetch_paths.row_messages import GradientRoutes, Routes
-from oper.runtime.memory.device import Cuda
+from oper.runtime.fetch_paths.fetch_path import Arrived
+from oper.runtime.fetch_paths.row_messages import Routes
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.tables.row_gradients import RowGradients
 
@@ -44,15 +41,33 @@ class RowPlaces(NamedTuple):
     firsts: Ints  # the bucket's first slot there, [messages, buckets]
 
 
+def groups_of(owners: Iterable[int], buckets: Sequence[int], ranks: int) -> list[int]:
+    """Return the numbers of the groups of rows (prepared_batch.py) that owners among so many ranks
+    have of buckets, owner by owner."""
+    return [b * (1 + ranks) + 1 + owner for owner in owners for b in buckets]
+
+
+def count_relayed(
+    counters: Counters, kind: str, ranks: int, owners: Sequence[int], counts: Ints, row_bytes: Ints
+) -> None:
+    """Count rows of a kind, and their bytes, that crossed the network from or to their owners,
+    [owners, buckets]."""
+    counted = np.zeros((2, ranks), dtype=np.int64)
+    counted[:, list(owners)] = counts.sum(axis=1), counts @ row_bytes
+    counters.add(**{f"{kind}_rows": counted[0], f"{kind}_bytes": counted[1]})
+
+
 class RowExchange:
     """The exchange of rows between nodes, of one engine on one rank; `united`: each rank asks for
-    all of its node. Every call is collective, and names the `buckets` that it is about, which are
-    the same on all ranks."""
+    all of its node. Gradients of the `sent` buckets go to owners on other nodes. Every call is
+    collective, and names the `buckets` that it is about, which are the same on all ranks."""
 
-    def __init__(self, memory: TableMemory, united: bool, counters: Counters) -> None:
+    def __init__(
+        self, memory: TableMemory, united: bool, sent: Sequence[int], counters: Counters
+    ) -> None:
         node = memory.node
         self._node, self._heap, self._counters = node, memory.heap, counters
-        self._buckets = memory.buckets
+        self._buckets, self._sent = memory.buckets, sent
         self._row_bytes = np.array(
             [memory.heap.rows(bucket.width).shape[1] for bucket in memory.buckets], dtype=np.int64
         )
@@ -60,45 +75,25 @@ class RowExchange:
         self._proxies = Proxies(node, self._device)
         away = tuple(r for r in range(node.ranks) if r not in node.peers)
         # The ranks for all of which this one asks, whom each of them asks, and who asks this one.
-        self.members: Sequence[int] = (node.rank,)
+        self._members: Sequence[int] = (node.rank,)
         self.owners_of: Mapping[int, Sequence[int]] = {node.rank: away}
-        self.askers: Sequence[int] = away
+        self._askers: Sequence[int] = away
         # The ranks whose gradients an owner adds up, in this order: by node, and for nodes that
         # send one sum, the rank that sends it.
-        self.order: Sequence[int] = range(node.ranks)
+        self._order: Sequence[int] = range(node.ranks)
         if united:
-            self.members = node.peers
+            self._members = node.peers
             self.owners_of = {peer: self._proxies.clients_of(peer) for peer in node.peers}
             # Ascending, as messages come: proxies are in the order of their nodes.
-            self.askers = sorted(self._proxies.proxies)
-            senders = {*node.peers, *self.askers}
-            self.order = [r for members in self._proxies.nodes for r in members if r in senders]
-        self._routes = Routes(self._proxies, self.owners, self.askers, self._device)
-        self._of_gradients: GradientRoutes = self._routes
-        if memory.symmetric is not None:
-            assert isinstance(self._device, Cuda)
-            self._of_gradients = GradientGets(node, memory.symmetric, away, self._device)
-
-    @classmethod
-    def of(
-        cls, memory: TableMemory, distinct: bool, training: bool, counters: Counters
-    ) -> "RowExchange | None":
-        """The exchange with other nodes; None if there are none, or nothing to exchange: where
-        kernels read rows there, gradients alone are, each rank's by itself."""
-        by_kernels = memory.symmetric is not None
-        if memory.all_to_all is None or (by_kernels and not training):
-            return None
-        return cls(memory, distinct and not by_kernels, counters)
+            self._askers = sorted(self._proxies.proxies)
+            senders = {*node.peers, *self._askers}
+            self._order = [r for members in self._proxies.nodes for r in members if r in senders]
+        self._routes = Routes(self._proxies, self.owners, self._askers, self._device)
 
     @property
     def owners(self) -> Sequence[int]:
         """Whom this rank asks for rows, ascending."""
         return self.owners_of[self._node.rank]
-
-    def groups(self, owners: Sequence[int], buckets: Sequence[int]) -> list[int]:
-        """The numbers of the groups of rows (prepared_batch.py) that owners have of buckets, owner
-        by owner."""
-        return [b * (1 + self._node.ranks) + 1 + owner for owner in owners for b in buckets]
 
     # Rows.
 
@@ -137,7 +132,7 @@ class RowExchange:
         answers = self._device.new(int(sent.sizes.sum()), torch.uint8)
         self._copy_rows(wanted, asked, buckets, sent, answers)
         rows = room(int(came.sizes.sum()))
-        outgoing = dict(zip(self.askers, sent.sizes.tolist(), strict=True))
+        outgoing = dict(zip(self._askers, sent.sizes.tolist(), strict=True))
         incoming = dict(zip(self.owners, came.sizes.tolist(), strict=True))
         self._proxies.start(answers, outgoing, rows, incoming, "send rows")()
         self._count("relayed", counts, self._row_bytes[list(buckets)])
@@ -184,29 +179,26 @@ class RowExchange:
 
     def carry(self, digests: Ints) -> bool:
         """Let `digests` [ranks] go to all ranks with the numbers of gradients, each rank's from the
-        rank itself; whether that can be done: kernels that bring gradients bring no numbers."""
-        if self._of_gradients is not self._routes:
-            return False
-        self._routes.digests = digests
-        return True
+        rank itself; return whether gradients are sent."""
+        if self._sent:
+            self._routes.digests = digests
+        return bool(self._sent)
 
-    def offer_gradients(
-        self, parts: Sequence[RowGradients], buckets: Sequence[int], action: str
-    ) -> Callable[[], Mapping[int, RowGradients]]:
-        """Have for each owner the gradients of its rows, summed over the parts in their order. What
-        is returned brings what came of each asker for this rank's rows, a group a bucket; kernels
-        bring it once all ranks have been told that all have theirs. `action` says in errors what
-        other ranks were waited for."""
-        dims = [self._buckets[b].dim for b in buckets]
-        groups = self.groups(self.owners, buckets)
-        counts, bring = self._of_gradients.offer_gradients(parts, groups, dims, action)
+    def exchange_gradients(self, mailbox: Callable[[int], RowGradients], step: int) -> Arrived:
+        """Send each owner the gradients of its rows, summed over the ranks for which this one asks,
+        and return those of this rank's rows. `mailbox` reads a rank's."""
+        if not self._sent:
+            return Arrived()
+        parts = [mailbox(rank) for rank in self._members]
+        dims = [self._buckets[b].dim for b in self._sent]
+        groups = groups_of(self.owners, self._sent, self._node.ranks)
+        action = f"exchange gradients (step {step})"
+        counts, received = self._routes.send_gradients(parts, groups, dims, action)
         self._count("relayed_gradient", counts, 4 * np.array(dims))
-        return bring
+        return Arrived(received, self._sent, self._order)
 
-    def _count(self, what: str, counts: Ints, row_bytes: Ints) -> None:
-        counted = np.zeros((2, self._node.ranks), dtype=np.int64)
-        counted[:, list(self.owners)] = counts.sum(axis=1), counts @ row_bytes
-        self._counters.add(**{f"{what}_rows": counted[0], f"{what}_bytes": counted[1]})
+    def _count(self, kind: str, counts: Ints, row_bytes: Ints) -> None:
+        count_relayed(self._counters, kind, self._node.ranks, self.owners, counts, row_bytes)
 
 
 def _rounded_up(bytes: Ints, unit: int) -> Ints:

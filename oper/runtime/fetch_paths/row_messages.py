@@ -5,8 +5,7 @@ take time. First goes how many rows there are of each bucket, and then, of gradi
 slots and after them the gradients, bucket after bucket.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -71,16 +70,6 @@ class HostMessages:
         return RowGradients(slots.view(torch.int64), groups, values.view(torch.float32))
 
 
-class GradientRoutes(Protocol):
-    """Ways by which gradients go to owners."""
-
-    def offer_gradients(
-        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
-    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """Have for each owner the gradients of some rows, as `Routes.send_gradients` is given them:
-        how many rows there are, [owners, buckets], and what brings those of the askers."""
-
-
 class Routes:
     """Messages about rows between this rank and those that it asks, its `owners`, and those that
     ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
@@ -104,16 +93,9 @@ class Routes:
         bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
         sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
         errors what other ranks were waited for."""
-        counts, bring = self.offer_gradients(parts, groups, dims, action)
-        return counts, bring()
-
-    def offer_gradients(
-        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
-    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """See GradientRoutes."""
         rows, messages = self.messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
-        return counts, partial(self.exchange_gradients, counts, messages, dims, action)
+        return counts, self.exchange_gradients(counts, messages, dims, action)
 
     def exchange_gradients(
         self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str

@@ -1,9 +1,9 @@
 """Row sources: where a step reads rows and leaves their gradients.
 
 Rows of the plan's devices are in the heap: they are read there, and their gradients go to their
-owners by mailboxes (row_fetcher.py, apply_gradients.py). Tables that the plan keeps in the tier may
-have another source, as the scheduler's caches are one; without it they are used as if they lay on
-devices. A source has the last buckets of a module's, from `first_bucket` on.
+owners by mailboxes (apply_gradients.py). Tables that the plan keeps in the tier may have another
+source, such as the scheduler's caches; without it they are used as if they lay on devices. A source
+has the last buckets of a module, from `first_bucket` on.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,19 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from oper.base.arrays import Ints
-from oper.runtime.comm.exchange import Exchange
+from oper.plan.plan import Plan
+from oper.runtime.comm.exchange import Exchange, exchange_of
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.heap import Heap
+from oper.runtime.fetch_paths.fetch_path import Fetched
+from oper.runtime.memory.heap import Heap, TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
-from oper.runtime.tables.optimizer_buckets import Bucket
-
-
-class Fetched(NamedTuple):
-    """What the kernels read rows by: addresses, and where each rank's arenas begin."""
-
-    addresses: torch.Tensor  # int64 [N]
-    bases: torch.Tensor  # int64 [widths, ranks + 1], rows that were fetched last; a source's behind
-    buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
+from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable
 
 
 class HeapPlaces(NamedTuple):
@@ -93,6 +87,55 @@ class SourceParts:
 MakeSource = Callable[[SourceParts], RowSource]
 
 
-def buckets_in_heap(buckets: Sequence[Bucket], source: RowSource | None) -> Sequence[Bucket]:
-    """The buckets, the first ones, whose rows are in the heap while they are trained."""
-    return [bucket for bucket in buckets if not (bucket.tier and source)]
+class NoSource:
+    """The source of no buckets: all rows are in the heap."""
+
+    def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """See RowSource."""
+        return heap
+
+    def holds(self, batch: PreparedBatch) -> bool:
+        """See RowSource."""
+        return True
+
+    def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """See RowSource."""
+        return heap
+
+    def update(
+        self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
+    ) -> None:
+        """See RowSource."""
+
+    def settle(self) -> None:
+        """See RowSource."""
+
+    def move(self, before: HeapPlaces, after: HeapPlaces) -> None:
+        """See RowSource."""
+
+    def forget(self) -> None:
+        """See RowSource."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """See RowSource."""
+        return {}
+
+
+def source_of_tier(
+    make: MakeSource | None,
+    plan: Plan,
+    tables: Sequence[EmbeddingTable],
+    memory: TableMemory,
+) -> tuple[RowSource, int]:
+    """Return the source that `make` makes of a module's tables in the tier, and the number of
+    buckets whose rows are in the heap while they are trained: all, if none has another source. To
+    be called on all ranks."""
+    buckets = memory.buckets
+    first = sum(not bucket.tier for bucket in buckets)
+    if make is None or first == len(buckets):
+        return NoSource(), len(buckets)
+    rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
+    names = [plan.tables[tables[n].index].name for b in buckets[first:] for n in b.tables]
+    exchange = exchange_of(memory.node, memory.signals)
+    parts = SourceParts(memory.node, exchange, memory.heap, buckets, first, rows, names)
+    return make(parts), first

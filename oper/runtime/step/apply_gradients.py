@@ -18,7 +18,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,8 @@ from oper.cost.step_memory import most_values
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.fetch_paths.access_counters import Counters
-from oper.runtime.fetch_paths.row_exchange import RowExchange
-from oper.runtime.fetch_paths.row_source import RowSource, Step, buckets_in_heap
+from oper.runtime.fetch_paths.fetch_path import FetchPath
+from oper.runtime.fetch_paths.row_source import RowSource, Step
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.gradient_mailbox import (
     DeviceMailboxes,
@@ -62,8 +62,8 @@ class HeldGradients:
 
 class Gradients:
     """The training of one engine's buckets; `replicas` is None if there are none, `copies`
-    where no rows have a copy on each node. Rows of the tier's tables are in `source`, if there is
-    one, and all others in the heap. `exchange` leads to other nodes.
+    where no rows have a copy on each node. Rows of all but the first `in_heap` buckets are in
+    `source`, all others in the heap. Gradients go to other nodes by `path`.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
@@ -71,8 +71,9 @@ class Gradients:
     def __init__(
         self,
         memory: TableMemory,
-        source: RowSource | None,
-        exchange: RowExchange | None,
+        path: FetchPath,
+        source: RowSource,
+        in_heap: int,
         replicas: ReplicaAllReduce | None,
         copies: NodeCopies | None,
         counters: Counters,
@@ -80,23 +81,18 @@ class Gradients:
         means: bool,
         settings: EqualSettings | None,
     ) -> None:
-        self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
+        self._buckets, self._in_heap = memory.buckets, memory.buckets[:in_heap]
         self._settings = settings
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
-        self._exchange, self._source = exchange, source
+        self._path, self._source = path, source
+        self._in_tier = range(in_heap, len(memory.buckets))
         self._replicas, self._copies = replicas, copies
         self._counters, self._scale = counters, scale
         self._means = means
         self._device = memory.heap.device
-        several = len(self._node.peers) < self._node.ranks
-        self._read_by_kernels = memory.symmetric is not None and several
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
-        # Whose gradients go to other nodes; of pooled ones, those of bags do.
-        self._sent_buckets = [
-            b for b, of in enumerate(self._in_heap) if of.trained and not of.pooled
-        ]
-        if settings is not None and exchange is not None and self._sent_buckets:
-            settings.carried = exchange.carry(settings.digests)
+        if settings is not None:
+            settings.carried = path.carry(settings.digests)
         # No method of this object's, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
@@ -181,15 +177,8 @@ class Gradients:
                 return
             rows = held.rows
         self._update_heap(batch, grad, rows.first(len(self._in_heap)), held)
-        if self._source is not None:
-            tier = range(len(self._in_heap), len(self._buckets))
-            dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
-            sums = _no_sums(rows, dims, self._device) if held is None else held.sums
-            if held is None:
-                self._sum(batch, grad, tier, sums)
-            grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
-            step = Step(self.optimizer_steps, self.learning_rates)
-            self._source.update(batch, rows, grads, step)
+        if self._in_tier:
+            self._update_tier(batch, grad, rows, held)
 
     def _accumulated(self, batch: PreparedBatch, grad: torch.Tensor) -> HeldGradients:
         """The gradients that are held, and a batch's."""
@@ -211,34 +200,31 @@ class Gradients:
         out: RowGradients,
     ) -> None:
         """Sum the gradients of the rows of these buckets, as far as they are trained."""
-        trained, bags = [b for b in buckets if self._buckets[b].trained], batch.forwarded
-        if bags is None or bags.grad is None:
-            return self._sum_groups(batch, grad, trained, slice(None), out)
-        replicas, others = slice(1), slice(1, None)
-        if isinstance(batch.rows, Runs) and self._device.kind == "cpu":
-            # No bags of other nodes read replicas: these are summed while the gradients of such
-            # bags are on their way.
-            self._sum_groups(batch, grad, trained, replicas, out)
-            bags.grad.wait()
-            return self._sum_groups(batch, grad, trained, others, out)
-        bags.grad.wait()
-        if self._device.kind != "cpu":
-            # As one gradient, in which the clients' bags come after this rank's (prepare_batch.py).
-            grad = torch.cat([grad.reshape(-1), bags.grad.values.to(grad.dtype)])
-        return self._sum_groups(batch, grad, trained, slice(None), out)
 
-    def _sum_groups(
+        def sum_groups(grad: torch.Tensor, groups: slice) -> None:
+            options = (self._scale, out, self._device, self._means, groups)
+            for b in buckets:
+                if self._buckets[b].trained:
+                    sum_gradients(batch, grad, b, self._buckets[b].dim, *options)
+
+        self._path.sum_gradients(batch, grad, sum_groups)
+
+    def _update_tier(
         self,
         batch: PreparedBatch,
         grad: torch.Tensor,
-        buckets: Sequence[int],
-        groups: slice,
-        out: RowGradients,
+        rows: SortedRows,
+        held: HeldGradients | None,
     ) -> None:
-        """Sum the gradients of some groups of rows of each bucket."""
-        how = (self._scale, out, self._device, self._means, groups)
-        for b in buckets:
-            sum_gradients(batch, grad, b, self._buckets[b].dim, *how)
+        """Update the rows of the source's buckets, by what is held or by a batch."""
+        tier = self._in_tier
+        dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
+        sums = _no_sums(rows, dims, self._device) if held is None else held.sums
+        if held is None:
+            self._sum(batch, grad, tier, sums)
+        grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
+        step = Step(self.optimizer_steps, self.learning_rates)
+        self._source.update(batch, rows, grads, step)
 
     def _update_heap(
         self,
@@ -259,16 +245,7 @@ class Gradients:
         self.steps = step
         self._counters.add(steps=1)
         self._signals.post("applied", step)
-        if self._read_by_kernels:
-            # Nothing else orders the next lookups of other nodes, which ask nobody here, after this
-            # rank's update.
-            self._tell_nodes(f"update its rows (step {step})")
-
-    def _tell_nodes(self, action: str) -> None:
-        """Wait until all ranks of all nodes have come here, and what each started is done."""
-        assert self._node.group is not None
-        self._device.synchronize()  # no signal has waited for it where a rank is alone on its node
-        self._node.group.gather(b"0", action)
+        self._path.updated(step)
 
     @property
     def _bucket_numbers(self) -> range:
@@ -337,16 +314,7 @@ class Gradients:
     ) -> None:
         """Update this rank's rows by what there is for them, then its copies of the replicas, whose
         sums come last."""
-        exchange, sent = self._exchange, self._sent_buckets
-        bring: Callable[[], Mapping[int, RowGradients]] = dict
-        if exchange is not None and sent:
-            parts = [mailboxes.read(rank) for rank in exchange.members]
-            bring = exchange.offer_gradients(parts, sent, f"exchange gradients (step {step})")
-        if self._read_by_kernels:
-            # Lookups of other nodes read rows that are updated here, with gradients or without; and
-            # kernels bring gradients that others have by then.
-            self._tell_nodes(f"read its rows (step {step})")
-        received = bring()
+        arrived = self._path.exchange_gradients(mailboxes.read, step)
         if settings is not None:
             settings.check()
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
@@ -361,15 +329,13 @@ class Gradients:
             )
             mine, copies = dict(zip(mine, found.own, strict=True)), found.copies
             groups = {b: n for n, b in enumerate(trained)}
-        order = range(self._node.ranks) if exchange is None else exchange.order
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
         for b in trained:
-            ranks = [r for r in order if r in mine or b in sent]
-            parts = [*(received[r] if r in received else mine[r] for r in ranks), *copies]
-            of_parts = [sent.index(b) if r in received else groups[b] for r in ranks]
-            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)], updated)
+            parts, of_parts = arrived.of_bucket(b, mine, groups[b])
+            of_copies = [groups[b]] * len(copies)
+            self._update(b, [*parts, *copies], [*of_parts, *of_copies], updated)
         if self._replicas is not None:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:

@@ -5,7 +5,7 @@ How a training step goes through here:
     EmbeddingEngine.lookup(batch)                       engine.py
       LookupOperator.lookup(batch)
         TrainingStep.forward(batch)                     training_step.py
-          RowFetcher.read(batch)                        row_fetcher.py
+          FetchPath.read(batch)                         fetch_paths/fetch_path.py
     loss.backward()                                     autograd calls this module
       TrainingStep.backward(batch, grad, …)
         Gradients.step(batch, grad)                     apply_gradients.py

@@ -2,7 +2,7 @@
 
 A KeyedJaggedTensor's features are brought into the module's order where they are not, its ids are
 translated by the address map, and its accesses are sorted where something needs that: backward, or
-a read of distinct or remote rows. Where tables are pooled between nodes, bags are exchanged before.
+a fetch path that needs the rows of a batch. Bags of pooled tables are exchanged before.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.fetch_paths.pooled_bags import Accesses, BagForwarding
+from oper.runtime.fetch_paths.fetch_path import Accesses, FetchPath
 from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
@@ -33,9 +33,7 @@ class BatchPreparer:
     map that `placement` has then.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward. `forwarding` is None if no bags go to other nodes. `reads_rows`: whether the
-    rows must be found before they are read. `together`: ranks of several nodes look batches up
-    together, so that what is wrong in one on a device is told at once: the host waits in any case.
+    be a backward.
     """
 
     def __init__(
@@ -45,17 +43,17 @@ class BatchPreparer:
         sorter: Sorter,
         device: Device,
         room: StepRoom,
-        forwarding: BagForwarding | None,
+        path: FetchPath,
         *,
-        reads_rows: bool,
-        together: bool,
         weighted: bool,
         bounds: str,
         trains: bool,
     ) -> None:
         self._features, self._placement, self._sorter = features, placement, sorter
-        self._device, self._room, self._forwarding = device, room, forwarding
-        self._together = together
+        self._device, self._room, self._path = device, room, path
+        # Where hosts of several nodes wait for each other in a lookup, an error of a batch on a
+        # device is raised at once: the host waits in any case.
+        self._together = path.needs.together
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
         self._late = None
@@ -64,7 +62,7 @@ class BatchPreparer:
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
         self._segments_there, self._features_there = DeviceCopies(device), DeviceCopies(device)
         # A read of rows reads all of them, of frozen tables too.
-        self._sort_all = reads_rows
+        self._sort_all = path.needs.rows
 
     def prepare(self, batch: Any) -> PreparedBatch:
         """Translate and sort a KeyedJaggedTensor. OperError if it is not one for the module; of
@@ -116,15 +114,11 @@ class BatchPreparer:
                 self._late.tell(all_of_them=True, now=given)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
-        read = Accesses(addresses, segment_offset, offsets, weights, descriptors)
-        forwarded = None
-        if self._forwarding is not None:
-            read, forwarded = self._forwarding.join(read)
-            descriptors = read.features
+        given_accesses = Accesses(addresses, segment_offset, offsets, weights, descriptors)
+        read, forwarded = self._path.prepare(given_accesses)
         on_device = None
         if self._late is not None and self._trains:
-            shift = 0 if forwarded is None else elements
-            on_device = self._features_there.of(_shifted(descriptors, len(keys), shift))
+            on_device = self._features_there.of(_shifted(read.features, len(keys), elements))
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)

@@ -1,7 +1,7 @@
 """The training step: forward and backward of a prepared batch, as the operator calls them.
 
-    forward    every bag's rows are read, by pointer where the owner shares this rank's memory
-               (row_fetcher.py)
+    forward    the rows of every bag are read, each table's by its fetch path
+               (fetch_paths/fetch_path.py)
     backward   the gradients of each row are summed and sent to its owner, and every row that was
                touched is updated once (apply_gradients.py)
 
@@ -18,6 +18,9 @@ from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.fetch_path import FetchPath
+from oper.runtime.fetch_paths.read_counts import ReadCounts
+from oper.runtime.fetch_paths.row_source import RowSource
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
@@ -28,7 +31,6 @@ from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.captured_step import CapturedStep
 from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
 
@@ -48,7 +50,9 @@ class TrainingStep:
         placement: Placement,
         preparer: BatchPreparer,
         sorter: Sorter,
-        fetcher: RowFetcher,
+        path: FetchPath,
+        source: RowSource,
+        reads: ReadCounts,
         gradients: Gradients | None,
         counters: Counters,
         room: StepRoom,
@@ -58,7 +62,7 @@ class TrainingStep:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
         self._placement, self._preparer = placement, preparer
         self.in_graphs = False
-        self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
+        self._sorter, self._path, self._source, self._reads = sorter, path, source, reads
         self._gradients, self._counters, self._room = gradients, counters, room
         self._features, self._checked_features = features, checked_features
         self.frozen_tables: Callable[[], frozenset[int]] = frozenset
@@ -82,16 +86,7 @@ class TrainingStep:
                 "the lookup out of it, as the sharded modules do"
             )
         self.in_graphs = True
-        if self._fetcher.forwarding is not None:
-            raise OperError(
-                "a graph of torch.compile cannot look up pooled tables, whose bags are forwarded "
-                "to other nodes: leave the lookup out of it, as the sharded modules do"
-            )
-        if self._source is not None:
-            raise OperError(
-                "a graph of torch.compile cannot look up tables of the tier, which are cached: "
-                "leave the lookup out of it, as the sharded modules do"
-            )
+        self._path.check_graphs()
         if self._heap.device.kind != "cpu":  # a graph's batch has no report (late_checks.py)
             raise OperError(
                 f"a graph of torch.compile cannot look up tables on {self._heap.device.kind} "
@@ -111,7 +106,7 @@ class TrainingStep:
                 "a step of ranks on several nodes cannot be captured, as the host must be told how "
                 "many rows go from node to node: call the step as it is"
             )
-        if self._fetcher.needs_rows:
+        if self._path.needs.rows:
             raise OperError(
                 f"a step of a plan with {option('--fetch', 'distinct')} cannot be captured, as the "
                 f"host must know how many rows are copied: plan with {option('--fetch', 'raw')}, "
@@ -168,15 +163,17 @@ class TrainingStep:
             batch = self.current(batch)
             if self._gradients is not None:
                 self._signals.wait("applied", self.steps, "update its rows")
-                if self._source is not None and not batch.trains:
+                if not batch.trains:
                     self._source.settle()
             else:
                 self._heap.seal()
-            if self._fetcher.needs_rows:
+            if self._path.needs.rows:
                 self._count_distinct(batch)
-            self._order.before_read(self._fetcher.relay is not None)
+            self._order.before_read(self._path.needs.shared_fetch)
             try:
-                out = self._fetcher.read(batch, self._counters)
+                self._reads.count(batch, self._counters)
+                self._path.count(batch, self._counters)
+                out = self._path.read(batch)
             except NO_ROOM as error:
                 raise self._room.error(error, len(batch.addresses)) from error
             self._order.after_read()
@@ -216,22 +213,16 @@ class TrainingStep:
             given = (*read, batch.features)
             sort = self._sorter.sort(*given, at_once=True, report=batch.report)
             batch = replace(batch, sort=sort)
-        if not self._fetcher.needs_rows:
+        if not self._path.needs.rows:
             self._count_distinct(batch)
-        if batch.forwarded is not None and self._fetcher.forwarding is not None:
-            self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
-            batch, grad = self._fetcher.forwarding.gradients(batch, grad)
-        try:
-            return self._take_step(batch, grad, weights_too)
-        finally:
-            if batch.forwarded is not None and batch.forwarded.grad is not None:
-                batch.forwarded.grad.wait()
+        with self._path.backward(batch, grad, self._counters) as passed:
+            return self._take_step(*passed, weights_too)
 
     def _take_step(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
     ) -> torch.Tensor | None:
-        self._order.before_read(self._fetcher.relay is not None)
-        weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
+        self._order.before_read(self._path.needs.shared_fetch)
+        weight_grad = self._path.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()
         if self._gradients is not None:
             if self._frozen:
@@ -268,7 +259,7 @@ class TrainingStep:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
         rows = batch.rows
         # Not by how many accesses were sorted, which the host does not know of a device's batch.
-        if rows is None or not (self._all_trained or self._fetcher.needs_rows):
+        if rows is None or not (self._all_trained or self._path.needs.rows):
             return
         if self._on_device:
             self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)
