@@ -31,11 +31,14 @@ from oper.cost.allreduce import node_sum
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
 from oper.runtime.allreduce.proxies import Proxies
-from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
+from oper.runtime.allreduce.replica_allreduce import (
+    BucketReplicas,
+    NoReplicas,
+    ReplicaAllReduce,
+)
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
-from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.fetch_paths.access_counters import Counters
@@ -50,15 +53,15 @@ from oper.runtime.memory.heap import Heap, TableMemory, check_memory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import StepRoom
-from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.migration.changed_rows import ChangedRows, changed_rows
 from oper.runtime.migration.row_migration import RowMigration, check_room
 from oper.runtime.migration.schedule import Schedule, SlotPool
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.equal_settings import EqualSettings
+from oper.runtime.step.fixed_rows import FixedRows
 from oper.runtime.step.lookup_op import LookupOperator
-from oper.runtime.step.node_copies import NodeCopies
+from oper.runtime.step.node_copies import NoCopies, NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
@@ -121,20 +124,19 @@ class EmbeddingEngine:
             counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
             self.signals = _signals(self.node, counters, self.device)
             self.counters = Counters(self.ranks, self.device)
-            symmetric = SymmetricMemory.of(self.node, plan, self.device)
-            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
+            self._memory = memory = TableMemory.of_plan(
+                self.node, plan, self.buckets, self.signals, self.device, spare
+            )
+            self.heap = memory.heap
             self._pool = SlotPool(plan.layout.slots)
             self._migration: weakref.ref[RowMigration] | None = None
             self._begun: RowMigration | None = None  # which is to be kept until it ends
             self.placement = Placement(plan, self.rank, self.device)
-            self._memory = memory = TableMemory(
-                self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
-            )
             self.table_io = TableIO(plan, self.tables, memory)
             self.source, self._in_heap = source_of_tier(make_source, plan, self.tables, memory)
             tier = (self.source, self._in_heap)
             self.path = choose_path(plan, memory, self.features, *tier, self.counters)
-            self.gradients = self._make_gradients(memory) if self.training else None
+            self.gradients = self._make_gradients(memory)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -144,7 +146,7 @@ class EmbeddingEngine:
             self.signals,
             group,
             # Ranks of several nodes look up together, in inference too.
-            waiting=self.training or memory.all_to_all is not None,
+            waiting=self.training or len(self.node.peers) < self.ranks,
         )
         slots = _most_slots(self.buckets, plan.layout.slots)
         dims = [bucket.dim for bucket in self.buckets]
@@ -188,36 +190,36 @@ class EmbeddingEngine:
         """The plan that the engine was made by, with its rows where they are now."""
         return self.placement.plan
 
-    def _make_gradients(self, memory: TableMemory) -> Gradients:
+    def _make_gradients(self, memory: TableMemory) -> Gradients | FixedRows:
+        if not self.training:
+            return FixedRows(memory.heap)
         replicas, copies = self._make_allreduce(), self._make_copies()
         means = any(table.pooling == "mean" for table in self.tables)
-        settings = None
-        if self.ranks > 1:
-            name = self.features.name_of
-            tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
-            settings = EqualSettings(self.node, tables)
+        name = self.features.name_of
+        tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
+        settings = EqualSettings(self.node, tables)
         options = (self.counters, self.gradient_scale, means, settings)
         parts = (self.path, self.source, self._in_heap, replicas, copies)
         return Gradients(memory, *parts, *options)
 
-    def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
-        """The AllReduce of the trained replicas, None if there are none; with slots to which
-        rows of each bucket are going to come."""
-        found = []
+    def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | NoReplicas:
+        """Return the AllReduce of the trained replicas, with the slots to which rows of each bucket
+        are going to come."""
+        of_buckets = []
         for b, bucket in enumerate(self.buckets[: self._in_heap]):
             planned = [self.tables[n].index for n in bucket.tables if bucket.trained]
             slots = runtime_plan.replica_slots(self.plan.layout, planned)
             if len(coming) and bucket.trained:
                 slots = np.union1d(slots, coming[b])
-            found.append(BucketReplicas(torch.from_numpy(slots), bucket.dim))
+            of_buckets.append(BucketReplicas(torch.from_numpy(slots), bucket.dim))
         alone = self.node.ranks == 1 and self.device.kind != "cpu"  # all rows are updated at once
-        if alone or not any(len(bucket.slots) for bucket in found):
-            return None
+        if alone or not any(len(bucket.slots) for bucket in of_buckets):
+            return NoReplicas()
         plan, summed = self.plan, node_sum(self.plan.topology)
-        how = (plan.allreduce_method, self.node, self.signals)
-        return ReplicaAllReduce(*how, found, self.device, summed)
+        ranks = (plan.allreduce_method, self.node, self.signals)
+        return ReplicaAllReduce(*ranks, of_buckets, self.device, summed)
 
-    def _make_copies(self) -> NodeCopies | None:
+    def _make_copies(self) -> NodeCopies | NoCopies:
         in_heap = self.buckets[: self._in_heap]
         trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
         tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
@@ -274,7 +276,7 @@ class EmbeddingEngine:
 
     @property
     def _trained(self) -> Gradients:
-        if self.gradients is None:
+        if isinstance(self.gradients, FixedRows):
             raise OperError(runtime_plan.NOT_FOR_TRAINING)
         return self.gradients
 
@@ -325,7 +327,7 @@ class EmbeddingEngine:
         """Raise OperError while gradients are held back, or if an earlier batch has turned out bad.
         The migration calls this method and those that follow."""
         self._preparer.finish()
-        if self.gradients is not None and self.gradients.holding:
+        if self.gradients.holding:
             raise OperError(
                 "rows were to move while gradients of earlier batches are held back: move them "
                 "after the step that takes them"
@@ -355,8 +357,8 @@ class EmbeddingEngine:
 
     def copies_moved(self) -> None:
         """Some have that have a copy on each node, or had: they are known by their slots."""
-        if self.gradients is not None:
-            self.gradients.follow_copies(self._make_copies())
+        if self.training:
+            self._trained.follow_copies(self._make_copies())
 
     def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
         """All have, to where this plan has them."""
@@ -372,8 +374,8 @@ class EmbeddingEngine:
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))
         self.path.resize(slots)
-        if self.gradients is not None:
-            self.gradients.follow(self._make_allreduce(coming), self._make_copies())
+        if self.training:
+            self._trained.follow(self._make_allreduce(coming), self._make_copies())
 
     def _check_migration(self, plan: Plan) -> None:
         mine = self.plan
@@ -398,8 +400,8 @@ class EmbeddingEngine:
         """Bytes of this rank's shared memory: its heap; in training its mailbox and its part of the
         replicas' AllReduce; and what it fetches of other nodes for its own. All but the heap are at
         the size that the largest batch so far needed."""
-        gradients = self.gradients.shared_bytes if self.gradients else {}
-        return {"heap": self.heap.bytes, "relay": self.path.shared_bytes, **gradients}
+        own = {"heap": self.heap.bytes, "relay": self.path.shared_bytes}
+        return own | self.gradients.shared_bytes
 
     def read_rows(
         self, requests: Sequence[RowRange | ListedRows], state: str | None = None

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from oper.cost.step_memory import most_values
-from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
+from oper.runtime.allreduce.replica_allreduce import NoReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.fetch_paths.fetch_path import FetchPath
@@ -43,7 +43,7 @@ from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
 from oper.runtime.step.captured_settings import CapturedSettings
 from oper.runtime.step.equal_settings import EqualSettings, StepSettings
-from oper.runtime.step.node_copies import NodeCopies
+from oper.runtime.step.node_copies import NoCopies, NodeCopies
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
@@ -61,12 +61,13 @@ class HeldGradients:
 
 
 class Gradients:
-    """The training of one engine's buckets; `replicas` is None if there are none, `copies`
-    where no rows have a copy on each node. Rows of all but the first `in_heap` buckets are in
+    """The training of one engine's buckets. Rows of all but the first `in_heap` buckets are in
     `source`, all others in the heap. Gradients go to other nodes by `path`.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
+
+    trains = True
 
     def __init__(
         self,
@@ -74,12 +75,12 @@ class Gradients:
         path: FetchPath,
         source: RowSource,
         in_heap: int,
-        replicas: ReplicaAllReduce | None,
-        copies: NodeCopies | None,
+        replicas: ReplicaAllReduce | NoReplicas,
+        copies: NodeCopies | NoCopies,
         counters: Counters,
         scale: float,
         means: bool,
-        settings: EqualSettings | None,
+        settings: EqualSettings,
     ) -> None:
         self._buckets, self._in_heap = memory.buckets, memory.buckets[:in_heap]
         self._settings = settings
@@ -91,8 +92,7 @@ class Gradients:
         self._means = means
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
-        if settings is not None:
-            settings.carried = path.carry(settings.digests)
+        settings.carried = path.carry(settings.digests)
         # No method of this object's, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
@@ -114,6 +114,15 @@ class Gradients:
         lines = most_values(0, [bucket.dim for bucket in self._buckets])
         return sum(slots), values + lines
 
+    def wait_for_rows(self) -> None:
+        """Wait until the rows of all ranks are those after the last step."""
+        self._signals.wait("applied", self.steps, "update its rows")
+
+    def rates_are_used(self) -> bool:
+        """Return whether the step that is captured has updated rows: learning rates that are taken
+        from now on are those of the next step, and none of its updates may follow."""
+        return self.captured is not None and self.captured.rates_are_used()
+
     def settings_to_come(self) -> CapturedSettings:
         """Those of a step that is going to be captured."""
         return CapturedSettings(self._buckets, self._device, self.optimizer_steps + 1)
@@ -125,9 +134,7 @@ class Gradients:
         found: list[object] = []
         if isinstance(self.mailboxes, DeviceMailboxes):
             found += self.mailboxes.segments
-        if self._replicas is not None:
-            found += self._replicas.segments
-        return found
+        return [*found, *self._replicas.segments]
 
     @property
     def holding(self) -> bool:
@@ -138,22 +145,23 @@ class Gradients:
         """Forget the gradients that are held back."""
         self._held = None
 
-    def follow(self, replicas: ReplicaAllReduce | None, copies: NodeCopies | None) -> None:
-        """These are the replicas and the copies on nodes from now on, as rows move. For all ranks,
-        between two steps."""
+    def follow(
+        self, replicas: ReplicaAllReduce | NoReplicas, copies: NodeCopies | NoCopies
+    ) -> None:
+        """Have these replicas and copies on nodes from now on, as rows move. For all ranks, between
+        two steps."""
         self._replicas = replicas
         self.follow_copies(copies)
 
-    def follow_copies(self, copies: NodeCopies | None) -> None:
-        """As `follow`, where the replicas stay."""
+    def follow_copies(self, copies: NodeCopies | NoCopies) -> None:
+        """Have these copies on nodes from now on, and the same replicas."""
         self._copies = copies
 
     @property
     def shared_bytes(self) -> dict[str, int]:
         """Bytes of this rank's shared memory that a step's gradients pass through."""
         mailbox = 0 if self.mailboxes is None else self.mailboxes.bytes
-        allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
-        return {"mailbox": mailbox, "allreduce": allreduce}
+        return {"mailbox": mailbox, "allreduce": self._replicas.shared_bytes}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -281,8 +289,7 @@ class Gradients:
         updated: torch.Tensor,
     ) -> None:
         """Leave gradients for the rows' owners, and update this rank's rows by those of all."""
-        if self._replicas is not None:
-            self._replicas.begin(step, rows)
+        self._replicas.begin(step, rows)
         self._signals.wait("applied", self.steps, "update its rows")
         mine = mailboxes.open(rows)
         if held is None:
@@ -291,53 +298,41 @@ class Gradients:
             # The same groups of the same buckets: those in the heap are the first.
             size = min(len(mine.values), len(held.sums.values))
             mine.values[:size] = held.sums.values[:size]
-        if self._replicas is not None:
-            self._replicas.contribute(step, mine)
+        self._replicas.contribute(step, mine)
         self._count(rows)
-        # Of a captured step they lie in the device's memory, and are not known here.
-        settings = None if self.captured is not None else self._settings
-        if settings is not None:
+        # Settings of a captured step lie in the device's memory, and are not known here.
+        compares = self.captured is None
+        if compares:
             counts = any(bucket.optimizer.counts_steps for bucket in self._buckets)
             before = self.optimizer_steps - self.steps if counts else 0
-            settings.offer(StepSettings(tuple(self.learning_rates), before, tuple(self._frozen)))
+            now = StepSettings(tuple(self.learning_rates), before, tuple(self._frozen))
+            self._settings.offer(now)
         self._frozen = []
         self._signals.post("published", step)
         self._signals.wait("published", step, "send its gradients")
-        self._apply(step, mailboxes, settings, updated)
+        self._apply(step, mailboxes, compares, updated)
 
-    def _apply(
-        self,
-        step: int,
-        mailboxes: Mailbox,
-        settings: EqualSettings | None,
-        updated: torch.Tensor,
-    ) -> None:
-        """Update this rank's rows by what there is for them, then its copies of the replicas, whose
-        sums come last."""
+    def _apply(self, step: int, mailboxes: Mailbox, compares: bool, updated: torch.Tensor) -> None:
+        """Update this rank's rows by the gradients of all ranks, then its copies of the replicas,
+        whose sums come last. `compares`: all ranks compare their settings before."""
         arrived = self._path.exchange_gradients(mailboxes.read, step)
-        if settings is not None:
-            settings.check()
+        if compares:
+            self._settings.check()
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
-        groups = {b: self._own_group(b) for b in trained}
-        mine = {rank: mailboxes.read(rank) for rank in self._node.peers}
-        copies: Sequence[RowGradients] = ()
-        if self._copies is not None:
-            found = self._copies.separate(
-                list(mine.values()),
-                list(groups.values()),
-                f"add up the gradients of copies (step {step})",
-            )
-            mine, copies = dict(zip(mine, found.own, strict=True)), found.copies
-            groups = {b: n for n, b in enumerate(trained)}
-        if self._replicas is not None:
-            self._replicas.reduce(step)
+        separated = self._copies.separate(
+            [mailboxes.read(rank) for rank in self._node.peers],
+            [self._own_group(b) for b in trained],
+            f"add up the gradients of copies (step {step})",
+        )
+        mine = dict(zip(self._node.peers, separated.own, strict=True))
+        copies = separated.copies
+        self._replicas.reduce(step)
         self.optimizer_steps += 1
-        for b in trained:
-            parts, of_parts = arrived.of_bucket(b, mine, groups[b])
-            of_copies = [groups[b]] * len(copies)
+        for b, group in zip(trained, separated.groups, strict=True):
+            parts, of_parts = arrived.of_bucket(b, mine, group)
+            of_copies = [group] * len(copies)
             self._update(b, [*parts, *copies], [*of_parts, *of_copies], updated)
-        if self._replicas is not None:
-            sums = self._replicas.result(step)
+        for sums in self._replicas.sums(step):
             for b in self._bucket_numbers:
                 self._update(b, [sums], [b], updated)
             self._counters.add_later(self._replicas.bytes, _allreduce_bytes)

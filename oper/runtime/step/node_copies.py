@@ -36,11 +36,23 @@ from oper.runtime.tables.row_gradients import Piece, RowGradients, groups_on_hos
 
 @dataclass(frozen=True)
 class Separated:
-    """The gradients of rows of this rank, a group for each trained bucket: `own` of each part are
-    those of its other rows, and `copies`, to be added up in their order, those of its copies."""
+    """The gradients of rows of this rank, which are `groups` of each, one for a trained bucket:
+    those of each part for rows without copies, and those for its copies, in the order of additions.
+    """
 
     own: Sequence[RowGradients]
+    groups: Sequence[int]
     copies: Sequence[RowGradients]
+
+
+class NoCopies:
+    """Copies on nodes of an engine whose rows have none."""
+
+    def separate(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
+    ) -> Separated:
+        """Return all gradients as those of rows without copies."""
+        return Separated(parts, groups, ())
 
 
 class NodeCopies:
@@ -78,14 +90,13 @@ class NodeCopies:
         buckets: Sequence[int],
         tables: Sequence[int],
         counters: Counters,
-    ) -> "NodeCopies | None":
-        """Those of an engine that trains these `tables` of the plan, by number; None if none of
-        their rows has any."""
+    ) -> "NodeCopies | NoCopies":
+        """Return the copies of an engine that trains these `tables` of the plan, by number."""
         copied = copied_to_nodes(layout)
         group, _ = layout.listed_places()
         first = layout.listed_offset
         some = any(copied[group[first[t] : first[t + 1]]].any() for t in tables)
-        return cls(memory, layout, buckets, counters) if some else None
+        return cls(memory, layout, buckets, counters) if some else NoCopies()
 
     def separate(
         self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
@@ -96,14 +107,15 @@ class NodeCopies:
         at = groups_on_host(parts)
         by_node = [self._by_node(*of, groups) for of in zip(parts, at, strict=True)]
         own = [self._of_node(part, self._nodes) for part in by_node]
+        of_buckets = range(len(groups))
         if self._nodes > 1:
-            return Separated(own, self._over_nodes(by_node, action))
+            return Separated(own, of_buckets, self._over_nodes(by_node, action))
         copies = []
         for holder in self._holders:
             of_holder = [group + holder - self._rank for group in groups]
             by_node = [self._by_node(*of, of_holder) for of in zip(parts, at, strict=True)]
             copies += [self._of_node(part, 0) for part in by_node]
-        return Separated(own, copies)
+        return Separated(own, of_buckets, copies)
 
     def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
         """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of

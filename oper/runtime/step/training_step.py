@@ -30,13 +30,14 @@ from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.captured_step import CapturedStep
 from oper.runtime.step.device_signals import DeviceSignals
+from oper.runtime.step.fixed_rows import FixedRows
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
 
 
 class TrainingStep:
-    """The steps of one engine; `gradients` is None in inference.
+    """The steps of one engine, whose rows are trained by `gradients` or fixed.
 
     `checked_features` are the module's lookups if gradients are checked for NaN, else None.
     `frozen_tables` is called in forward and backward and returns the module's tables, by number,
@@ -53,7 +54,7 @@ class TrainingStep:
         path: FetchPath,
         source: RowSource,
         reads: ReadCounts,
-        gradients: Gradients | None,
+        gradients: Gradients | FixedRows,
         counters: Counters,
         room: StepRoom,
         features: FeatureSet,
@@ -75,8 +76,8 @@ class TrainingStep:
 
     @property
     def steps(self) -> int:
-        """How many updates were made."""
-        return self._gradients.steps if self._gradients else 0
+        """The number of updates."""
+        return self._gradients.steps
 
     def check_graphs(self) -> None:
         """OperError if a graph cannot look the tables up; it is going to."""
@@ -121,18 +122,15 @@ class TrainingStep:
         return CapturedStep(self._guard, signals, *placed, self._gradients)
 
     def rates_are_used(self) -> bool:
-        """Whether the step that is captured has updated rows, so that learning rates which it takes
-        from now on are those of the next one. None of its updates may follow then."""
-        captured = None if self._gradients is None else self._gradients.captured
-        return captured is not None and captured.rates_are_used()
+        """Return whether the step that is captured has updated rows (apply_gradients.py)."""
+        return self._gradients.rates_are_used()
 
     @property
     def memory(self) -> list[object]:
-        """What a captured step reads, writes and finds rows by: it is out of date where any of this
-        is another object."""
-        found = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
-        found += self._heap.touched.all_marks
-        return found if self._gradients is None else [*found, *self._gradients.memory]
+        """The objects that a captured step reads, writes and finds rows by: it is out of date if
+        any of them is another object."""
+        rows = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
+        return [*rows, *self._heap.touched.all_marks, *self._gradients.memory]
 
     def rows_of(
         self,
@@ -161,12 +159,9 @@ class TrainingStep:
         self._heap.device.check_no_capture()
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
-            if self._gradients is not None:
-                self._signals.wait("applied", self.steps, "update its rows")
-                if not batch.trains:
-                    self._source.settle()
-            else:
-                self._heap.seal()
+            self._gradients.wait_for_rows()
+            if not batch.trains:
+                self._source.settle()
             if self._path.needs.rows:
                 self._count_distinct(batch)
             self._order.before_read(self._path.needs.shared_fetch)
@@ -195,8 +190,8 @@ class TrainingStep:
         self._guard.check()
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
-            if self._gradients is not None:
-                self._freeze(self._gradients, frozen | self.frozen_tables())
+            if self._gradients.trains:
+                self._freeze(frozen | self.frozen_tables())
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
@@ -208,7 +203,7 @@ class TrainingStep:
     def _backward(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
     ) -> torch.Tensor | None:
-        if self._gradients is not None and batch.rows is None:
+        if self._gradients.trains and batch.rows is None:
             read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
             given = (*read, batch.features)
             sort = self._sorter.sort(*given, at_once=True, report=batch.report)
@@ -224,7 +219,7 @@ class TrainingStep:
         self._order.before_read(self._path.needs.shared_fetch)
         weight_grad = self._path.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()
-        if self._gradients is not None:
+        if self._gradients.trains:
             if self._frozen:
                 batch = self._without_frozen(batch)
             self._order.before_write()
@@ -232,7 +227,7 @@ class TrainingStep:
             self._order.after_write()
         return weight_grad
 
-    def _freeze(self, gradients: Gradients, frozen: frozenset[int]) -> None:
+    def _freeze(self, frozen: frozenset[int]) -> None:
         """Freeze these tables and no others; ranks compare them when rows are updated. OperError if
         one of the tables is in the tier."""
         if frozen == self._frozen:
@@ -244,9 +239,9 @@ class TrainingStep:
                 "tier, got a frozen one (requires_grad is False): freeze it before the model is "
                 "sharded, or plan without the tier"
             )
-        if gradients.captured is not None:  # whose settings are not compared in each step
+        if self._gradients.captured is not None:  # whose settings are not compared in each step
             self._node.agree_on(dict.fromkeys(names, "frozen"), "the frozen tables")
-        self._frozen, gradients.frozen = frozen, names
+        self._frozen, self._gradients.frozen = frozen, names
 
     def _without_frozen(self, batch: PreparedBatch) -> PreparedBatch:
         """A batch with the accesses of trained tables sorted, and of frozen tables left out."""
