@@ -1,20 +1,20 @@
 """Pooled bags: bags that read rows of other nodes are forwarded there, and come back as sums.
 
-Ranks of one node read each other's rows by pointer. What a bag of a pooled table reads of another
-node's rows is forwarded to this rank's proxy there (allreduce/proxies.py), for whom it is one more
-bag of its own batch:
+Ranks of one node read each other's rows by pointer. The part of a pooled table's bag that reads
+rows of another node is forwarded to this rank's proxy there (allreduce/proxies.py), which treats it
+as one more bag of its own batch:
 
-    prepare    the ranks exchange bags, and each joins those of its clients to its batch; all else
-               that prepares a batch sees the joined one
+    prepare    the ranks exchange bags, and each joins the bags of its clients to its batch; the
+               rest of the preparation sees the joined batch
     forward    the sums of the clients' bags are sent back, a vector each, and added to the output:
                this rank's own part of a bag first, then those of the other nodes, in their order
-    backward   the gradient of each forwarded bag, a vector, goes the same way and is a part of the
-               gradient of the joined batch, by which rows are updated as ever
+    backward   the gradient of each forwarded bag, a vector, goes the same way and becomes a part of
+               the gradient of the joined batch, by which rows are updated
 
-Ranks exchange bags when a batch is prepared, and not when it is looked up, as only so are a batch's
-accesses sorted once, and beside the lookup. They must prepare batches in the same order, as they
-must look them up. A bag's mean is taken here: what comes back is a sum, and gradients are divided
-before they are sent. No bag is forwarded that reads nothing of another node.
+Ranks exchange bags when a batch is prepared, not when it is looked up: so accesses are sorted once,
+in parallel with the lookup. Ranks must prepare batches in one order, and look them up in one order.
+A bag's mean is taken here: sums come back, and gradients are divided before they are sent. A bag
+that reads no row of another node is not forwarded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class PooledBags(PathOver):
         self._on = device.torch_device
         self._proxies = proxies = Proxies(node, device)
         others = [members for members in proxies.nodes if node.rank not in members]
-        # Of each rank its node's number among the others, and of this node's how many there are.
+        # The number of each rank's node among the other nodes; their count for ranks of this node.
         self._nodes = [
             next((n for n, members in enumerate(others) if r in members), len(others))
             for r in range(node.ranks)
@@ -71,8 +71,8 @@ class PooledBags(PathOver):
         self._fields = [LOCAL if r == node.rank else r for r in node.peers]
         self._place_bits = (max(map(len, proxies.nodes)) - 1).bit_length()
         self._code(slots)
-        # In the order of the module's lookups, which is the same on all ranks, whatever order the
-        # keys of their batches are in.
+        # In the order of the module's lookups, which all ranks share, unlike the order of the keys
+        # of their batches.
         bucket_of = [memory.buckets[lookup.bucket] for lookup in features.features]
         self._lookups = [n for n, bucket in enumerate(bucket_of) if bucket.pooled]
         self._dims = [bucket_of[n].dim for n in self._lookups]
@@ -98,9 +98,9 @@ class PooledBags(PathOver):
         read = (given.addresses, given.offsets, _detached(given.weights))
         nodes = (self._nodes, len(self._proxies.proxies))
         ops, stream = self._device.ops(), self._device.stream
-        how = (*nodes, self._places, *self._codes, stream)
+        targets = (*nodes, self._places, *self._codes, stream)
         words, places, positions, left, sent_heads = ops.forward_bags(
-            *read, given.features[pooled], *how
+            *read, given.features[pooled], *targets
         )
         received = self._exchange(words)
         heads = self._heads([*received.values()])
@@ -151,7 +151,7 @@ class PooledBags(PathOver):
         )
 
     def _exchange(self, words: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Send each proxy its words; those that each client sent here, by client."""
+        """Send each proxy its words, and return the words of each client."""
         parts = [torch.empty(0, dtype=torch.int32, device=self._on)] * self._ranks
         for proxy, parcel in zip(self._proxies.proxies, words, strict=True):
             parts[proxy] = parcel
@@ -159,8 +159,8 @@ class PooledBags(PathOver):
         return {client: came[client] for client in self._proxies.clients}
 
     def _heads(self, received: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the words of each client begin with, on the host, which waits for a device once:
-        bags and then accesses of each pooled feature, int64 [clients, 2 · features]."""
+        """Return the first words of each client, on the host, which waits for a device once: bags
+        and then accesses of each pooled feature, int64 [clients, 2 · features]."""
         size = 2 * len(self._lookups)
         if not received:
             return torch.empty((0, size), dtype=torch.int64)
@@ -169,7 +169,7 @@ class PooledBags(PathOver):
     def _of_clients(
         self, pooled: np.ndarray, clients: Sequence[int], counts: np.ndarray, first_bag: int
     ) -> ClientBags:
-        """The clients' bags, from number `first_bag` on, as features like the `pooled` ones;
+        """Return the clients' bags, from number `first_bag` on, as features like the `pooled` ones;
         `counts` [clients, 2, features] are their bags and accesses."""
         features, bags = np.tile(pooled, len(clients)), counts[:, 0].reshape(-1)
         values = bags * features["dim"]
@@ -205,8 +205,8 @@ class PooledBags(PathOver):
     def _start_sums(
         self, bags: ForwardedBags, sums: torch.Tensor
     ) -> Callable[[], dict[int, torch.Tensor]]:
-        """Begin to send clients the sums of their bags, laid out as `bags.clients` says. What is
-        returned must be called: it gives those of this rank's own bags, by proxy."""
+        """Begin to send clients the sums of their bags, laid out as `bags.clients` says. Return a
+        function, to be called once, that gives the sums of this rank's own bags by proxy."""
         sizes = {sent.proxy: sent.elements for sent in bags.sent}
         into = self._device.new(sum(sizes.values()), torch.float32)
         return self._proxies.start(sums, bags.clients.elements, into, sizes, "add up its bags")
@@ -214,8 +214,7 @@ class PooledBags(PathOver):
     def _add_sums(
         self, batch: PreparedBatch, out: torch.Tensor, sums: Mapping[int, torch.Tensor]
     ) -> None:
-        """Add what came of each node to a batch's output, flat float32, and take the means of
-        bags."""
+        """Add the sums of each node to a batch's output, flat float32, and take the means of bags."""
         assert batch.forwarded is not None
         for sent in batch.forwarded.sent:
             vectors = sums[sent.proxy]
@@ -342,8 +341,8 @@ class PooledBags(PathOver):
         )
 
     def _means(self, batch: PreparedBatch) -> list[bool]:
-        """Of which of its own features a batch's bags are divided here: those of pooled tables. The
-        others' are where they are added up."""
+        """Return the features of a batch whose bags are divided here: those of pooled tables. The
+        bags of others are divided when they are added up."""
         assert batch.forwarded is not None
         if batch.bags is None:  # of one access each
             return [False] * len(batch.forwarded.features)
@@ -351,7 +350,7 @@ class PooledBags(PathOver):
         return [bool(f["mean"]) and int(f["lookup"]) in lookups for f in features]
 
     def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
-        """Divide what lies as a batch's output, flat, by lengths of bags whose mean is taken."""
+        """Divide sums laid out as a batch's output by the lengths of bags whose mean is taken."""
         assert batch.forwarded is not None
         for f, is_mean in enumerate(self._means(batch)):
             if is_mean:

@@ -1,9 +1,9 @@
-"""Row relay: a row of another node that several ranks of a node need crosses the network once.
+"""Relayed rows: a row of another node that several ranks of a node need crosses the network once.
 
-Of an owner in another node, one rank of a node is the RELAY: the rank at the owner's own position,
-its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for the third line:
+One rank of a node is the RELAY of an owner in another node: the rank at the owner's own position,
+its proxy (allreduce/proxies.py). Forward, in shared memory of the node except for the third line:
 
-    ask       every rank writes which distinct rows it needs, by bucket and owner
+    ask       every rank writes the distinct rows that it needs, by bucket and owner
     unite     the relay of an owner unites the slots that its node's ranks need of it, ascending
     fetch     it asks the owner for these rows, which come into shared memory (row_exchange.py)
     read      every rank reads its rows there, by pointer: accesses get the address of that copy
@@ -11,7 +11,7 @@ its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for 
 Backward, the relay adds up what the mailboxes of its node have for the owner, in the order of its
 ranks, and sends one gradient a row (apply_gradients.py).
 
-On devices lists and rows lie in their memory; how many there are is the host's to know.
+On devices lists and rows lie in their memory, and their numbers in the host's.
 
 Two counters of the signals order the ranks; each is the number of the fetch that a rank is at:
 
@@ -72,8 +72,8 @@ class RelayedRows(CopiedRows):
 
 
 class RowRelay:
-    """What the ranks of a node fetch together, of one engine; made by all of them, and all its
-    calls are collective. `exchange` is united."""
+    """The fetches that the ranks of a node make together, for one engine. All of them make it, and
+    all its calls are collective. `exchange` is united."""
 
     def __init__(self, memory: TableMemory, exchange: RowExchange) -> None:
         node, buckets = memory.node, len(memory.buckets)
@@ -96,15 +96,15 @@ class RowRelay:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of this rank's shared memory that rows pass through."""
+        """Bytes of this rank's shared memory through which rows pass."""
         return self._asked.bytes + self._united.bytes + self._rows.bytes
 
     def fetch(
         self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: Ints
     ) -> None:
-        """Fetch what ranks of this node need of other nodes' rows in some buckets. Where they came
-        to are their `targets` [rows] then, by `bases`; they may be read there until the next
-        fetch."""
+        """Fetch the rows of other nodes in some buckets that ranks of this node need. `targets`
+        [rows] and `bases` become their addresses, at which they may be read until the next fetch.
+        """
         self._fetches += 1
         asked = rows.before_on_host
         self._asked.write(asked, rows.slots[: int(asked[-1])])
@@ -120,8 +120,8 @@ class RowRelay:
         self._find_rows(rows, buckets, targets, bases)
 
     def _of_node(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slots that this node's ranks need of those that this one asks, ascending in each
-        group, and how many there are before each."""
+        """Return the slots that this node's ranks need of the owners that this rank asks, ascending
+        in each group, and the number of slots before each group."""
         asked = [self._asked.read(peer) for peer in self._node.peers]
         slots, before = self._device.ops().unite_slots(
             [slots for _, slots in asked],
@@ -129,7 +129,7 @@ class RowRelay:
             groups_of(self._exchange.owners, buckets, self._node.ranks),
             self._device.stream,
         )
-        before = before.cpu()  # which a device is waited for
+        before = before.cpu()  # waits for a device
         return slots[: int(before[-1])], before
 
     def _find_rows(
@@ -139,7 +139,7 @@ class RowRelay:
         targets: torch.Tensor,
         bases: Ints,
     ) -> None:
-        """Find where the rows are that the ranks of this node fetched."""
+        """Find the addresses of the rows that the ranks of this node fetched."""
         slots: list[torch.Tensor] = []
         before: list[torch.Tensor] = []
         groups: list[int] = []

@@ -1,18 +1,18 @@
 """Row exchange: rows of other nodes and their gradients, over the network (torch.distributed).
 
-A rank asks OWNERS, ranks of other nodes, for their rows, and sends them these rows' gradients; the
-other way round it is asked by its ASKERS. Where distinct rows are fetched, a rank asks for all
-ranks of its node (relayed_rows.py), and few of each node ask it: its owners are its clients and its
-askers its proxies (allreduce/proxies.py). Where every access is fetched by itself, each rank asks
-all ranks of other nodes.
+A rank asks OWNERS, ranks of other nodes, for their rows, and sends them these rows' gradients; in
+turn its ASKERS ask it. If distinct rows are fetched, a rank asks for all ranks of its node
+(relayed_rows.py), and few of each node ask it: its owners are its clients and its askers its
+proxies (allreduce/proxies.py). If every access is fetched by itself, each rank asks all ranks of
+other nodes (rows_by_access.py).
 
-All widths go together, as on a network it is messages that take time:
+All widths go together, because messages, not bytes, take most of the time on a network:
 
     rows        how many of each bucket are asked for; their slots; the rows
     gradients   how many rows of each bucket there are; their slots, and the gradients
 
-What lies how in messages, and who sends them to whom: row_messages.py. Rows lie on devices where
-the heap does; how many there are is the host's to know, which the network asks for.
+The layout of messages, and their senders and receivers: row_messages.py. Rows lie on devices if
+the heap does; the host knows how many there are, because the network asks for that.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,12 +32,12 @@ from oper.runtime.tables.row_gradients import RowGradients
 
 
 class RowPlaces(NamedTuple):
-    """Where rows lie that came in messages, one of each owner: bytes from the first message's
-    begin. Width after width, each from a line of the caches on, so that the rows of a width can be
+    """The places of rows that came in messages, one from each owner, in bytes from the beginning of
+    the first message. Each width begins at a line of the caches, so that the rows of a width can be
     read as those of an arena."""
 
     sizes: Ints  # of each message, [messages]
-    arenas: Ints  # where the arena of a bucket's width begins, [messages, buckets]
+    arenas: Ints  # the beginning of the arena of a bucket's width, [messages, buckets]
     firsts: Ints  # the bucket's first slot there, [messages, buckets]
 
 
@@ -74,12 +74,12 @@ class RowExchange:
         self._device = memory.heap.device
         self._proxies = Proxies(node, self._device)
         away = tuple(r for r in range(node.ranks) if r not in node.peers)
-        # The ranks for all of which this one asks, whom each of them asks, and who asks this one.
+        # The ranks for which this one asks, the owners that each of them asks, and its askers.
         self._members: Sequence[int] = (node.rank,)
         self.owners_of: Mapping[int, Sequence[int]] = {node.rank: away}
         self._askers: Sequence[int] = away
-        # The ranks whose gradients an owner adds up, in this order: by node, and for nodes that
-        # send one sum, the rank that sends it.
+        # The ranks whose gradients an owner adds up, in this order: by node, and for a node that
+        # sends one sum, the rank that sends it.
         self._order: Sequence[int] = range(node.ranks)
         if united:
             self._members = node.peers
@@ -92,20 +92,20 @@ class RowExchange:
 
     @property
     def owners(self) -> Sequence[int]:
-        """Whom this rank asks for rows, ascending."""
+        """The ranks that this one asks for rows, ascending."""
         return self.owners_of[self._node.rank]
 
     # Rows.
 
     def places(self, counts: Ints, buckets: Sequence[int]) -> RowPlaces:
-        """Where so many rows of each bucket lie in messages, [messages, buckets]."""
+        """Return the places of so many rows of each bucket in messages, [messages, buckets]."""
         arenas, firsts = np.zeros((2, *counts.shape), dtype=np.int64)
         end = np.zeros(len(counts), dtype=np.int64)
         widths = [self._buckets[b].width for b in buckets]
         for width in sorted(set(widths)):
             end = _rounded_up(end, LINE_BYTES)
             rows = np.zeros(len(counts), dtype=np.int64)
-            for n in (n for n, of in enumerate(widths) if of == width):
+            for n in (n for n, other in enumerate(widths) if other == width):
                 arenas[:, n], firsts[:, n] = end, rows
                 rows = rows + counts[:, n]
                 row_bytes = self._row_bytes[buckets[n]]
@@ -121,9 +121,9 @@ class RowExchange:
         buckets: Sequence[int],
         room: Callable[[int], torch.Tensor],
     ) -> torch.Tensor:
-        """Ask each owner for rows by their slots, so many of each bucket, [owners, buckets], owner
-        by owner. They are put into the memory that `room` makes for so many bytes, where `places`
-        says."""
+        """Ask each owner for rows by their slots, owner by owner; `counts` [owners, buckets] are
+        their numbers. Return the memory that `room` made for the rows, which lie there at `places`.
+        """
         asked = self._routes.swap_counts(counts, "ask for rows")
         sizes = asked.sum(axis=1)
         wanted = slots.new_empty(int(sizes.sum()))
@@ -146,8 +146,8 @@ class RowExchange:
         buckets: Sequence[int],
         places: RowPlaces,
     ) -> None:
-        """Have the arenas of owners begin, in `bases`, where their rows came to, from address
-        `rows` on."""
+        """Have the arenas of owners begin, in `bases`, at the rows that came from them, which lie
+        from address `rows` on."""
         for n, b in enumerate(buckets):
             bases[self._buckets[b].width, list(owners)] = rows + places.arenas[:, n]
 
@@ -159,7 +159,7 @@ class RowExchange:
         places: RowPlaces,
         out: torch.Tensor,
     ) -> None:
-        """Copy rows of this rank, by their slots, for each asker."""
+        """Copy this rank's rows, by their slots, for each asker."""
         row_bytes = np.tile(self._row_bytes[list(buckets)], len(counts))
         own = self._heap.bases_on_host[[self._buckets[b].width for b in buckets], self._node.rank]
         arenas = np.tile(own, len(counts))
@@ -202,6 +202,6 @@ class RowExchange:
 
 
 def _rounded_up(bytes: Ints, unit: int) -> Ints:
-    """To multiples of a unit."""
+    """Return bytes, rounded up to multiples of a unit."""
     units: Ints = -(-bytes // unit)
     return units * unit

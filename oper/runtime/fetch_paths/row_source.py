@@ -1,4 +1,4 @@
-"""Row sources: where a step reads rows and leaves their gradients.
+"""Row sources: the memories in which rows are read and updated in a step, if not in the heap.
 
 Rows of the plan's devices are in the heap: they are read there, and their gradients go to their
 owners by mailboxes (apply_gradients.py). Tables that the plan keeps in the tier may have another
@@ -23,7 +23,7 @@ from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable
 
 
 class HeapPlaces(NamedTuple):
-    """Where n rows are in the heap: by the source's bucket, counted from 0, the owner, and the slot
+    """Places of n rows in the heap: the source's bucket, counted from 0, the owner, and the slot
     there, [n] each."""
 
     bucket: Ints
@@ -42,38 +42,37 @@ class RowSource(Protocol):
     """The rows of a module's last buckets. All calls are collective, in one order on all ranks."""
 
     def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """What a batch that may be trained reads, from what it would read in the heap."""
+        """Return the rows of a batch that may be trained; `heap` has those of all other tables."""
 
     def holds(self, batch: PreparedBatch) -> bool:
-        """Whether a batch that was read can be read again here, in its backward pass. Where it can
-        not, the heap is up to date then."""
+        """Return whether a batch that was read can be read again here, in its backward pass. If
+        not, the heap is up to date."""
 
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """What such a batch reads again, from what it would read in the heap."""
+        """Return the rows of such a batch again; `heap` has those of all other tables."""
 
     def update(
         self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
     ) -> None:
-        """Take a step: of each of the source's buckets the gradients of `rows`, float32 [n, dim].
-
-        They are those of the batch, or of several that were accumulated."""
+        """Take a step by the gradients of `rows`, float32 [n, dim] for each of the source's
+        buckets: those of the batch, or of several batches that were accumulated."""
 
     def settle(self) -> None:
         """Bring the heap up to date, before rows are read there."""
 
     def move(self, before: HeapPlaces, after: HeapPlaces) -> None:
-        """Rows are about to move to other places in the heap, once it is up to date with them."""
+        """Bring the heap up to date with rows that are about to move to other places there."""
 
     def forget(self) -> None:
-        """Rows in the heap have other values now."""
+        """Forget copies of rows: the heap has other values now."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Counters since the start, as JSON holds them."""
+        """Return the counters since the start, as JSON holds them."""
 
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What an engine has for the source that it makes."""
+    """The parts of an engine from which its source is made."""
 
     node: Node
     exchange: Exchange
