@@ -76,12 +76,12 @@ _NO_ROOM_TO_MOVE = "move fewer bytes in a step, or save a checkpoint and start b
 class EmbeddingEngine:
     """The tables of one module on this rank of `group`, placed by `plan`.
 
-    `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
-    range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
+    `nodes` has a number for each rank: ranks of one number share memory. `bounds` is the treatment
+    of ids out of range: "fatal", or "warning" or "ignore", which read row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; `spare` is how many rows more
-    than it has each rank's memory is for there, as a share of those of the rank with the most.
-    `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
+    the CPU by default, has rows and batches; `spare` is the number of extra rows to reserve there
+    for each rank, as a share of the rows of the rank with the most. `make_source` makes the source
+    of rows of the plan's tables in the tier (row_source.py).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class EmbeddingEngine:
             self.heap = memory.heap
             self._pool = SlotPool(plan.layout.slots)
             self._migration: weakref.ref[RowMigration] | None = None
-            self._begun: RowMigration | None = None  # which is to be kept until it ends
+            self._begun: RowMigration | None = None  # kept until it ends
             self.placement = Placement(plan, self.rank, self.device)
             self.table_io = TableIO(plan, self.tables, memory)
             self.source, self._in_heap = source_of_tier(make_source, plan, self.tables, memory)
@@ -150,7 +150,7 @@ class EmbeddingEngine:
         )
         slots = _most_slots(self.buckets, plan.layout.slots)
         dims = [bucket.dim for bucket in self.buckets]
-        # What is not trained is read all the same: row 0 in the place of a bad id.
+        # A batch that is not trained is read all the same: row 0 in the place of a bad id.
         fatal = self.training and bounds == "fatal"
         needs = self.path.needs
         sorter = Sorter(self.node, self.device, slots, dims, needs.rows, needs.runs, fatal)
@@ -187,7 +187,7 @@ class EmbeddingEngine:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the engine was made by, with its rows where they are now."""
+        """The engine's plan, with the rows at their present places."""
         return self.placement.plan
 
     def _make_gradients(self, memory: TableMemory) -> Gradients | FixedRows:
@@ -227,36 +227,37 @@ class EmbeddingEngine:
 
     # A batch.
 
-    @torch.compiler.disable  # which looks at ids and makes structs of NumPy's: no graph
+    @torch.compiler.disable  # it looks at ids and makes structs of NumPy, which no graph can
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup. Where
-        tables are pooled between nodes, all ranks prepare batches together, in one order."""
+        """Translate and sort a KeyedJaggedTensor, maybe a batch ahead of its lookup. If tables are
+        pooled between nodes, all ranks prepare batches together, in one order."""
         self._guard.check()
         with self.placement.reading, self._guard.failing_together():
             return self._preparer.prepare(batch)
 
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
-        """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another, in
-        the order of `batch.keys`, which is the given batch's where it has each feature once."""
+        """Return the rows of a batch, pooled: [samples, columns]; or unpooled: flat, each feature's
+        [n, dim] one after another, in the order of `batch.keys`: the order of the batch that was
+        prepared, if it has each feature once."""
         if self.before_use is not None:
-            self.before_use()  # which in a step that is captured finds nothing to do: _settled
+            self.before_use()  # it has nothing to do in a step that is captured: _settled
         out = self.operator.lookup(batch)
         return out.view(batch.samples, self.features.columns) if self.features.pooled else out
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """Prepare and look up."""
+        """Prepare a batch and look it up."""
         return self.lookup(self.prepare(batch))
 
-    # Training, of an engine whose plan is for it.
+    # Training, if the plan is for it.
 
     @property
     def steps(self) -> int:
-        """Updates of this engine."""
+        """The number of updates of this engine."""
         return self.training_step.steps
 
     @property
     def optimizer_steps(self) -> int:
-        """Updates of this engine, counted on from those of a checkpoint."""
+        """The number of updates of this engine, and of those before its checkpoint."""
         return self._trained.optimizer_steps
 
     @optimizer_steps.setter
@@ -265,12 +266,12 @@ class EmbeddingEngine:
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each bucket, to be set."""
+        """The learning rate of each bucket, which may be set."""
         return self._trained.learning_rates
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes inside hold their gradients back; the next one outside adds them."""
+        """Hold the gradients of backward passes inside back; the next one outside adds them."""
         with self._trained.accumulate():
             yield
 
@@ -287,10 +288,10 @@ class EmbeddingEngine:
         on all ranks.
 
         `plan` has the engine's tables by name, and maybe others. No rank copies more than
-        `bytes_per_step` in a step, but for a single row. Where rows are on their way to this plan
-        already, it is what moves them, with its own steps: whoever had it may have lost it. Raises
-        OperError, on all ranks, where the rows cannot go there while the engine runs, and where
-        they are still on their way to another plan.
+        `bytes_per_step` in a step, except for a single row. If rows are on their way to this plan
+        already, the object that moves them is returned, with its own steps: its holder may have
+        lost it. Raises OperError, on all ranks, if the rows cannot go there while the engine runs,
+        or are still on their way to another plan.
         """
         self._guard.check()
         digest = runtime_plan.plan_digest(plan)
@@ -320,7 +321,7 @@ class EmbeddingEngine:
 
     @property
     def rows_are_moving(self) -> bool:
-        """Whether rows are on their way to another plan."""
+        """True while rows are on their way to another plan."""
         return self._migration is not None and self._migration() is not None
 
     def rows_can_move(self) -> None:
@@ -334,7 +335,7 @@ class EmbeddingEngine:
             )
 
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
-        """They are about to, and are found by `layout` from now on."""
+        """Prepare for rows that are about to move, and are found by `layout` from now on."""
         self._begun = self._migration() if self._migration is not None else None
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
         self.placement.replace(layout)
@@ -345,23 +346,23 @@ class EmbeddingEngine:
         bucket_of = np.full(len(self.plan.tables), -1, dtype=np.int64)
         for b, bucket in enumerate(self.buckets[self._in_heap :]):
             bucket_of[[self.tables[n].index for n in bucket.tables]] = b
-        of = moving[bucket_of[rows.table[moving]] >= 0]
-        if not len(of):
+        leaving = moving[bucket_of[rows.table[moving]] >= 0]
+        if not len(leaving):
             return
-        of_bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
-        before, after = owner[rows.before[of]], owner[rows.after[of]]
+        of_bucket, owner = bucket_of[rows.table[leaving]], rows.sets.holds.argmax(axis=1)
+        before, after = owner[rows.before[leaving]], owner[rows.after[leaving]]
         self.source.move(
-            HeapPlaces(of_bucket, before, rows.slot(of, before)),
-            HeapPlaces(of_bucket, after, schedule.slot[of]),
+            HeapPlaces(of_bucket, before, rows.slot(leaving, before)),
+            HeapPlaces(of_bucket, after, schedule.slot[leaving]),
         )
 
     def copies_moved(self) -> None:
-        """Some have that have a copy on each node, or had: they are known by their slots."""
+        """Follow moved rows that have a copy on each node, or had: their slots identify them."""
         if self.training:
             self._trained.follow_copies(self._make_copies())
 
     def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
-        """All have, to where this plan has them."""
+        """Take note that all rows are at their places in this plan."""
         self._migration, self._begun, self._pool = None, None, schedule.pool
         self.heap.resize(schedule.pool.ends)
         self.placement.resized(self.heap.slots)
@@ -378,7 +379,6 @@ class EmbeddingEngine:
             self._trained.follow(self._make_allreduce(coming), self._make_copies())
 
     def _check_migration(self, plan: Plan) -> None:
-        mine = self.plan
         if self.rows_are_moving:
             raise OperError(
                 "rows are on their way to a plan already: take the steps of that migration, which "
@@ -389,30 +389,30 @@ class EmbeddingEngine:
                 "a graph of torch.compile looks these tables up, and would not follow rows that "
                 "move: leave the lookup out of it, as the sharded modules do"
             )
-        runtime_plan.check_same_step(mine, plan)
-        if mine.workload.training:
+        runtime_plan.check_same_step(self.plan, plan)
+        if self.training:
             runtime_plan.check_trainable(plan)
 
     # Rows of tables, for initial values and checkpoints.
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's shared memory: its heap; in training its mailbox and its part of the
-        replicas' AllReduce; and what it fetches of other nodes for its own. All but the heap are at
-        the size that the largest batch so far needed."""
+        """Bytes of this rank's shared memory: its heap; the rows that it fetches from other nodes
+        for its own; in training its mailbox and its part of the replicas' AllReduce. All but the
+        heap have the size that the largest batch so far needed."""
         own = {"heap": self.heap.bytes, "relay": self.path.shared_bytes}
         return own | self.gradients.shared_bytes
 
     def read_rows(
         self, requests: Sequence[RowRange | ListedRows], state: str | None = None
     ) -> list[torch.Tensor]:
-        """Rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be called on
-        all ranks, each with requests of its own."""
+        """Return rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be
+        called on all ranks, each with requests of its own."""
         with self._settled():
             return self.table_io.read(requests, state)
 
     def write_rows(self, blocks: Sequence[RowBlock], state: str | None = None) -> None:
-        """Give rows of tables, or a state of their optimizer, new values: all copies of each. To be
+        """Give all copies of rows of tables new values, or of a state of their optimizer. To be
         called on all ranks, each with blocks of its own."""
         with self._settled():
             self.source.forget()
@@ -420,11 +420,11 @@ class EmbeddingEngine:
             for table, first, values in blocks:
                 self._touch(table, first, len(values))
 
-    # Which rows got other values, for checkpoints that have these alone.
+    # Rows with new values, for checkpoints that have these alone.
 
     def begin_touched(self, new: Sequence[RowRange] = ()) -> None:
         """Mark the rows that are updated or written from now on, until `end_touched`; `new` are
-        touched already. To be called on all ranks alike."""
+        touched already. To be called on all ranks."""
         with self._settled():
             self.heap.begin_touched()
             for rows in new:
@@ -467,16 +467,16 @@ class EmbeddingEngine:
         self.signals.barrier("compare replicas")
         layout = self.plan.layout
         parts = _replicas(self.plan, self.heap)
-        found = unequal_replicas(parts, self.node.group)
+        unequal = unequal_replicas(parts, self.node.group)
         copied = runtime_plan.copied_to_nodes(layout) & self.training
         held = np.unique(layout.holds[copied], axis=0)
         # Those that the lowest rank holds come first.
         for n, holds in enumerate(held[::-1], 1):
             holders = np.flatnonzero(holds).tolist()
             copies = _node_copies(self.plan, self.heap, holders, self.rank in holders)
-            unequal = unequal_replicas(copies, self.node.group, holders)
-            found += [replace(one, part=n * len(parts) + one.part) for one in unequal]
-        return found
+            of_copies = unequal_replicas(copies, self.node.group, holders)
+            unequal += [replace(one, part=n * len(parts) + one.part) for one in of_copies]
+        return unequal
 
     def fail(self, error: BaseException) -> None:
         """Make all ranks that wait for this one, now or later, raise for this error: also in the
@@ -484,8 +484,8 @@ class EmbeddingEngine:
         self._guard.fail(error)
 
     def close(self) -> None:
-        """Leave the other ranks. Memory is freed with the last reference to this engine; where
-        kernels read other nodes' rows, all ranks close together, and it is freed then."""
+        """Leave the other ranks. Memory is freed with the last reference to this engine; if kernels
+        read other nodes' rows, all ranks close together, and it is freed then."""
         try:
             self.path.close()
         finally:
@@ -521,14 +521,14 @@ def _check_agreement(
     they compare what they were given before any of them checks its own.
     """
     node.agree(runtime_plan.plan_digest(plan), "plan")
-    given = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
+    settings = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
     for number, table in enumerate(tables):
         name = plan.tables[table.index].name
-        given[f"table {number}"] = f"{name!r} of features {', '.join(table.features)}"
-        given[f"pooling of {name!r}"] = table.pooling
-        for setting, value in asdict(table.optimizer).items():
-            given[f"{setting} of {name!r}"] = repr(value)
-    node.agree_on(given, "tables and optimizers")
+        settings[f"table {number}"] = f"{name!r} of features {', '.join(table.features)}"
+        settings[f"pooling of {name!r}"] = table.pooling
+        for name_of_setting, value in asdict(table.optimizer).items():
+            settings[f"{name_of_setting} of {name!r}"] = repr(value)
+    node.agree_on(settings, "tables and optimizers")
     if node.ranks != plan.ranks:
         alone = node.group is None and not dist.is_initialized()
         raise OperError(
@@ -547,14 +547,14 @@ def _most_slots(buckets: Sequence[Bucket], slots: Ints) -> list[int]:
 
 
 def _coming_replicas(engine: EmbeddingEngine, rows: ChangedRows, schedule: Schedule) -> list[Ints]:
-    """The slots to which rows of each bucket come as replicas."""
+    """Return the slots to which rows of each bucket come as replicas."""
     copied = rows.sets.everywhere[rows.after]
     tables = [[engine.tables[n].index for n in bucket.tables] for bucket in engine.buckets]
     return [schedule.slot[copied & np.isin(rows.table, of_bucket)] for of_bucket in tables]
 
 
 def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
-    """The rows and the states of this rank's replicas, of each width in turn."""
+    """Return the rows and the states of this rank's replicas, of each width in turn."""
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):
         tables = np.flatnonzero(layout.width_of_table == width)
@@ -565,8 +565,8 @@ def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
 
 
 def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list[torch.Tensor]:
-    """The rows and the states of rows with copies on these ranks alone, of each width in turn; as
-    many zeros where this rank is none of them."""
+    """Return the rows and the states of rows with copies on these ranks alone, of each width in
+    turn; as many zeros if this rank has no copies."""
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):
         tables = np.flatnonzero(layout.width_of_table == width)

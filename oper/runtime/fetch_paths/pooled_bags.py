@@ -214,7 +214,7 @@ class PooledBags(PathOver):
     def _add_sums(
         self, batch: PreparedBatch, out: torch.Tensor, sums: Mapping[int, torch.Tensor]
     ) -> None:
-        """Add the sums of each node to a batch's output, flat float32, and take the means of bags."""
+        """Add the sums of each node to a batch's output, flat, and take the means of bags."""
         assert batch.forwarded is not None
         for sent in batch.forwarded.sent:
             vectors = sums[sent.proxy]

@@ -112,7 +112,7 @@ class Routes:
         return {asker: self.messages.read(message, of, dims) for asker, message, of in of_askers}
 
     def swap_counts(self, counts: Ints, action: str) -> Ints:
-        """Tell each owner its counts, [owners, buckets], and return the askers' [askers, buckets]."""
+        """Tell owners their counts, [owners, buckets]; return the askers', [askers, buckets]."""
         buckets = counts.shape[1]
         theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
         sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))

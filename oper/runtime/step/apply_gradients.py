@@ -7,7 +7,7 @@ the owner's relay (relayed_rows.py) adds up what its node's mailboxes hold for i
 its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
 first ranks, of their own node mailbox by mailbox. Rows with a copy on each node are added up among
 their holders (node_copies.py). Every sum has a fixed order, so that equal runs give equal bits.
-Where a device has the only rank, nobody else's gradients are to come: the threads that sum a row's
+On a device that has the only rank no other gradients come: the threads that sum a row's gradients
 update it at once.
 
 Four counters of the signals order the ranks; each is the number of the step that a rank finished:
@@ -54,7 +54,7 @@ COUNTERS = ("marked", "published", "reduced", "applied")
 
 @dataclass(frozen=True)
 class HeldGradients:
-    """Rows, and the sum of the gradients of each so far."""
+    """Rows, and the sum of the gradients of each row so far."""
 
     rows: SortedRows
     sums: RowGradients
@@ -93,7 +93,7 @@ class Gradients:
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
         settings.carried = path.carry(settings.digests)
-        # No method of this object's, which the counters would keep, with all memory, until garbage
+        # Not a method of this object, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
         self._sent = partial(_sent, dims)
@@ -101,14 +101,14 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
-        self.frozen: tuple[str, ...] = ()  # tables, in the batch whose gradients come next
+        self.frozen: tuple[str, ...] = ()  # tables, in the batch of the next gradients
         self._frozen: list[tuple[str, ...]] = []  # in each batch since the last update
         self.captured: CapturedSettings | None = None  # of the step that is captured now
 
     @property
     def _most_held(self) -> tuple[int, int]:
-        """Rows and values that gradients can be of, however many batches are held: on devices, of
-        which the host does not know how many they are of."""
+        """The most rows and values that held gradients have, however many batches they are of: on
+        devices the host does not know their number."""
         slots = [self._heap.all_slots(bucket.width) for bucket in self._buckets]
         values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
         lines = most_values(0, [bucket.dim for bucket in self._buckets])
@@ -124,21 +124,21 @@ class Gradients:
         return self.captured is not None and self.captured.rates_are_used()
 
     def settings_to_come(self) -> CapturedSettings:
-        """Those of a step that is going to be captured."""
+        """Return the settings of a step that is going to be captured."""
         return CapturedSettings(self._buckets, self._device, self.optimizer_steps + 1)
 
     @property
     def memory(self) -> list[object]:
-        """What gradients of devices go through now; as much of it is replaced as has to grow, or
-        as rows move."""
-        found: list[object] = []
+        """The memory through which gradients of devices go now; parts of it are replaced when they
+        must grow, or rows move."""
+        segments: list[object] = [*self._replicas.segments]
         if isinstance(self.mailboxes, DeviceMailboxes):
-            found += self.mailboxes.segments
-        return [*found, *self._replicas.segments]
+            segments = [*self.mailboxes.segments, *segments]
+        return segments
 
     @property
     def holding(self) -> bool:
-        """Whether gradients of earlier batches are held back."""
+        """True while gradients of earlier batches are held back."""
         return self._held is not None or self._accumulating
 
     def drop_held(self) -> None:
@@ -159,13 +159,13 @@ class Gradients:
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's shared memory that a step's gradients pass through."""
+        """Bytes of this rank's shared memory through which a step's gradients pass."""
         mailbox = 0 if self.mailboxes is None else self.mailboxes.bytes
         return {"mailbox": mailbox, "allreduce": self._replicas.shared_bytes}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Steps inside hold their gradients back; the next one outside adds them."""
+        """Hold the gradients of steps inside back; the next step outside adds them."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -189,7 +189,7 @@ class Gradients:
             self._update_tier(batch, grad, rows, held)
 
     def _accumulated(self, batch: PreparedBatch, grad: torch.Tensor) -> HeldGradients:
-        """The gradients that are held, and a batch's."""
+        """Return the sum of the gradients that are held and of a batch."""
         assert batch.rows is not None
         dims, rows = [bucket.dim for bucket in self._buckets], batch.rows
         sums = _no_sums(rows, dims, self._device)
@@ -260,7 +260,7 @@ class Gradients:
         return range(len(self._in_heap))
 
     def _own_group(self, b: int) -> int:
-        """The group of a bucket's rows that this rank owns."""
+        """Return the group of a bucket's rows that this rank owns."""
         return b * (1 + self._node.ranks) + 1 + self._node.rank
 
     def _apply_alone(
@@ -366,7 +366,7 @@ class Gradients:
         )
 
     def _packed(self, b: int) -> torch.Tensor | None:
-        """Where a bucket's settings will be when this update of a captured step is run."""
+        """Return the place of a bucket's settings when this update of a captured step is run."""
         if self.captured is None:
             return None
         return self.captured.of(b, self.optimizer_steps)
@@ -411,8 +411,8 @@ class Gradients:
 
 
 def _sent(dims: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Counters from rows by bucket and owner, replicas first, of buckets of those dims: 0 of frozen
-    ones, whose rows have no gradients though they may have been sorted."""
+    """Return counters from rows by bucket and owner, replicas first, of buckets of those dims: 0
+    for frozen ones, whose rows have no gradients though they may have been sorted."""
     sent = np.where(dims[:, None] > 0, rows[:, 1:], 0)
     return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
 
@@ -426,8 +426,8 @@ def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
 
 
 def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox | None:
-    """What this rank's gradients go through; None of a device's only rank, whose rows have no
-    others and no replicas."""
+    """Return the mailboxes of a node's ranks; None for a device's only rank, whose gradients no
+    other rank reads."""
     dims = [bucket.dim for bucket in buckets]
     if isinstance(device, Cpu):
         return Mailboxes(node, dims)
@@ -435,7 +435,7 @@ def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox
 
 
 def _no_sums(rows: SortedRows, dims: Sequence[int], device: Device) -> RowGradients:
-    """Gradients of rows of buckets of those dims, all zero."""
+    """Return gradients of rows of buckets of those dims, all zero."""
     groups = laid_out(rows.before, dims, device)
     size = room(rows.slots, groups, dims, device)
     return RowGradients(rows.slots, groups, torch.zeros(size, device=device.torch_device))
@@ -452,9 +452,9 @@ def sum_gradients(
     means: bool = True,
     chosen: slice = slice(None),
 ) -> None:
-    """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
-    batch's output. `means`: whether tables may be pooled by their mean. `chosen`: of which of the
-    bucket's groups, where accesses are sorted."""
+    """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is the
+    gradient of the batch's output. `means`: tables may be pooled by their mean. `chosen`: the
+    groups of the bucket to sum, if accesses are sorted."""
     rows = batch.rows
     assert rows is not None
     groups = rows.groups(bucket)[chosen]
@@ -468,5 +468,5 @@ def sum_gradients(
     if isinstance(rows, NumberedRows):
         ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums, *of_clients)
     else:
-        runs, how = (rows.positions, rows.starts), (rows.by_bag, stream, means)
-        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, *how, *of_clients)
+        runs, options = (rows.positions, rows.starts), (rows.by_bag, stream, means)
+        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, *options, *of_clients)

@@ -1,7 +1,7 @@
-"""What the host does of one engine where a step of it is captured, and each time it is run.
+"""The host's part in a captured step of one engine: when it is captured, and each time it is run.
 
-To capture a step all of the host's part is gone through once: steps and accesses are counted as if
-it had been taken. So that is taken back, and added each time the step is run.
+To capture a step the host goes through all of its part once: steps and accesses are counted as if
+the step had been taken. These counts are taken back, and added each time the step is run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ class CapturedStep:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Nothing that is counted inside stays so."""
+        """Capture a step inside: its counts are set aside."""
         with self._guard.failing_together():
             self._late.tell(all_of_them=True)
         self._late.begin_capture()
@@ -64,7 +64,7 @@ class CapturedStep:
             gradients.steps, gradients.optimizer_steps = self._began, began
 
     def before(self) -> None:
-        """To be called before the step is run, inside of `failing_together`."""
+        """Prepare a run of the step, inside of `failing_together`."""
         self._late.tell()
         self._order.before_write()
         gradients = self._gradients
@@ -81,8 +81,8 @@ class CapturedStep:
             )
 
     def after(self, given: Mapping[int, Any]) -> None:
-        """To be called once the step was started, where batches that were `given` are in the place
-        of those that it was captured with, by their `id`."""
+        """Count a run of the step that was started. `given` has the batches that took the place of
+        those with which it was captured, by their `id`."""
         self._gradients.steps += self._steps
         self._gradients.optimizer_steps += self._updates
         done = self._order.after_write()
@@ -92,7 +92,7 @@ class CapturedStep:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Rows are where they are inside, and what fails there fails on all ranks."""
+        """Keep rows at their places inside, and let failures there fail on all ranks."""
         self._guard.check()
         with self._placement.reading, self._guard.failing_together(), self._counters.adding():
             yield

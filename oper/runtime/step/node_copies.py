@@ -2,18 +2,17 @@
 
 The ranks of a node read such a row from its holder there, and leave their gradients in their
 mailboxes for it, as for a row that it owns. The holders add them up among themselves, over the
-network: of a row in slot s, which is the same at all holders, the holder of node s mod N is the one
-that SUMS it.
+network. A row has the same slot s at all holders, and the holder of node s mod N SUMS it.
 
-    sums     each holder adds up what its node's mailboxes have for a row, in the order of its
-             ranks, and sends that to the row's summing holder, which adds node by node, in the
-             order of the nodes' first ranks, of its own node mailbox by mailbox
+    sums     each holder adds up the gradients that its node's mailboxes have for a row, in the
+             order of its ranks, and sends the sum to the row's summing holder, which adds node by
+             node, in the order of the nodes' first ranks, and its own node mailbox by mailbox
     totals   it sends the total to the other holders
 
-So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of how
-many rows there are and then of their slots and gradients. All holders update their copies by the
-same bits. Where all ranks run on one node, whatever the plan's, each holder finds what all have for
-a row in the mailboxes, and adds it up itself: holder by holder, of each mailbox by mailbox.
+So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of the
+numbers of rows and then of their slots and gradients. All holders update their copies by the same
+bits. If all ranks run on one node, whatever the plan says, each holder reads all gradients of a row
+in the mailboxes, and adds them up itself: holder by holder, and mailbox by mailbox for each.
 """
 
 from collections.abc import Sequence
@@ -72,7 +71,7 @@ class NodeCopies:
         if self._nodes > 1:
             _check_nodes(layout, proxies.nodes)
         held = layout.holds[copied_to_nodes(layout) & layout.holds[:, self._rank]]
-        # Of this rank's copies, in the order of the nodes.
+        # The holders of this rank's copies, in the order of the nodes.
         self._holders = np.flatnonzero(held.any(axis=0)).tolist() if len(held) else [self._rank]
         if self._nodes > 1:
             position = list(self._node.peers).index(self._rank)
@@ -101,9 +100,9 @@ class NodeCopies:
     def separate(
         self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
     ) -> Separated:
-        """Add up the gradients of copies over all nodes, and tell those of other rows apart; of the
-        `parts`, the mailboxes of this rank's node, `groups` are those of this rank's rows of each
-        trained bucket. `action` says in errors what other ranks were waited for."""
+        """Add up the gradients of copies over all nodes, and separate them from other gradients.
+        `parts` are the mailboxes of this rank's node, with `groups` for this rank's rows of each
+        trained bucket. Errors name the `action` for which ranks waited."""
         at = groups_on_host(parts)
         by_node = [self._by_node(*of, groups) for of in zip(parts, at, strict=True)]
         own = [self._of_node(part, self._nodes) for part in by_node]
@@ -118,8 +117,8 @@ class NodeCopies:
         return Separated(own, of_buckets, copies)
 
     def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
-        """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
-        this one, by the node that sums them."""
+        """Return the totals of copies over all nodes, by the holder that sums them; `parts` are of
+        this node, by the node that sums them."""
         buckets, others = len(self._dims), self._routes.owners
         groups = [self._holders.index(r) * buckets + b for r in others for b in range(buckets)]
         counts, received = self._routes.send_gradients(parts, groups, self._dims, action)
@@ -134,26 +133,26 @@ class NodeCopies:
         return [messages.read(message, rows, self._dims), *came.values()]
 
     def _of_node(self, part: RowGradients, node: int) -> RowGradients:
-        """Of a part by node, the groups of one; those that are no copies come after all nodes."""
+        """Return the groups of one node from a part by node; rows that are no copies come last."""
         buckets = len(self._dims)
         groups = part.groups[:, node * buckets : (node + 1) * buckets + 1].contiguous()
         return RowGradients(part.slots, groups, part.values)
 
     def _by_node(self, part: RowGradients, at: Ints, groups: Sequence[int]) -> RowGradients:
-        """A part's rows for this rank, by the node that sums them, those that are no copies last,
-        and by bucket; `at` are the part's groups on the host."""
-        found: list[list[Piece]] = []
+        """Return a part's rows for this rank, by the node that sums them, rows that are no copies
+        last, and by bucket; `at` are the part's groups on the host."""
+        of_buckets: list[list[Piece]] = []
         for b, group in enumerate(groups):
             slots, gradients = part.piece(group, self._dims[b], at)
             if not len(self._slots[b]):
                 none = slots[:0], gradients[:0]
-                found.append([*(none for _ in range(self._nodes)), (slots, gradients)])
+                of_buckets.append([*(none for _ in range(self._nodes)), (slots, gradients)])
                 continue
             copied = torch.isin(slots, self._slots[b], assume_unique=True)
             node = torch.where(copied, slots % self._nodes, self._nodes)
             chosen = [(node == n).nonzero().view(-1) for n in range(self._nodes + 1)]
-            found.append([(slots[which], gradients[which]) for which in chosen])
-        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
+            of_buckets.append([(slots[rows], gradients[rows]) for rows in chosen])
+        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in of_buckets]
         on = self._device.torch_device
         return RowGradients.of_pieces(pieces, self._dims * (self._nodes + 1), on)
 
@@ -167,7 +166,7 @@ class NodeCopies:
 
 
 def _slots_of_copies(layout: Layout, memory: TableMemory, bucket: int) -> torch.Tensor:
-    """The slots of this rank's copies in a bucket's arenas, which are the same at all holders."""
+    """Return the slots of this rank's copies in a bucket's arenas, the same at all holders."""
     width = memory.buckets[bucket].width
     tables = np.flatnonzero(layout.width_of_table == width)
     return torch.from_numpy(node_copy_slots(layout, tables, memory.node.rank))

@@ -41,7 +41,7 @@ class TrainingStep:
 
     `checked_features` are the module's lookups if gradients are checked for NaN, else None.
     `frozen_tables` is called in forward and backward and returns the module's tables, by number,
-    that are trained in general and not now.
+    that are trained in general but not now.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class TrainingStep:
         return self._gradients.steps
 
     def check_graphs(self) -> None:
-        """OperError if a graph cannot look the tables up; it is going to."""
-        if self._placement.version:  # by what map a graph's batch was prepared is not known
+        """Raise OperError if a graph, which is about to look the tables up, cannot."""
+        if self._placement.version:  # a graph's batch does not know the map it was prepared by
             raise OperError(
                 "a graph of torch.compile cannot look up tables whose rows have migrated: leave "
                 "the lookup out of it, as the sharded modules do"
@@ -95,7 +95,7 @@ class TrainingStep:
             )
 
     def to_capture(self) -> CapturedStep:
-        """A step that is going to be captured. OperError if none of these can be."""
+        """Return a step that is going to be captured. OperError if none of these can be."""
         late, signals = self._preparer.late, self._signals
         if late is None or not isinstance(signals, DeviceSignals):
             raise OperError(
@@ -138,12 +138,12 @@ class TrainingStep:
         offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
     ) -> BatchRows | None:
-        """The rows of a batch, if they were found, from their tensors."""
+        """Return the rows of a batch, if they were found, from their tensors."""
         by_bag = self._sorter.by_bag(offsets, weights)
         return rows_of_tensors(tensors, self.ranks, by_bag) if tensors else None
 
     def current(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch by the addresses of now, prepared again if rows have moved since it was. What is
+        """Return a batch with present addresses, prepared again if rows have moved. Work that is
         started from now on comes after its preparation, which may be on another stream."""
         if batch.version != self._placement.version:
             with self._guard.failing_together():
@@ -153,8 +153,8 @@ class TrainingStep:
         return batch
 
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
-        """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
-        far."""
+        """Return the output of a batch, flat float32 [out_elements], from the rows after all steps
+        so far."""
         self._guard.check()
         self._heap.device.check_no_capture()
         with self._placement.reading, self._guard.failing_together():
@@ -181,11 +181,11 @@ class TrainingStep:
         weights_too: bool,
         frozen: frozenset[int] = frozenset(),
     ) -> torch.Tensor | None:
-        """One step from the gradient of a batch's output, flat. Returns the gradient of its
+        """Take one step from the gradient of a batch's output, flat. Return the gradient of its
         weights [N], if asked for. Tables that were `frozen` in forward, or are now, keep their rows
         and the state of their optimizers.
 
-        In inference nothing is trained, and weights have gradients all the same.
+        Weights have gradients in inference too, where no row is trained.
         """
         self._guard.check()
         with self._placement.reading, self._guard.failing_together():
@@ -205,8 +205,7 @@ class TrainingStep:
     ) -> torch.Tensor | None:
         if self._gradients.trains and batch.rows is None:
             read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
-            given = (*read, batch.features)
-            sort = self._sorter.sort(*given, at_once=True, report=batch.report)
+            sort = self._sorter.sort(*read, batch.features, at_once=True, report=batch.report)
             batch = replace(batch, sort=sort)
         if not self._path.needs.rows:
             self._count_distinct(batch)
@@ -244,14 +243,14 @@ class TrainingStep:
         self._frozen, self._gradients.frozen = frozen, names
 
     def _without_frozen(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch with the accesses of trained tables sorted, and of frozen tables left out."""
+        """Return a batch whose accesses are sorted, without those of frozen tables."""
         features = self._features.without_gradients(batch.features, self._frozen)
         read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
         sort = self._sorter.sort(*read, features, at_once=True, report=batch.report)
         return replace(batch, features=features, sort=sort)
 
     def _count_distinct(self, batch: PreparedBatch) -> None:
-        """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
+        """Count distinct rows, when the rows are needed: earlier they may still be being sorted."""
         rows = batch.rows
         # Not by how many accesses were sorted, which the host does not know of a device's batch.
         if rows is None or not (self._all_trained or self._path.needs.rows):
