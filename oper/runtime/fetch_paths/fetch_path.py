@@ -38,6 +38,8 @@ from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.tables.row_gradients import RowGradients
 
+_NOTHING = nullcontext()
+
 
 class Accesses(NamedTuple):
     """The accesses of a batch's features, and the bags that they belong to (prepared_batch.py)."""
@@ -124,7 +126,7 @@ class FetchPath:
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context in which work that reads rows may be started."""
-        return nullcontext()
+        return _NOTHING
 
     def fetch(self, batch: PreparedBatch, but: Collection[int] = ()) -> Fetched:
         """Bring the rows of a batch to where kernels can read them, except those of the buckets

@@ -301,7 +301,7 @@ class Gradients:
         self._replicas.contribute(step, mine)
         self._count(rows)
         # Settings of a captured step lie in the device's memory, and are not known here.
-        compares = self.captured is None
+        compares = self.captured is None and self._node.ranks > 1
         if compares:
             counts = any(bucket.optimizer.counts_steps for bucket in self._buckets)
             before = self.optimizer_steps - self.steps if counts else 0

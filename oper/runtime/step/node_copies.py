@@ -16,7 +16,7 @@ in the mailboxes, and adds them up itself: holder by holder, and mailbox by mail
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,7 @@ from oper.runtime.memory.runtime_plan import copied_to_nodes, node_copy_slots
 from oper.runtime.tables.row_gradients import Piece, RowGradients, groups_on_host
 
 
-@dataclass(frozen=True)
-class Separated:
+class Separated(NamedTuple):
     """The gradients of rows of this rank, which are `groups` of each, one for a trained bucket:
     those of each part for rows without copies, and those for its copies, in the order of additions.
     """
