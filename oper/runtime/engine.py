@@ -43,7 +43,6 @@ from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.fetch_paths.choose_path import choose_path
-from oper.runtime.fetch_paths.read_counts import ReadCounts
 from oper.runtime.fetch_paths.relayed_rows import COUNTERS as RELAY_COUNTERS
 from oper.runtime.fetch_paths.row_source import HeapPlaces, MakeSource, source_of_tier
 from oper.runtime.memory import runtime_plan
@@ -175,8 +174,6 @@ class EmbeddingEngine:
             self._preparer,
             sorter,
             self.path,
-            self.source,
-            ReadCounts(memory, plan.workload.known_fetch == "distinct"),
             self.gradients,
             self.counters,
             room,

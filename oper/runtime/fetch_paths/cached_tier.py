@@ -1,7 +1,7 @@
 """Cached tier: rows of the hosts' tier are read in the caches of a row source (row_source.py).
 
-The caches serve training alone: a batch that is not trained reads the heap, which is settled
-before, by the path below.
+The caches serve training alone: a batch that is not trained settles the heap, and reads it by the
+path below.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,6 +25,7 @@ class CachedTier(PathOver):
     def fetch(self, batch: PreparedBatch, but: Collection[int] = ()) -> Fetched:
         """See FetchPath."""
         if not batch.trains:
+            self._source.settle()
             return super().fetch(batch, but)
         return self._source.read(batch, super().fetch(batch, [*but, *self._cached]))
 

@@ -20,7 +20,6 @@ from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.fetch_paths.access_counters import Counters
 from oper.runtime.fetch_paths.fetch_path import FetchPath
 from oper.runtime.fetch_paths.read_counts import ReadCounts
-from oper.runtime.fetch_paths.row_source import RowSource
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
@@ -52,8 +51,6 @@ class TrainingStep:
         preparer: BatchPreparer,
         sorter: Sorter,
         path: FetchPath,
-        source: RowSource,
-        reads: ReadCounts,
         gradients: Gradients | FixedRows,
         counters: Counters,
         room: StepRoom,
@@ -63,7 +60,9 @@ class TrainingStep:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
         self._placement, self._preparer = placement, preparer
         self.in_graphs = False
-        self._sorter, self._path, self._source, self._reads = sorter, path, source, reads
+        self._sorter, self._path = sorter, path
+        distinct = placement.plan.workload.known_fetch == "distinct"
+        self._reads = ReadCounts(memory, distinct)
         self._gradients, self._counters, self._room = gradients, counters, room
         self._features, self._checked_features = features, checked_features
         self.frozen_tables: Callable[[], frozenset[int]] = frozenset
@@ -160,8 +159,6 @@ class TrainingStep:
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
             self._gradients.wait_for_rows()
-            if not batch.trains:
-                self._source.settle()
             if self._path.needs.rows:
                 self._count_distinct(batch)
             self._order.before_read(self._path.needs.shared_fetch)
