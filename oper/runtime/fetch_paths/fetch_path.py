@@ -4,8 +4,8 @@ Each table of a module has one path, chosen once (choose_path.py):
 
     Pointers       rows are read where they lie, in memory that is mapped here (pointers.py)
     CopiedRows     distinct rows of the node's other ranks are copied first (copied_rows.py)
-    RelayedRows    distinct rows of other nodes cross the network once a node (relayed_rows.py)
-    RowsByAccess   rows of other nodes cross the network once an access (rows_by_access.py)
+    RelayedRows    distinct rows of other nodes cross the network once per node (relayed_rows.py)
+    RowsByAccess   rows of other nodes cross the network once per access (rows_by_access.py)
     KernelGets     kernels get rows of other nodes by NVSHMEM (kernel_gets.py)
     CachedTier     rows of the hosts' tier are read in caches (cached_tier.py)
     PooledBags     bags go to the nodes that have their rows, and return as sums (pooled_bags.py)
@@ -21,7 +21,7 @@ another, serve their own tables, and leave the rest to the path below. Calls of 
     exchange_gradients   gradients go to owners on other nodes
     updated              this rank's rows have their new values
 
-Calls are collective, in one order on all ranks, wherever a path reaches other nodes.
+A call is collective, in one order on all ranks, if its path reaches other nodes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,7 +55,7 @@ class Fetched(NamedTuple):
     """Addresses by which kernels read rows, and the place at which each rank's arenas begin."""
 
     addresses: torch.Tensor  # int64 [N]
-    bases: torch.Tensor  # int64 [widths, ranks + 1], fetched rows last; a source's behind
+    bases: torch.Tensor  # int64 [widths, ranks + 1], fetched rows last; then a source's
     buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
 
 
