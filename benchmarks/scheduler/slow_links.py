@@ -31,7 +31,7 @@ from benchmarks.scheduler.click_log import ClickLog
 from benchmarks.scheduler.click_models import OVER, ClickModel
 from oper.cli.shared.console import new_table
 from oper.runtime.comm.exchange import Exchange
-from oper.runtime.step.row_source import RowSource, SourceParts
+from oper.runtime.fetch_paths.row_source import RowSource, SourceParts
 from oper.scheduler.training.cached_rows import CachedRows
 from oper.torchrec import sharders
 

@@ -3,6 +3,8 @@
 The paper's §5, on one rank of M. An engine is made of
 
     heap        rows and optimizer state of the node's ranks (memory/heap.py)
+    path        the ways in which the rows of each table reach the ranks that read them
+                (fetch_paths/fetch_path.py), chosen once (fetch_paths/choose_path.py)
     preparer    ids to addresses, and accesses sorted by row (step/prepare_batch.py)
     operator    the lookup that autograd and torch.compile see; how a training step goes from here
                 to the kernels and back is described there (step/lookup_op.py)
@@ -29,13 +31,20 @@ from oper.cost.allreduce import node_sum
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
 from oper.runtime.allreduce.proxies import Proxies
-from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
+from oper.runtime.allreduce.replica_allreduce import (
+    BucketReplicas,
+    NoReplicas,
+    ReplicaAllReduce,
+)
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
-from oper.runtime.comm.exchange import AllToAll, exchange_of
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.choose_path import choose_path
+from oper.runtime.fetch_paths.relayed_rows import COUNTERS as RELAY_COUNTERS
+from oper.runtime.fetch_paths.row_source import HeapPlaces, MakeSource, source_of_tier
 from oper.runtime.memory import runtime_plan
 from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
@@ -43,28 +52,16 @@ from oper.runtime.memory.heap import Heap, TableMemory, check_memory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import StepRoom
-from oper.runtime.memory.symmetric_memory import SymmetricMemory
 from oper.runtime.migration.changed_rows import ChangedRows, changed_rows
 from oper.runtime.migration.row_migration import RowMigration, check_room
 from oper.runtime.migration.schedule import Schedule, SlotPool
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
-from oper.runtime.step.bag_forwarding import BagForwarding
 from oper.runtime.step.device_signals import DeviceSignals
 from oper.runtime.step.equal_settings import EqualSettings
+from oper.runtime.step.fixed_rows import FixedRows
 from oper.runtime.step.lookup_op import LookupOperator
-from oper.runtime.step.node_copies import NodeCopies
+from oper.runtime.step.node_copies import NoCopies, NodeCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_exchange import RowExchange
-from oper.runtime.step.row_fetcher import RowFetcher
-from oper.runtime.step.row_relay import COUNTERS as RELAY_COUNTERS
-from oper.runtime.step.row_source import (
-    HeapPlaces,
-    MakeSource,
-    RowSource,
-    SourceParts,
-    buckets_in_heap,
-)
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import ListedRows, RowBlock, RowRange, TableIO
@@ -78,12 +75,12 @@ _NO_ROOM_TO_MOVE = "move fewer bytes in a step, or save a checkpoint and start b
 class EmbeddingEngine:
     """The tables of one module on this rank of `group`, placed by `plan`.
 
-    `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
-    range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
+    `nodes` has a number for each rank: ranks of one number share memory. `bounds` is the treatment
+    of ids out of range: "fatal", or "warning" or "ignore", which read row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; `spare` is how many rows more
-    than it has each rank's memory is for there, as a share of those of the rank with the most.
-    `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
+    the CPU by default, has rows and batches; `spare` is the number of extra rows to reserve there
+    for each rank, as a share of the rows of the rank with the most. `make_source` makes the source
+    of rows of the plan's tables in the tier (row_source.py).
     """
 
     def __init__(
@@ -126,25 +123,19 @@ class EmbeddingEngine:
             counters = (*COUNTERS, *EXCHANGE_COUNTERS, *RELAY_COUNTERS)
             self.signals = _signals(self.node, counters, self.device)
             self.counters = Counters(self.ranks, self.device)
-            symmetric = SymmetricMemory.of(self.node, plan, self.device)
-            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device, symmetric, spare)
+            self._memory = memory = TableMemory.of_plan(
+                self.node, plan, self.buckets, self.signals, self.device, spare
+            )
+            self.heap = memory.heap
             self._pool = SlotPool(plan.layout.slots)
             self._migration: weakref.ref[RowMigration] | None = None
-            self._begun: RowMigration | None = None  # which is to be kept until it ends
+            self._begun: RowMigration | None = None  # kept until it ends
             self.placement = Placement(plan, self.rank, self.device)
-            self._memory = memory = TableMemory(
-                self.buckets, self.heap, self.signals, AllToAll.of(self.node), symmetric
-            )
             self.table_io = TableIO(plan, self.tables, memory)
-            self.source = _make_source(make_source, plan, self.tables, memory)
-            distinct = plan.workload.known_fetch == "distinct"
-            exchange = RowExchange.of(memory, distinct, self.training, self.counters)
-            self.gradients = self._make_gradients(memory, exchange) if self.training else None
-            self._forwarding = BagForwarding.of(memory, self.features, plan.layout.slots)
-            far = self._far_tables()
-            of_rows = exchange if symmetric is None else None
-            fetcher = RowFetcher(memory, self.source, distinct, far, of_rows, self._forwarding)
-            self._relay = fetcher.relay
+            self.source, self._in_heap = source_of_tier(make_source, plan, self.tables, memory)
+            tier = (self.source, self._in_heap)
+            self.path = choose_path(plan, memory, self.features, *tier, self.counters)
+            self.gradients = self._make_gradients(memory)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -154,30 +145,24 @@ class EmbeddingEngine:
             self.signals,
             group,
             # Ranks of several nodes look up together, in inference too.
-            waiting=self.training or memory.all_to_all is not None,
+            waiting=self.training or len(self.node.peers) < self.ranks,
         )
         slots = _most_slots(self.buckets, plan.layout.slots)
         dims = [bucket.dim for bucket in self.buckets]
-        # What is not trained is read all the same: row 0 in the place of a bad id.
+        # A batch that is not trained is read all the same: row 0 in the place of a bad id.
         fatal = self.training and bounds == "fatal"
-        by_position, always = fetcher.needs_rows, fetcher.needs_runs
-        sorter = Sorter(self.node, self.device, slots, dims, by_position, always, fatal)
+        needs = self.path.needs
+        sorter = Sorter(self.node, self.device, slots, dims, needs.rows, needs.runs, fatal)
         self._sorter = sorter
-        by_kernels = symmetric is not None
-        together = memory.all_to_all is not None and not by_kernels
-        sends = together or (memory.all_to_all is not None and self.training)
-        row_bytes = [self.heap.rows(bucket.width).shape[1] for bucket in self.buckets]
-        fetched = max(row_bytes, default=0) if by_kernels and distinct else 0
-        room = StepRoom(dims, self.ranks, self.training, sends, fetched)
+        memory_needs = (needs.messages, needs.fetched_row_bytes)
+        room = StepRoom(dims, self.ranks, self.training, *memory_needs)
         self._preparer = BatchPreparer(
             self.features,
             self.placement,
             sorter,
             self.device,
             room,
-            self._forwarding,
-            reads_rows=fetcher.needs_rows,
-            together=together,
+            self.path,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -188,7 +173,7 @@ class EmbeddingEngine:
             self.placement,
             self._preparer,
             sorter,
-            fetcher,
+            self.path,
             self.gradients,
             self.counters,
             room,
@@ -199,86 +184,77 @@ class EmbeddingEngine:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the engine was made by, with its rows where they are now."""
+        """The engine's plan, with the rows at their present places."""
         return self.placement.plan
 
-    def _far_tables(self) -> torch.Tensor:
-        """Return which of the module's lookups may read rows of ranks whose memory is not mapped
-        here, bool [lookups]."""
-        mapped = self.heap.mapped_ranks
-        if self._memory.symmetric is None or len(mapped) == self.ranks:
-            return torch.zeros(len(self.features.features), dtype=torch.bool)
-        far = set(range(self.ranks)) - set(mapped)
-        tables = runtime_plan.tables_of_ranks(self.plan.layout, self.rank, far)
-        of_lookups = [bool(tables[self.features.index(f)]) for f in self.features.features]
-        return torch.tensor(of_lookups)
-
-    def _make_gradients(self, memory: TableMemory, exchange: RowExchange | None) -> Gradients:
+    def _make_gradients(self, memory: TableMemory) -> Gradients | FixedRows:
+        if not self.training:
+            return FixedRows(memory.heap)
         replicas, copies = self._make_allreduce(), self._make_copies()
         means = any(table.pooling == "mean" for table in self.tables)
-        settings = None
-        if self.ranks > 1:
-            name = self.features.name_of
-            tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
-            settings = EqualSettings(self.node, tables)
-        how = (self.counters, self.gradient_scale, means, settings)
-        return Gradients(memory, self.source, exchange, replicas, copies, *how)
+        name = self.features.name_of
+        tables = [[name(n) for n in bucket.tables] for bucket in self.buckets]
+        settings = EqualSettings(self.node, tables)
+        options = (self.counters, self.gradient_scale, means, settings)
+        parts = (self.path, self.source, self._in_heap, replicas, copies)
+        return Gradients(memory, *parts, *options)
 
-    def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | None:
-        """The AllReduce of the trained replicas, None if there are none; with slots to which
-        rows of each bucket are going to come."""
-        found = []
-        for b, bucket in enumerate(buckets_in_heap(self.buckets, self.source)):
+    def _make_allreduce(self, coming: Sequence[Ints] = ()) -> ReplicaAllReduce | NoReplicas:
+        """Return the AllReduce of the trained replicas, with the slots to which rows of each bucket
+        are going to come."""
+        of_buckets = []
+        for b, bucket in enumerate(self.buckets[: self._in_heap]):
             planned = [self.tables[n].index for n in bucket.tables if bucket.trained]
             slots = runtime_plan.replica_slots(self.plan.layout, planned)
             if len(coming) and bucket.trained:
                 slots = np.union1d(slots, coming[b])
-            found.append(BucketReplicas(torch.from_numpy(slots), bucket.dim))
+            of_buckets.append(BucketReplicas(torch.from_numpy(slots), bucket.dim))
         alone = self.node.ranks == 1 and self.device.kind != "cpu"  # all rows are updated at once
-        if alone or not any(len(bucket.slots) for bucket in found):
-            return None
+        if alone or not any(len(bucket.slots) for bucket in of_buckets):
+            return NoReplicas()
         plan, summed = self.plan, node_sum(self.plan.topology)
-        how = (plan.allreduce_method, self.node, self.signals)
-        return ReplicaAllReduce(*how, found, self.device, summed)
+        ranks = (plan.allreduce_method, self.node, self.signals)
+        return ReplicaAllReduce(*ranks, of_buckets, self.device, summed)
 
-    def _make_copies(self) -> NodeCopies | None:
-        in_heap = buckets_in_heap(self.buckets, self.source)
+    def _make_copies(self) -> NodeCopies | NoCopies:
+        in_heap = self.buckets[: self._in_heap]
         trained = [b for b, bucket in enumerate(in_heap) if bucket.trained]
         tables = [self.tables[n].index for b in trained for n in in_heap[b].tables]
         return NodeCopies.of(self._memory, self.plan.layout, trained, tables, self.counters)
 
     # A batch.
 
-    @torch.compiler.disable  # which looks at ids and makes structs of NumPy's: no graph
+    @torch.compiler.disable  # it looks at ids and makes structs of NumPy, which no graph can
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup. Where
-        tables are pooled between nodes, all ranks prepare batches together, in one order."""
+        """Translate and sort a KeyedJaggedTensor, maybe a batch ahead of its lookup. If tables are
+        pooled between nodes, all ranks prepare batches together, in one order."""
         self._guard.check()
         with self.placement.reading, self._guard.failing_together():
             return self._preparer.prepare(batch)
 
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
-        """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another, in
-        the order of `batch.keys`, which is the given batch's where it has each feature once."""
+        """Return the rows of a batch, pooled: [samples, columns]; or unpooled: flat, each feature's
+        [n, dim] one after another, in the order of `batch.keys`: the order of the batch that was
+        prepared, if it has each feature once."""
         if self.before_use is not None:
-            self.before_use()  # which in a step that is captured finds nothing to do: _settled
+            self.before_use()  # it has nothing to do in a step that is captured: _settled
         out = self.operator.lookup(batch)
         return out.view(batch.samples, self.features.columns) if self.features.pooled else out
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """Prepare and look up."""
+        """Prepare a batch and look it up."""
         return self.lookup(self.prepare(batch))
 
-    # Training, of an engine whose plan is for it.
+    # Training, if the plan is for it.
 
     @property
     def steps(self) -> int:
-        """Updates of this engine."""
+        """The number of updates of this engine."""
         return self.training_step.steps
 
     @property
     def optimizer_steps(self) -> int:
-        """Updates of this engine, counted on from those of a checkpoint."""
+        """The number of updates of this engine, and of those before its checkpoint."""
         return self._trained.optimizer_steps
 
     @optimizer_steps.setter
@@ -287,18 +263,18 @@ class EmbeddingEngine:
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each bucket, to be set."""
+        """The learning rate of each bucket, which may be set."""
         return self._trained.learning_rates
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes inside hold their gradients back; the next one outside adds them."""
+        """Hold the gradients of backward passes inside back; the next one outside adds them."""
         with self._trained.accumulate():
             yield
 
     @property
     def _trained(self) -> Gradients:
-        if self.gradients is None:
+        if isinstance(self.gradients, FixedRows):
             raise OperError(runtime_plan.NOT_FOR_TRAINING)
         return self.gradients
 
@@ -309,10 +285,10 @@ class EmbeddingEngine:
         on all ranks.
 
         `plan` has the engine's tables by name, and maybe others. No rank copies more than
-        `bytes_per_step` in a step, but for a single row. Where rows are on their way to this plan
-        already, it is what moves them, with its own steps: whoever had it may have lost it. Raises
-        OperError, on all ranks, where the rows cannot go there while the engine runs, and where
-        they are still on their way to another plan.
+        `bytes_per_step` in a step, except for a single row. If rows are on their way to this plan
+        already, the object that moves them is returned, with its own steps: its holder may have
+        lost it. Raises OperError, on all ranks, if the rows cannot go there while the engine runs,
+        or are still on their way to another plan.
         """
         self._guard.check()
         digest = runtime_plan.plan_digest(plan)
@@ -342,21 +318,21 @@ class EmbeddingEngine:
 
     @property
     def rows_are_moving(self) -> bool:
-        """Whether rows are on their way to another plan."""
+        """True while rows are on their way to another plan."""
         return self._migration is not None and self._migration() is not None
 
     def rows_can_move(self) -> None:
         """Raise OperError while gradients are held back, or if an earlier batch has turned out bad.
         The migration calls this method and those that follow."""
         self._preparer.finish()
-        if self.gradients is not None and self.gradients.holding:
+        if self.gradients.holding:
             raise OperError(
                 "rows were to move while gradients of earlier batches are held back: move them "
                 "after the step that takes them"
             )
 
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
-        """They are about to, and are found by `layout` from now on."""
+        """Prepare for rows that are about to move, and are found by `layout` from now on."""
         self._begun = self._migration() if self._migration is not None else None
         self.heap.resize(np.maximum(schedule.most_slots, self.heap.slots))
         self.placement.replace(layout)
@@ -364,28 +340,26 @@ class EmbeddingEngine:
 
     def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
         """Prepare reads of the rows with the numbers `moving` from their places."""
-        if self.source is None:
-            return
         bucket_of = np.full(len(self.plan.tables), -1, dtype=np.int64)
-        for b, bucket in enumerate(self.buckets[len(buckets_in_heap(self.buckets, self.source)) :]):
+        for b, bucket in enumerate(self.buckets[self._in_heap :]):
             bucket_of[[self.tables[n].index for n in bucket.tables]] = b
-        of = moving[bucket_of[rows.table[moving]] >= 0]
-        if not len(of):
+        leaving = moving[bucket_of[rows.table[moving]] >= 0]
+        if not len(leaving):
             return
-        of_bucket, owner = bucket_of[rows.table[of]], rows.sets.holds.argmax(axis=1)
-        before, after = owner[rows.before[of]], owner[rows.after[of]]
+        of_bucket, owner = bucket_of[rows.table[leaving]], rows.sets.holds.argmax(axis=1)
+        before, after = owner[rows.before[leaving]], owner[rows.after[leaving]]
         self.source.move(
-            HeapPlaces(of_bucket, before, rows.slot(of, before)),
-            HeapPlaces(of_bucket, after, schedule.slot[of]),
+            HeapPlaces(of_bucket, before, rows.slot(leaving, before)),
+            HeapPlaces(of_bucket, after, schedule.slot[leaving]),
         )
 
     def copies_moved(self) -> None:
-        """Some have that have a copy on each node, or had: they are known by their slots."""
-        if self.gradients is not None:
-            self.gradients.follow_copies(self._make_copies())
+        """Follow moved rows that have a copy on each node, or had: their slots identify them."""
+        if self.training:
+            self._trained.follow_copies(self._make_copies())
 
     def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
-        """All have, to where this plan has them."""
+        """Take note that all rows are at their places in this plan."""
         self._migration, self._begun, self._pool = None, None, schedule.pool
         self.heap.resize(schedule.pool.ends)
         self.placement.resized(self.heap.slots)
@@ -397,13 +371,11 @@ class EmbeddingEngine:
         slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))
-        if self._forwarding is not None:
-            self._forwarding.resize(slots)
-        if self.gradients is not None:
-            self.gradients.follow(self._make_allreduce(coming), self._make_copies())
+        self.path.resize(slots)
+        if self.training:
+            self._trained.follow(self._make_allreduce(coming), self._make_copies())
 
     def _check_migration(self, plan: Plan) -> None:
-        mine = self.plan
         if self.rows_are_moving:
             raise OperError(
                 "rows are on their way to a plan already: take the steps of that migration, which "
@@ -414,44 +386,42 @@ class EmbeddingEngine:
                 "a graph of torch.compile looks these tables up, and would not follow rows that "
                 "move: leave the lookup out of it, as the sharded modules do"
             )
-        runtime_plan.check_same_step(mine, plan)
-        if mine.workload.training:
+        runtime_plan.check_same_step(self.plan, plan)
+        if self.training:
             runtime_plan.check_trainable(plan)
 
     # Rows of tables, for initial values and checkpoints.
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's shared memory: its heap; in training its mailbox and its part of the
-        replicas' AllReduce; and what it fetches of other nodes for its own. All but the heap are at
-        the size that the largest batch so far needed."""
-        relay = 0 if self._relay is None else self._relay.shared_bytes
-        gradients = self.gradients.shared_bytes if self.gradients else {}
-        return {"heap": self.heap.bytes, "relay": relay, **gradients}
+        """Bytes of this rank's shared memory: its heap; the rows that it fetches from other nodes
+        for its own; in training its mailbox and its part of the replicas' AllReduce. All but the
+        heap have the size that the largest batch so far needed."""
+        own = {"heap": self.heap.bytes, "relay": self.path.shared_bytes}
+        return own | self.gradients.shared_bytes
 
     def read_rows(
         self, requests: Sequence[RowRange | ListedRows], state: str | None = None
     ) -> list[torch.Tensor]:
-        """Rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be called on
-        all ranks, each with requests of its own."""
+        """Return rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be
+        called on all ranks, each with requests of its own."""
         with self._settled():
             return self.table_io.read(requests, state)
 
     def write_rows(self, blocks: Sequence[RowBlock], state: str | None = None) -> None:
-        """Give rows of tables, or a state of their optimizer, new values: all copies of each. To be
+        """Give all copies of rows of tables new values, or of a state of their optimizer. To be
         called on all ranks, each with blocks of its own."""
         with self._settled():
-            if self.source is not None:
-                self.source.forget()
+            self.source.forget()
             self.table_io.write(blocks, state)
             for table, first, values in blocks:
                 self._touch(table, first, len(values))
 
-    # Which rows got other values, for checkpoints that have these alone.
+    # Rows with new values, for checkpoints that have these alone.
 
     def begin_touched(self, new: Sequence[RowRange] = ()) -> None:
         """Mark the rows that are updated or written from now on, until `end_touched`; `new` are
-        touched already. To be called on all ranks alike."""
+        touched already. To be called on all ranks."""
         with self._settled():
             self.heap.begin_touched()
             for rows in new:
@@ -483,8 +453,7 @@ class EmbeddingEngine:
             )
         with self._guard.failing_together(everywhere=True):
             self._preparer.finish()
-            if self.source is not None:
-                self.source.settle()
+            self.source.settle()
             yield
 
     def unequal_replicas(self) -> list[UnequalReplica]:
@@ -495,16 +464,16 @@ class EmbeddingEngine:
         self.signals.barrier("compare replicas")
         layout = self.plan.layout
         parts = _replicas(self.plan, self.heap)
-        found = unequal_replicas(parts, self.node.group)
+        unequal = unequal_replicas(parts, self.node.group)
         copied = runtime_plan.copied_to_nodes(layout) & self.training
         held = np.unique(layout.holds[copied], axis=0)
         # Those that the lowest rank holds come first.
         for n, holds in enumerate(held[::-1], 1):
             holders = np.flatnonzero(holds).tolist()
             copies = _node_copies(self.plan, self.heap, holders, self.rank in holders)
-            unequal = unequal_replicas(copies, self.node.group, holders)
-            found += [replace(one, part=n * len(parts) + one.part) for one in unequal]
-        return found
+            of_copies = unequal_replicas(copies, self.node.group, holders)
+            unequal += [replace(one, part=n * len(parts) + one.part) for one in of_copies]
+        return unequal
 
     def fail(self, error: BaseException) -> None:
         """Make all ranks that wait for this one, now or later, raise for this error: also in the
@@ -512,11 +481,10 @@ class EmbeddingEngine:
         self._guard.fail(error)
 
     def close(self) -> None:
-        """Leave the other ranks. Memory is freed with the last reference to this engine; where
-        kernels read other nodes' rows, all ranks close together, and it is freed then."""
+        """Leave the other ranks. Memory is freed with the last reference to this engine; if kernels
+        read other nodes' rows, all ranks close together, and it is freed then."""
         try:
-            if self._memory.symmetric is not None:
-                self._memory.symmetric.close(self.signals)
+            self.path.close()
         finally:
             self._guard.close()
 
@@ -550,14 +518,14 @@ def _check_agreement(
     they compare what they were given before any of them checks its own.
     """
     node.agree(runtime_plan.plan_digest(plan), "plan")
-    given = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
+    settings = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
     for number, table in enumerate(tables):
         name = plan.tables[table.index].name
-        given[f"table {number}"] = f"{name!r} of features {', '.join(table.features)}"
-        given[f"pooling of {name!r}"] = table.pooling
-        for setting, value in asdict(table.optimizer).items():
-            given[f"{setting} of {name!r}"] = repr(value)
-    node.agree_on(given, "tables and optimizers")
+        settings[f"table {number}"] = f"{name!r} of features {', '.join(table.features)}"
+        settings[f"pooling of {name!r}"] = table.pooling
+        for name_of_setting, value in asdict(table.optimizer).items():
+            settings[f"{name_of_setting} of {name!r}"] = repr(value)
+    node.agree_on(settings, "tables and optimizers")
     if node.ranks != plan.ranks:
         alone = node.group is None and not dist.is_initialized()
         raise OperError(
@@ -576,14 +544,14 @@ def _most_slots(buckets: Sequence[Bucket], slots: Ints) -> list[int]:
 
 
 def _coming_replicas(engine: EmbeddingEngine, rows: ChangedRows, schedule: Schedule) -> list[Ints]:
-    """The slots to which rows of each bucket come as replicas."""
+    """Return the slots to which rows of each bucket come as replicas."""
     copied = rows.sets.everywhere[rows.after]
     tables = [[engine.tables[n].index for n in bucket.tables] for bucket in engine.buckets]
     return [schedule.slot[copied & np.isin(rows.table, of_bucket)] for of_bucket in tables]
 
 
 def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
-    """The rows and the states of this rank's replicas, of each width in turn."""
+    """Return the rows and the states of this rank's replicas, of each width in turn."""
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):
         tables = np.flatnonzero(layout.width_of_table == width)
@@ -594,8 +562,8 @@ def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
 
 
 def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list[torch.Tensor]:
-    """The rows and the states of rows with copies on these ranks alone, of each width in turn; as
-    many zeros where this rank is none of them."""
+    """Return the rows and the states of rows with copies on these ranks alone, of each width in
+    turn; as many zeros if this rank has no copies."""
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):
         tables = np.flatnonzero(layout.width_of_table == width)
@@ -604,20 +572,3 @@ def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list
             zeros = torch.zeros(len(slots), part.shape[1], dtype=torch.uint8)
             parts.append(part[slots.to(part.device)].cpu() if mine else zeros)
     return parts
-
-
-def _make_source(
-    make: MakeSource | None,
-    plan: Plan,
-    tables: Sequence[EmbeddingTable],
-    memory: TableMemory,
-) -> RowSource | None:
-    """The source of the rows of the tier, None if none of its tables are trained here."""
-    buckets = memory.buckets
-    first = sum(not bucket.tier for bucket in buckets)
-    if make is None or first == len(buckets):
-        return None
-    rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
-    names = [plan.tables[tables[n].index].name for b in buckets[first:] for n in b.tables]
-    exchange = exchange_of(memory.node, memory.signals)
-    return make(SourceParts(memory.node, exchange, memory.heap, buckets, first, rows, names))

@@ -102,7 +102,8 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
-    return {} if engine.source is None else {"caches": engine.source.to_dict()}
+    caches = engine.source.to_dict()
+    return {"caches": caches} if caches else {}
 
 
 def sharded_collections(model: nn.Module) -> dict[str, Any]:

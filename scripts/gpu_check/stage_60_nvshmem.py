@@ -16,7 +16,7 @@ def records(library: str | None) -> Iterator[dict[str, Any]]:
     import torch
 
     from oper.base import native
-    from oper.runtime.step.gradient_gets import pieces_of
+    from oper.runtime.fetch_paths.gradient_gets import pieces_of
     from tests.support.cuda.device_engines import device_of
 
     device, ops = device_of(library), native.ops()

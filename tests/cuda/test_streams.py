@@ -16,12 +16,12 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.fetch_path import FetchPath
 from oper.runtime.memory.runtime_plan import check_nodes
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.device_copies import DeviceCopies
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_fetcher import RowFetcher
 from oper.tables.table import Table
 from tests.support.cuda.device_engines import EmulatedDevice, batch_on, device_of, start
 from tests.support.cuda.emulator import Emulator
@@ -69,9 +69,9 @@ def test_updates_and_reads_on_unlike_streams_keep_their_order(
     engine = start(case, random_plan(1, tables_of(case), 1), None, device)
     reads: list[tuple[int, int]] = []
     updates: list[tuple[int, int]] = []
-    read, update = RowFetcher.read, Gradients._update_by_runs
+    read, update = FetchPath.read, Gradients._update_by_runs
 
-    def reading(self: RowFetcher, *given: Any) -> torch.Tensor:
+    def reading(self: FetchPath, *given: Any) -> torch.Tensor:
         assert all(map(device.comes_after, updates))
         reads.append(device.work())
         return read(self, *given)
@@ -83,7 +83,7 @@ def test_updates_and_reads_on_unlike_streams_keep_their_order(
 
     ahead: list[tuple[int, torch.Tensor]] = []
     with (
-        patch.object(RowFetcher, "read", reading),
+        patch.object(FetchPath, "read", reading),
         patch.object(Gradients, "_update_by_runs", updating),
     ):
         for step, stream in enumerate(streams):
@@ -100,7 +100,7 @@ def test_a_lookup_comes_after_the_preparation_of_its_batch(emulated: Any) -> Non
     case = Case(6, 1)
     device = StreamedDevice(str(emulated))
     engine = start(case, random_plan(1, tables_of(case), 1), None, device)
-    prepare, read = BatchPreparer._prepared, RowFetcher.read
+    prepare, read = BatchPreparer._prepared, FetchPath.read
     prepared: list[tuple[int, int]] = []
     reads = 0
 
@@ -108,7 +108,7 @@ def test_a_lookup_comes_after_the_preparation_of_its_batch(emulated: Any) -> Non
         prepared.append(device.work())
         return prepare(self, batch)
 
-    def reading(self: RowFetcher, *given: Any) -> torch.Tensor:
+    def reading(self: FetchPath, *given: Any) -> torch.Tensor:
         nonlocal reads
         assert device.comes_after(prepared[-1])
         reads += 1
@@ -116,7 +116,7 @@ def test_a_lookup_comes_after_the_preparation_of_its_batch(emulated: Any) -> Non
 
     with (
         patch.object(BatchPreparer, "_prepared", preparing),
-        patch.object(RowFetcher, "read", reading),
+        patch.object(FetchPath, "read", reading),
     ):
         for first, then in ((0, 1), (1, 0), (1, 1)):
             device.number = first

@@ -38,6 +38,7 @@ LAYERS = (
     "runtime.tables",
     "runtime.memory",
     "runtime.allreduce",
+    "runtime.fetch_paths",
     "runtime.step",
     "runtime.migration",
     "runtime",

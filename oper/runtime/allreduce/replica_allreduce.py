@@ -147,6 +147,31 @@ class ReplicaAllReduce:
         self._signals.wait("reduced", step, f"sum replicas' gradients (step {step})")
         return self._method.read()
 
+    def sums(self, step: int) -> list[RowGradients]:
+        """Return the result of a step, as a list of the gradients that rows are updated by."""
+        return [self.result(step)]
+
+
+class NoReplicas:
+    """The AllReduce of an engine without replicas: no rank marks, sends or updates any."""
+
+    shared_bytes = 0
+    bytes = torch.zeros(1, dtype=torch.int64)
+    segments: Sequence[DeviceSegment] = ()
+
+    def begin(self, step: int, rows: SortedRows) -> None:
+        """See ReplicaAllReduce."""
+
+    def contribute(self, step: int, sums: RowGradients) -> None:
+        """See ReplicaAllReduce."""
+
+    def reduce(self, step: int) -> None:
+        """See ReplicaAllReduce."""
+
+    def sums(self, step: int) -> list[RowGradients]:
+        """See ReplicaAllReduce."""
+        return []
+
 
 def _are_numbers(slots: torch.Tensor) -> bool:
     """Whether ascending slots are 0, 1, 2, …"""

@@ -1,8 +1,8 @@
 """Exchange: what every rank has for every other, all at once.
 
 Between nodes it goes over torch.distributed, the portable transport (gloo, NCCL, MPI), by two
-all_to_all, of sizes and of contents; ranks that share memory take part with nothing to send. (A
-step's rows and gradients, of which all widths go together: step/row_exchange.py.) What all ranks
+all_to_all, of sizes and of contents; ranks that share memory take part with nothing to send. (Rows
+and gradients of a step go with all widths together: fetch_paths/row_exchange.py.) What all ranks
 have for each other wherever they are goes the same way, or, where all of them share memory, through
 a segment of each rank, from which the others take their parts.
 

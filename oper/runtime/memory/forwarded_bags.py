@@ -1,5 +1,5 @@
 """What a batch's bags have to do with other nodes: which of them were forwarded there, and which
-came from there (step/bag_forwarding.py)."""
+came from there (fetch_paths/pooled_bags.py)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -226,6 +226,22 @@ class TableMemory:
     all_to_all: AllToAll | None
     symmetric: SymmetricMemory | None = None
 
+    @classmethod
+    def of_plan(
+        cls,
+        node: Node,
+        plan: Plan,
+        buckets: Sequence[Bucket],
+        signals: Signals,
+        device: Device,
+        spare: float,
+    ) -> "TableMemory":
+        """Allocate the memory of a plan's tables, with `spare` as for the heap. To be called on all
+        ranks."""
+        symmetric = SymmetricMemory.of(node, plan, device)
+        heap = Heap.of_plan(node, plan, buckets, device, symmetric, spare)
+        return cls(buckets, heap, signals, AllToAll.of(node), symmetric)
+
     @property
     def node(self) -> Node:
         """The ranks that share memory with this one."""

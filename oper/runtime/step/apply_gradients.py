@@ -3,11 +3,11 @@
 The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
 all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
 the sparse AllReduce and are updated on every rank. Between nodes, where distinct rows are fetched,
-the relay of an owner (row_relay.py) adds up what its node's mailboxes hold for it, in the order of
+the owner's relay (relayed_rows.py) adds up what its node's mailboxes hold for it, in the order of
 its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
 first ranks, of their own node mailbox by mailbox. Rows with a copy on each node are added up among
 their holders (node_copies.py). Every sum has a fixed order, so that equal runs give equal bits.
-Where a device has the only rank, nobody else's gradients are to come: the threads that sum a row's
+On a device that has the only rank no other gradients come: the threads that sum a row's gradients
 update it at once.
 
 Four counters of the signals order the ranks; each is the number of the step that a rank finished:
@@ -18,7 +18,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +28,11 @@ import numpy as np
 import torch
 
 from oper.cost.step_memory import most_values
-from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
+from oper.runtime.allreduce.replica_allreduce import NoReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.fetch_path import FetchPath
+from oper.runtime.fetch_paths.row_source import RowSource, Step
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.gradient_mailbox import (
     DeviceMailboxes,
@@ -38,12 +41,9 @@ from oper.runtime.memory.gradient_mailbox import (
 )
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs, SortedRows
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.captured_settings import CapturedSettings
 from oper.runtime.step.equal_settings import EqualSettings, StepSettings
-from oper.runtime.step.node_copies import NodeCopies
-from oper.runtime.step.row_exchange import RowExchange
-from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
+from oper.runtime.step.node_copies import NoCopies, NodeCopies
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
@@ -54,50 +54,46 @@ COUNTERS = ("marked", "published", "reduced", "applied")
 
 @dataclass(frozen=True)
 class HeldGradients:
-    """Rows, and the sum of the gradients of each so far."""
+    """Rows, and the sum of the gradients of each row so far."""
 
     rows: SortedRows
     sums: RowGradients
 
 
 class Gradients:
-    """The training of one engine's buckets; `replicas` is None if there are none, `copies`
-    where no rows have a copy on each node. Rows of the tier's tables are in `source`, if there is
-    one, and all others in the heap. `exchange` leads to other nodes.
+    """The training of one engine's buckets. Rows of all but the first `in_heap` buckets are in
+    `source`, all others in the heap. Gradients go to other nodes by `path`.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
 
+    trains = True
+
     def __init__(
         self,
         memory: TableMemory,
-        source: RowSource | None,
-        exchange: RowExchange | None,
-        replicas: ReplicaAllReduce | None,
-        copies: NodeCopies | None,
+        path: FetchPath,
+        source: RowSource,
+        in_heap: int,
+        replicas: ReplicaAllReduce | NoReplicas,
+        copies: NodeCopies | NoCopies,
         counters: Counters,
         scale: float,
         means: bool,
-        settings: EqualSettings | None,
+        settings: EqualSettings,
     ) -> None:
-        self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
+        self._buckets, self._in_heap = memory.buckets, memory.buckets[:in_heap]
         self._settings = settings
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
-        self._exchange, self._source = exchange, source
+        self._path, self._source = path, source
+        self._in_tier = range(in_heap, len(memory.buckets))
         self._replicas, self._copies = replicas, copies
         self._counters, self._scale = counters, scale
         self._means = means
         self._device = memory.heap.device
-        several = len(self._node.peers) < self._node.ranks
-        self._read_by_kernels = memory.symmetric is not None and several
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
-        # Whose gradients go to other nodes; of pooled ones, those of bags do.
-        self._sent_buckets = [
-            b for b, of in enumerate(self._in_heap) if of.trained and not of.pooled
-        ]
-        if settings is not None and exchange is not None and self._sent_buckets:
-            settings.carried = exchange.carry(settings.digests)
-        # No method of this object's, which the counters would keep, with all memory, until garbage
+        settings.carried = path.carry(settings.digests)
+        # Not a method of this object, which the counters would keep, with all memory, until garbage
         # is collected.
         dims = np.array([of.dim if of.trained else 0 for of in self._in_heap], dtype=np.int64)
         self._sent = partial(_sent, dims)
@@ -105,63 +101,71 @@ class Gradients:
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
-        self.frozen: tuple[str, ...] = ()  # tables, in the batch whose gradients come next
+        self.frozen: tuple[str, ...] = ()  # tables, in the batch of the next gradients
         self._frozen: list[tuple[str, ...]] = []  # in each batch since the last update
         self.captured: CapturedSettings | None = None  # of the step that is captured now
 
     @property
     def _most_held(self) -> tuple[int, int]:
-        """Rows and values that gradients can be of, however many batches are held: on devices, of
-        which the host does not know how many they are of."""
+        """The most rows and values that held gradients have, however many batches they are of: on
+        devices the host does not know their number."""
         slots = [self._heap.all_slots(bucket.width) for bucket in self._buckets]
         values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
         lines = most_values(0, [bucket.dim for bucket in self._buckets])
         return sum(slots), values + lines
 
+    def wait_for_rows(self) -> None:
+        """Wait until the rows of all ranks are those after the last step."""
+        self._signals.wait("applied", self.steps, "update its rows")
+
+    def rates_are_used(self) -> bool:
+        """Return whether the step that is captured has updated rows: learning rates that are taken
+        from now on are those of the next step, and none of its updates may follow."""
+        return self.captured is not None and self.captured.rates_are_used()
+
     def settings_to_come(self) -> CapturedSettings:
-        """Those of a step that is going to be captured."""
+        """Return the settings of a step that is going to be captured."""
         return CapturedSettings(self._buckets, self._device, self.optimizer_steps + 1)
 
     @property
     def memory(self) -> list[object]:
-        """What gradients of devices go through now; as much of it is replaced as has to grow, or
-        as rows move."""
-        found: list[object] = []
+        """The memory through which gradients of devices go now; parts of it are replaced when they
+        must grow, or rows move."""
+        segments: list[object] = [*self._replicas.segments]
         if isinstance(self.mailboxes, DeviceMailboxes):
-            found += self.mailboxes.segments
-        if self._replicas is not None:
-            found += self._replicas.segments
-        return found
+            segments = [*self.mailboxes.segments, *segments]
+        return segments
 
     @property
     def holding(self) -> bool:
-        """Whether gradients of earlier batches are held back."""
+        """True while gradients of earlier batches are held back."""
         return self._held is not None or self._accumulating
 
     def drop_held(self) -> None:
         """Forget the gradients that are held back."""
         self._held = None
 
-    def follow(self, replicas: ReplicaAllReduce | None, copies: NodeCopies | None) -> None:
-        """These are the replicas and the copies on nodes from now on, as rows move. For all ranks,
-        between two steps."""
+    def follow(
+        self, replicas: ReplicaAllReduce | NoReplicas, copies: NodeCopies | NoCopies
+    ) -> None:
+        """Have these replicas and copies on nodes from now on, as rows move. For all ranks, between
+        two steps."""
         self._replicas = replicas
         self.follow_copies(copies)
 
-    def follow_copies(self, copies: NodeCopies | None) -> None:
-        """As `follow`, where the replicas stay."""
+    def follow_copies(self, copies: NodeCopies | NoCopies) -> None:
+        """Have these copies on nodes from now on, and the same replicas."""
         self._copies = copies
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's shared memory that a step's gradients pass through."""
+        """Bytes of this rank's shared memory through which a step's gradients pass."""
         mailbox = 0 if self.mailboxes is None else self.mailboxes.bytes
-        allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
-        return {"mailbox": mailbox, "allreduce": allreduce}
+        return {"mailbox": mailbox, "allreduce": self._replicas.shared_bytes}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Steps inside hold their gradients back; the next one outside adds them."""
+        """Hold the gradients of steps inside back; the next step outside adds them."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -181,18 +185,11 @@ class Gradients:
                 return
             rows = held.rows
         self._update_heap(batch, grad, rows.first(len(self._in_heap)), held)
-        if self._source is not None:
-            tier = range(len(self._in_heap), len(self._buckets))
-            dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
-            sums = _no_sums(rows, dims, self._device) if held is None else held.sums
-            if held is None:
-                self._sum(batch, grad, tier, sums)
-            grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
-            step = Step(self.optimizer_steps, self.learning_rates)
-            self._source.update(batch, rows, grads, step)
+        if self._in_tier:
+            self._update_tier(batch, grad, rows, held)
 
     def _accumulated(self, batch: PreparedBatch, grad: torch.Tensor) -> HeldGradients:
-        """The gradients that are held, and a batch's."""
+        """Return the sum of the gradients that are held and of a batch."""
         assert batch.rows is not None
         dims, rows = [bucket.dim for bucket in self._buckets], batch.rows
         sums = _no_sums(rows, dims, self._device)
@@ -211,34 +208,31 @@ class Gradients:
         out: RowGradients,
     ) -> None:
         """Sum the gradients of the rows of these buckets, as far as they are trained."""
-        trained, bags = [b for b in buckets if self._buckets[b].trained], batch.forwarded
-        if bags is None or bags.grad is None:
-            return self._sum_groups(batch, grad, trained, slice(None), out)
-        replicas, others = slice(1), slice(1, None)
-        if isinstance(batch.rows, Runs) and self._device.kind == "cpu":
-            # No bags of other nodes read replicas: these are summed while the gradients of such
-            # bags are on their way.
-            self._sum_groups(batch, grad, trained, replicas, out)
-            bags.grad.wait()
-            return self._sum_groups(batch, grad, trained, others, out)
-        bags.grad.wait()
-        if self._device.kind != "cpu":
-            # As one gradient, in which the clients' bags come after this rank's (prepare_batch.py).
-            grad = torch.cat([grad.reshape(-1), bags.grad.values.to(grad.dtype)])
-        return self._sum_groups(batch, grad, trained, slice(None), out)
 
-    def _sum_groups(
+        def sum_groups(grad: torch.Tensor, groups: slice) -> None:
+            options = (self._scale, out, self._device, self._means, groups)
+            for b in buckets:
+                if self._buckets[b].trained:
+                    sum_gradients(batch, grad, b, self._buckets[b].dim, *options)
+
+        self._path.sum_gradients(batch, grad, sum_groups)
+
+    def _update_tier(
         self,
         batch: PreparedBatch,
         grad: torch.Tensor,
-        buckets: Sequence[int],
-        groups: slice,
-        out: RowGradients,
+        rows: SortedRows,
+        held: HeldGradients | None,
     ) -> None:
-        """Sum the gradients of some groups of rows of each bucket."""
-        how = (self._scale, out, self._device, self._means, groups)
-        for b in buckets:
-            sum_gradients(batch, grad, b, self._buckets[b].dim, *how)
+        """Update the rows of the source's buckets, by what is held or by a batch."""
+        tier = self._in_tier
+        dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
+        sums = _no_sums(rows, dims, self._device) if held is None else held.sums
+        if held is None:
+            self._sum(batch, grad, tier, sums)
+        grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
+        step = Step(self.optimizer_steps, self.learning_rates)
+        self._source.update(batch, rows, grads, step)
 
     def _update_heap(
         self,
@@ -259,23 +253,14 @@ class Gradients:
         self.steps = step
         self._counters.add(steps=1)
         self._signals.post("applied", step)
-        if self._read_by_kernels:
-            # Nothing else orders the next lookups of other nodes, which ask nobody here, after this
-            # rank's update.
-            self._tell_nodes(f"update its rows (step {step})")
-
-    def _tell_nodes(self, action: str) -> None:
-        """Wait until all ranks of all nodes have come here, and what each started is done."""
-        assert self._node.group is not None
-        self._device.synchronize()  # no signal has waited for it where a rank is alone on its node
-        self._node.group.gather(b"0", action)
+        self._path.updated(step)
 
     @property
     def _bucket_numbers(self) -> range:
         return range(len(self._in_heap))
 
     def _own_group(self, b: int) -> int:
-        """The group of a bucket's rows that this rank owns."""
+        """Return the group of a bucket's rows that this rank owns."""
         return b * (1 + self._node.ranks) + 1 + self._node.rank
 
     def _apply_alone(
@@ -304,8 +289,7 @@ class Gradients:
         updated: torch.Tensor,
     ) -> None:
         """Leave gradients for the rows' owners, and update this rank's rows by those of all."""
-        if self._replicas is not None:
-            self._replicas.begin(step, rows)
+        self._replicas.begin(step, rows)
         self._signals.wait("applied", self.steps, "update its rows")
         mine = mailboxes.open(rows)
         if held is None:
@@ -314,64 +298,41 @@ class Gradients:
             # The same groups of the same buckets: those in the heap are the first.
             size = min(len(mine.values), len(held.sums.values))
             mine.values[:size] = held.sums.values[:size]
-        if self._replicas is not None:
-            self._replicas.contribute(step, mine)
+        self._replicas.contribute(step, mine)
         self._count(rows)
-        # Of a captured step they lie in the device's memory, and are not known here.
-        settings = None if self.captured is not None else self._settings
-        if settings is not None:
+        # Settings of a captured step lie in the device's memory, and are not known here.
+        compares = self.captured is None and self._node.ranks > 1
+        if compares:
             counts = any(bucket.optimizer.counts_steps for bucket in self._buckets)
             before = self.optimizer_steps - self.steps if counts else 0
-            settings.offer(StepSettings(tuple(self.learning_rates), before, tuple(self._frozen)))
+            now = StepSettings(tuple(self.learning_rates), before, tuple(self._frozen))
+            self._settings.offer(now)
         self._frozen = []
         self._signals.post("published", step)
         self._signals.wait("published", step, "send its gradients")
-        self._apply(step, mailboxes, settings, updated)
+        self._apply(step, mailboxes, compares, updated)
 
-    def _apply(
-        self,
-        step: int,
-        mailboxes: Mailbox,
-        settings: EqualSettings | None,
-        updated: torch.Tensor,
-    ) -> None:
-        """Update this rank's rows by what there is for them, then its copies of the replicas, whose
-        sums come last."""
-        exchange, sent = self._exchange, self._sent_buckets
-        bring: Callable[[], Mapping[int, RowGradients]] = dict
-        if exchange is not None and sent:
-            parts = [mailboxes.read(rank) for rank in exchange.members]
-            bring = exchange.offer_gradients(parts, sent, f"exchange gradients (step {step})")
-        if self._read_by_kernels:
-            # Lookups of other nodes read rows that are updated here, with gradients or without; and
-            # kernels bring gradients that others have by then.
-            self._tell_nodes(f"read its rows (step {step})")
-        received = bring()
-        if settings is not None:
-            settings.check()
+    def _apply(self, step: int, mailboxes: Mailbox, compares: bool, updated: torch.Tensor) -> None:
+        """Update this rank's rows by the gradients of all ranks, then its copies of the replicas,
+        whose sums come last. `compares`: all ranks compare their settings before."""
+        arrived = self._path.exchange_gradients(mailboxes.read, step)
+        if compares:
+            self._settings.check()
         trained = [b for b in self._bucket_numbers if self._buckets[b].trained]
-        groups = {b: self._own_group(b) for b in trained}
-        mine = {rank: mailboxes.read(rank) for rank in self._node.peers}
-        copies: Sequence[RowGradients] = ()
-        if self._copies is not None:
-            found = self._copies.separate(
-                list(mine.values()),
-                list(groups.values()),
-                f"add up the gradients of copies (step {step})",
-            )
-            mine, copies = dict(zip(mine, found.own, strict=True)), found.copies
-            groups = {b: n for n, b in enumerate(trained)}
-        order = range(self._node.ranks) if exchange is None else exchange.order
-        if self._replicas is not None:
-            self._replicas.reduce(step)
+        separated = self._copies.separate(
+            [mailboxes.read(rank) for rank in self._node.peers],
+            [self._own_group(b) for b in trained],
+            f"add up the gradients of copies (step {step})",
+        )
+        mine = dict(zip(self._node.peers, separated.own, strict=True))
+        copies = separated.copies
+        self._replicas.reduce(step)
         self.optimizer_steps += 1
-        for b in trained:
-            ranks = [r for r in order if r in mine or b in sent]
-            parts = [*(received[r] if r in received else mine[r] for r in ranks), *copies]
-            of_parts = [sent.index(b) if r in received else groups[b] for r in ranks]
-            self._update(b, parts, [*of_parts, *(groups[b] for _ in copies)], updated)
-        if self._replicas is not None:
-            sums = self._replicas.result(step)
+        for b, group in zip(trained, separated.groups, strict=True):
+            parts, of_parts = arrived.of_bucket(b, mine, group)
+            of_copies = [group] * len(copies)
+            self._update(b, [*parts, *copies], [*of_parts, *of_copies], updated)
+        for sums in self._replicas.sums(step):
             for b in self._bucket_numbers:
                 self._update(b, [sums], [b], updated)
             self._counters.add_later(self._replicas.bytes, _allreduce_bytes)
@@ -405,7 +366,7 @@ class Gradients:
         )
 
     def _packed(self, b: int) -> torch.Tensor | None:
-        """Where a bucket's settings will be when this update of a captured step is run."""
+        """Return the place of a bucket's settings when this update of a captured step is run."""
         if self.captured is None:
             return None
         return self.captured.of(b, self.optimizer_steps)
@@ -450,8 +411,8 @@ class Gradients:
 
 
 def _sent(dims: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Counters from rows by bucket and owner, replicas first, of buckets of those dims: 0 of frozen
-    ones, whose rows have no gradients though they may have been sorted."""
+    """Return counters from rows by bucket and owner, replicas first, of buckets of those dims: 0
+    for frozen ones, whose rows have no gradients though they may have been sorted."""
     sent = np.where(dims[:, None] > 0, rows[:, 1:], 0)
     return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
 
@@ -465,8 +426,8 @@ def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
 
 
 def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox | None:
-    """What this rank's gradients go through; None of a device's only rank, whose rows have no
-    others and no replicas."""
+    """Return the mailboxes of a node's ranks; None for a device's only rank, whose gradients no
+    other rank reads."""
     dims = [bucket.dim for bucket in buckets]
     if isinstance(device, Cpu):
         return Mailboxes(node, dims)
@@ -474,7 +435,7 @@ def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox
 
 
 def _no_sums(rows: SortedRows, dims: Sequence[int], device: Device) -> RowGradients:
-    """Gradients of rows of buckets of those dims, all zero."""
+    """Return gradients of rows of buckets of those dims, all zero."""
     groups = laid_out(rows.before, dims, device)
     size = room(rows.slots, groups, dims, device)
     return RowGradients(rows.slots, groups, torch.zeros(size, device=device.torch_device))
@@ -491,9 +452,9 @@ def sum_gradients(
     means: bool = True,
     chosen: slice = slice(None),
 ) -> None:
-    """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
-    batch's output. `means`: whether tables may be pooled by their mean. `chosen`: of which of the
-    bucket's groups, where accesses are sorted."""
+    """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is the
+    gradient of the batch's output. `means`: tables may be pooled by their mean. `chosen`: the
+    groups of the bucket to sum, if accesses are sorted."""
     rows = batch.rows
     assert rows is not None
     groups = rows.groups(bucket)[chosen]
@@ -507,5 +468,5 @@ def sum_gradients(
     if isinstance(rows, NumberedRows):
         ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums, *of_clients)
     else:
-        runs, how = (rows.positions, rows.starts), (rows.by_bag, stream, means)
-        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, *how, *of_clients)
+        runs, options = (rows.positions, rows.starts), (rows.by_bag, stream, means)
+        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, *options, *of_clients)

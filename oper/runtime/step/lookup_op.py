@@ -5,7 +5,7 @@ How a training step goes through here:
     EmbeddingEngine.lookup(batch)                       engine.py
       LookupOperator.lookup(batch)
         TrainingStep.forward(batch)                     training_step.py
-          RowFetcher.read(batch)                        row_fetcher.py
+          FetchPath.read(batch)                         fetch_paths/fetch_path.py
     loss.backward()                                     autograd calls this module
       TrainingStep.backward(batch, grad, …)
         Gradients.step(batch, grad)                     apply_gradients.py
@@ -62,12 +62,12 @@ class LookupOperator:
         _steps[self.number] = step
 
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
-        """The output of a batch, flat float32 [out_elements]; its backward is a training step."""
+        """Return the output of a batch, flat float32 [out_elements]; its backward is a step."""
         if not torch.compiler.is_compiling():
             anchor: torch.Tensor = self.anchor
             if self._device.capture is not None:
-                # Autograd comes to a parameter on the stream of its first use, which may be another
-                # than the one that is captured.
+                # Autograd comes to a parameter on the stream of its first use, which may not be the
+                # captured one.
                 anchor = anchor.detach().requires_grad_(anchor.requires_grad)
             return _Lookup.apply(anchor, batch.given_weights, batch, self._step)
         return torch.ops.oper.embedding_lookup(
@@ -109,8 +109,8 @@ class _Lookup(torch.autograd.Function):
         # Looked at for torch's error where the graph was freed: a second backward of one forward
         # would be a second update of its rows; or where weights were written to since.
         _ = ctx.saved_tensors
-        given = (ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
-        weight_grad = ctx.step.backward(*given, ctx.frozen)
+        contiguous, weights_too = grad.contiguous(), ctx.needs_input_grad[1]
+        weight_grad = ctx.step.backward(ctx.batch, contiguous, weights_too, ctx.frozen)
         return None, weight_grad, None, None
 
 

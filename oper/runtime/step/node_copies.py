@@ -2,22 +2,21 @@
 
 The ranks of a node read such a row from its holder there, and leave their gradients in their
 mailboxes for it, as for a row that it owns. The holders add them up among themselves, over the
-network: of a row in slot s, which is the same at all holders, the holder of node s mod N is the one
-that SUMS it.
+network. A row has the same slot s at all holders, and the holder of node s mod N SUMS it.
 
-    sums     each holder adds up what its node's mailboxes have for a row, in the order of its
-             ranks, and sends that to the row's summing holder, which adds node by node, in the
-             order of the nodes' first ranks, of its own node mailbox by mailbox
+    sums     each holder adds up the gradients that its node's mailboxes have for a row, in the
+             order of its ranks, and sends the sum to the row's summing holder, which adds node by
+             node, in the order of the nodes' first ranks, and its own node mailbox by mailbox
     totals   it sends the total to the other holders
 
-So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of how
-many rows there are and then of their slots and gradients. All holders update their copies by the
-same bits. Where all ranks run on one node, whatever the plan's, each holder finds what all have for
-a row in the mailboxes, and adds it up itself: holder by holder, of each mailbox by mailbox.
+So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of the
+numbers of rows and then of their slots and gradients. All holders update their copies by the same
+bits. If all ranks run on one node, whatever the plan says, each holder reads all gradients of a row
+in the mailboxes, and adds them up itself: holder by holder, and mailbox by mailbox for each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,20 +26,31 @@ from oper.base.errors import OperError
 from oper.plan.layout import Layout
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.lost_ranks import rank_names
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.row_messages import Routes
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.runtime_plan import copied_to_nodes, node_copy_slots
-from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.row_messages import Routes
 from oper.runtime.tables.row_gradients import Piece, RowGradients, groups_on_host
 
 
-@dataclass(frozen=True)
-class Separated:
-    """The gradients of rows of this rank, a group for each trained bucket: `own` of each part are
-    those of its other rows, and `copies`, to be added up in their order, those of its copies."""
+class Separated(NamedTuple):
+    """The gradients of rows of this rank, which are `groups` of each, one for a trained bucket:
+    those of each part for rows without copies, and those for its copies, in the order of additions.
+    """
 
     own: Sequence[RowGradients]
+    groups: Sequence[int]
     copies: Sequence[RowGradients]
+
+
+class NoCopies:
+    """Copies on nodes of an engine whose rows have none."""
+
+    def separate(
+        self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
+    ) -> Separated:
+        """Return all gradients as those of rows without copies."""
+        return Separated(parts, groups, ())
 
 
 class NodeCopies:
@@ -60,7 +70,7 @@ class NodeCopies:
         if self._nodes > 1:
             _check_nodes(layout, proxies.nodes)
         held = layout.holds[copied_to_nodes(layout) & layout.holds[:, self._rank]]
-        # Of this rank's copies, in the order of the nodes.
+        # The holders of this rank's copies, in the order of the nodes.
         self._holders = np.flatnonzero(held.any(axis=0)).tolist() if len(held) else [self._rank]
         if self._nodes > 1:
             position = list(self._node.peers).index(self._rank)
@@ -78,36 +88,36 @@ class NodeCopies:
         buckets: Sequence[int],
         tables: Sequence[int],
         counters: Counters,
-    ) -> "NodeCopies | None":
-        """Those of an engine that trains these `tables` of the plan, by number; None if none of
-        their rows has any."""
+    ) -> "NodeCopies | NoCopies":
+        """Return the copies of an engine that trains these `tables` of the plan, by number."""
         copied = copied_to_nodes(layout)
         group, _ = layout.listed_places()
         first = layout.listed_offset
         some = any(copied[group[first[t] : first[t + 1]]].any() for t in tables)
-        return cls(memory, layout, buckets, counters) if some else None
+        return cls(memory, layout, buckets, counters) if some else NoCopies()
 
     def separate(
         self, parts: Sequence[RowGradients], groups: Sequence[int], action: str
     ) -> Separated:
-        """Add up the gradients of copies over all nodes, and tell those of other rows apart; of the
-        `parts`, the mailboxes of this rank's node, `groups` are those of this rank's rows of each
-        trained bucket. `action` says in errors what other ranks were waited for."""
+        """Add up the gradients of copies over all nodes, and separate them from other gradients.
+        `parts` are the mailboxes of this rank's node, with `groups` for this rank's rows of each
+        trained bucket. Errors name the `action` for which ranks waited."""
         at = groups_on_host(parts)
         by_node = [self._by_node(*of, groups) for of in zip(parts, at, strict=True)]
         own = [self._of_node(part, self._nodes) for part in by_node]
+        of_buckets = range(len(groups))
         if self._nodes > 1:
-            return Separated(own, self._over_nodes(by_node, action))
+            return Separated(own, of_buckets, self._over_nodes(by_node, action))
         copies = []
         for holder in self._holders:
             of_holder = [group + holder - self._rank for group in groups]
             by_node = [self._by_node(*of, of_holder) for of in zip(parts, at, strict=True)]
             copies += [self._of_node(part, 0) for part in by_node]
-        return Separated(own, copies)
+        return Separated(own, of_buckets, copies)
 
     def _over_nodes(self, parts: Sequence[RowGradients], action: str) -> Sequence[RowGradients]:
-        """The totals of copies over all nodes, of the rows that each of these sums; `parts` are of
-        this one, by the node that sums them."""
+        """Return the totals of copies over all nodes, by the holder that sums them; `parts` are of
+        this node, by the node that sums them."""
         buckets, others = len(self._dims), self._routes.owners
         groups = [self._holders.index(r) * buckets + b for r in others for b in range(buckets)]
         counts, received = self._routes.send_gradients(parts, groups, self._dims, action)
@@ -122,26 +132,26 @@ class NodeCopies:
         return [messages.read(message, rows, self._dims), *came.values()]
 
     def _of_node(self, part: RowGradients, node: int) -> RowGradients:
-        """Of a part by node, the groups of one; those that are no copies come after all nodes."""
+        """Return the groups of one node from a part by node; rows that are no copies come last."""
         buckets = len(self._dims)
         groups = part.groups[:, node * buckets : (node + 1) * buckets + 1].contiguous()
         return RowGradients(part.slots, groups, part.values)
 
     def _by_node(self, part: RowGradients, at: Ints, groups: Sequence[int]) -> RowGradients:
-        """A part's rows for this rank, by the node that sums them, those that are no copies last,
-        and by bucket; `at` are the part's groups on the host."""
-        found: list[list[Piece]] = []
+        """Return a part's rows for this rank, by the node that sums them, rows that are no copies
+        last, and by bucket; `at` are the part's groups on the host."""
+        of_buckets: list[list[Piece]] = []
         for b, group in enumerate(groups):
             slots, gradients = part.piece(group, self._dims[b], at)
             if not len(self._slots[b]):
                 none = slots[:0], gradients[:0]
-                found.append([*(none for _ in range(self._nodes)), (slots, gradients)])
+                of_buckets.append([*(none for _ in range(self._nodes)), (slots, gradients)])
                 continue
             copied = torch.isin(slots, self._slots[b], assume_unique=True)
             node = torch.where(copied, slots % self._nodes, self._nodes)
             chosen = [(node == n).nonzero().view(-1) for n in range(self._nodes + 1)]
-            found.append([(slots[which], gradients[which]) for which in chosen])
-        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in found]
+            of_buckets.append([(slots[rows], gradients[rows]) for rows in chosen])
+        pieces = [of_bucket[n] for n in range(self._nodes + 1) for of_bucket in of_buckets]
         on = self._device.torch_device
         return RowGradients.of_pieces(pieces, self._dims * (self._nodes + 1), on)
 
@@ -155,7 +165,7 @@ class NodeCopies:
 
 
 def _slots_of_copies(layout: Layout, memory: TableMemory, bucket: int) -> torch.Tensor:
-    """The slots of this rank's copies in a bucket's arenas, which are the same at all holders."""
+    """Return the slots of this rank's copies in a bucket's arenas, the same at all holders."""
     width = memory.buckets[bucket].width
     tables = np.flatnonzero(layout.width_of_table == width)
     return torch.from_numpy(node_copy_slots(layout, tables, memory.node.rank))

@@ -2,7 +2,7 @@
 
 A KeyedJaggedTensor's features are brought into the module's order where they are not, its ids are
 translated by the address map, and its accesses are sorted where something needs that: backward, or
-a read of distinct or remote rows. Where tables are pooled between nodes, bags are exchanged before.
+a fetch path that needs the rows of a batch. Bags of pooled tables are exchanged before.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.runtime.fetch_paths.fetch_path import Accesses, FetchPath
 from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.step import batch_checks
-from oper.runtime.step.bag_forwarding import Accesses, BagForwarding
 from oper.runtime.step.device_copies import DeviceCopies
 from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
@@ -33,9 +33,7 @@ class BatchPreparer:
     map that `placement` has then.
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward. `forwarding` is None if no bags go to other nodes. `reads_rows`: whether the
-    rows must be found before they are read. `together`: ranks of several nodes look batches up
-    together, so that what is wrong in one on a device is told at once: the host waits in any case.
+    be a backward.
     """
 
     def __init__(
@@ -45,17 +43,17 @@ class BatchPreparer:
         sorter: Sorter,
         device: Device,
         room: StepRoom,
-        forwarding: BagForwarding | None,
+        path: FetchPath,
         *,
-        reads_rows: bool,
-        together: bool,
         weighted: bool,
         bounds: str,
         trains: bool,
     ) -> None:
         self._features, self._placement, self._sorter = features, placement, sorter
-        self._device, self._room, self._forwarding = device, room, forwarding
-        self._together = together
+        self._device, self._room, self._path = device, room, path
+        # Where hosts of several nodes wait for each other in a lookup, an error of a batch on a
+        # device is raised at once: the host waits in any case.
+        self._together = path.needs.together
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
         self._late = None
@@ -64,21 +62,21 @@ class BatchPreparer:
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
         self._segments_there, self._features_there = DeviceCopies(device), DeviceCopies(device)
         # A read of rows reads all of them, of frozen tables too.
-        self._sort_all = reads_rows
+        self._sort_all = path.needs.rows
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor. OperError if it is not one for the module; of
-        what is on a device, where an earlier batch had ids or lengths that it cannot have."""
+        """Translate and sort a KeyedJaggedTensor. OperError if it does not fit the module; on a
+        device, if an earlier batch had invalid ids or lengths."""
         self._device.check_no_capture()
         if self._late is not None:
             self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         try:
-            found = self._prepared(batch)
+            prepared = self._prepared(batch)
             # A captured step prepares and looks up on one stream.
             ready = self._device.point() if self._device.capture is None else None
             version = self._placement.version
-            return replace(found, given=batch, version=version, ready=ready)
+            return replace(prepared, given=batch, version=version, ready=ready)
         except NO_ROOM as error:
             raise self._room.error(error, batch.values().numel()) from error
 
@@ -88,12 +86,12 @@ class BatchPreparer:
         return self._late
 
     def again(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch that was prepared before rows moved, with the addresses of now."""
+        """Return a batch that was prepared before rows moved, with present addresses."""
         with torch.set_grad_enabled(batch.trains):
             return self.prepare(batch.given)
 
     def _prepared(self, batch: Any) -> PreparedBatch:
-        order, given = self._features.order(batch.keys()), batch
+        order, original = self._features.order(batch.keys()), batch
         if self._late is None:
             batch, one_each, segment_offset = bags_on_host(batch, order)
             report, of_samples = None, None if one_each else batch.offsets().contiguous()
@@ -105,7 +103,7 @@ class BatchPreparer:
             report, of_samples = self._late.report(), batch.offsets().contiguous()
             there = self._segments_there.of(segment_offset) if on_host else segment_offset
             addresses = self._translate_unseen(batch, there, report)
-            self._late.expect(report, given, order, self._planned(tuple(batch.keys())))
+            self._late.expect(report, original, order, self._planned(tuple(batch.keys())))
         keys, samples = tuple(batch.keys()), int(batch.stride())
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
@@ -113,18 +111,14 @@ class BatchPreparer:
         if self._late is not None:
             segment_offset = there
             if self._together:
-                self._late.tell(all_of_them=True, now=given)
+                self._late.tell(all_of_them=True, now=original)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
-        read = Accesses(addresses, segment_offset, offsets, weights, descriptors)
-        forwarded = None
-        if self._forwarding is not None:
-            read, forwarded = self._forwarding.join(read)
-            descriptors = read.features
+        own = Accesses(addresses, segment_offset, offsets, weights, descriptors)
+        read, forwarded = self._path.prepare(own)
         on_device = None
         if self._late is not None and self._trains:
-            shift = 0 if forwarded is None else elements
-            on_device = self._features_there.of(_shifted(descriptors, len(keys), shift))
+            on_device = self._features_there.of(_shifted(read.features, len(keys), elements))
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)
@@ -142,7 +136,7 @@ class BatchPreparer:
         )
 
     def finish(self) -> None:
-        """OperError if an earlier batch had ids or lengths that it cannot have."""
+        """Raise OperError if an earlier batch had invalid ids or lengths."""
         if self._late is not None:
             self._late.tell(all_of_them=True)
 
@@ -161,7 +155,7 @@ class BatchPreparer:
     def _translate_unseen(
         self, batch: Any, segment_offset: torch.Tensor, report: torch.Tensor
     ) -> torch.Tensor:
-        """Translate a batch on a device; what is wrong in it is told with a later one."""
+        """Translate a batch on a device; its errors are raised with a later batch."""
         keys, values = tuple(batch.keys()), batch.values()
         on, ops, stream = self._device.torch_device, self._device.ops(), self._device.stream
         if keys not in self._tables_there:
@@ -177,7 +171,7 @@ class BatchPreparer:
         )
 
     def _tables(self, keys: tuple[str, ...]) -> torch.Tensor:
-        """The number of each feature's table in the plan, int64 [F]."""
+        """Return the number of each feature's table in the plan, int64 [F]."""
         lookups = self._features.lookups(keys)
         return torch.tensor([self._features.index(lookup) for lookup in lookups], dtype=torch.int64)
 
@@ -187,8 +181,8 @@ class BatchPreparer:
 
 
 def _shifted(descriptors: torch.Tensor, own: int, shift: int) -> torch.Tensor:
-    """The features' descriptors by which gradients are summed: the gradient of the bags of clients,
-    whose features come after this rank's `own`, lies `shift` values behind that of the output."""
+    """Return the features' descriptors by which gradients are summed: the gradient of the bags of
+    clients, whose features come after this rank's `own`, lies `shift` values after the output's."""
     if len(descriptors) == own:
         return descriptors
     shifted = descriptors.clone()
@@ -196,10 +190,10 @@ def _shifted(descriptors: torch.Tensor, own: int, shift: int) -> torch.Tensor:
     return shifted
 
 
-# A batch whose keys are in the module's order, whether each of its bags holds one id, and where
-# each feature begins: int64 [F + 1] in the host's memory.
+# A batch whose keys are in the module's order, whether each of its bags holds one id, and the
+# beginnings of its features: int64 [F + 1] in the host's memory.
 Divided = tuple[Any, bool, torch.Tensor]
-# The same of a batch on a device, but that where features begin may lie there, or on the host.
+# A batch on a device, the beginnings of its features, and whether these are on the host.
 DividedThere = tuple[Any, torch.Tensor, bool]
 
 
@@ -242,9 +236,10 @@ def bags_on_device(batch: Any, order: Sequence[int] | None, pooled: bool) -> Div
 
 
 def ordered_by_counts(batch: Any, order: Sequence[int] | None, pooled: bool) -> DividedThere:
-    """As `bags_on_device`, in a step that is captured, where the host cannot look at lengths: a
-    batch whose keys are in another order, or whose output is not pooled, must have the number of
-    its keys' values on the host. Lengths of other numbers are told as such that do not fit."""
+    """Do as `bags_on_device` in a step that is captured, in which the host cannot look at lengths.
+    A batch whose keys are in another order, or whose output is not pooled, must have the number of
+    its keys' values on the host. Lengths of other numbers are reported as lengths that do not fit.
+    """
     bags = int(batch.stride()) * len(batch.keys())
     if batch.offsets().numel() != bags + 1:
         batch_checks.check_offsets(batch)
@@ -266,7 +261,7 @@ def ordered_by_counts(batch: Any, order: Sequence[int] | None, pooled: bool) -> 
 
 
 def _taken(batch: Any, order: Sequence[int], begins: Sequence[int]) -> Any:
-    """Some keys of a batch, whose values begin at these."""
+    """Return some keys of a batch, whose values begin at `begins`."""
     samples, keys = int(batch.stride()), list(batch.keys())
     lengths, values, weights = batch.offsets().diff(), batch.values(), batch.weights_or_none()
     spans = [slice(begins[key], begins[key + 1]) for key in order]
@@ -280,8 +275,8 @@ def _taken(batch: Any, order: Sequence[int], begins: Sequence[int]) -> Any:
 
 
 def _has_one_id_each(batch: Any) -> bool:
-    """Whether each bag of a batch holds one id. Lengths are looked at where there are no offsets
-    yet, which need not be computed then."""
+    """Return whether each bag of a batch holds one id. If there are no offsets yet, lengths are
+    enough, and offsets need not be computed."""
     bags = batch.stride() * len(batch.keys())
     if batch.values().numel() != bags:
         return False

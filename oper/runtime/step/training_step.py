@@ -1,7 +1,7 @@
 """The training step: forward and backward of a prepared batch, as the operator calls them.
 
-    forward    every bag's rows are read, by pointer where the owner shares this rank's memory
-               (row_fetcher.py)
+    forward    the rows of every bag are read, each table's by its fetch path
+               (fetch_paths/fetch_path.py)
     backward   the gradients of each row are summed and sent to its owner, and every row that was
                touched is updated once (apply_gradients.py)
 
@@ -17,28 +17,30 @@ import torch
 from oper.base.errors import OperError
 from oper.base.spoken import option
 from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.fetch_path import FetchPath
+from oper.runtime.fetch_paths.read_counts import ReadCounts
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.placement import Placement
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
 from oper.runtime.memory.step_room import NO_ROOM, StepRoom
 from oper.runtime.memory.stream_order import StreamOrder
-from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.captured_step import CapturedStep
 from oper.runtime.step.device_signals import DeviceSignals
+from oper.runtime.step.fixed_rows import FixedRows
 from oper.runtime.step.prepare_batch import BatchPreparer
-from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature, FeatureSet
 
 
 class TrainingStep:
-    """The steps of one engine; `gradients` is None in inference.
+    """The steps of one engine, whose rows are trained by `gradients` or fixed.
 
     `checked_features` are the module's lookups if gradients are checked for NaN, else None.
     `frozen_tables` is called in forward and backward and returns the module's tables, by number,
-    that are trained in general and not now.
+    that are trained in general but not now.
     """
 
     def __init__(
@@ -48,8 +50,8 @@ class TrainingStep:
         placement: Placement,
         preparer: BatchPreparer,
         sorter: Sorter,
-        fetcher: RowFetcher,
-        gradients: Gradients | None,
+        path: FetchPath,
+        gradients: Gradients | FixedRows,
         counters: Counters,
         room: StepRoom,
         features: FeatureSet,
@@ -58,7 +60,9 @@ class TrainingStep:
         self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
         self._placement, self._preparer = placement, preparer
         self.in_graphs = False
-        self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
+        self._sorter, self._path = sorter, path
+        distinct = placement.plan.workload.known_fetch == "distinct"
+        self._reads = ReadCounts(memory, distinct)
         self._gradients, self._counters, self._room = gradients, counters, room
         self._features, self._checked_features = features, checked_features
         self.frozen_tables: Callable[[], frozenset[int]] = frozenset
@@ -71,27 +75,18 @@ class TrainingStep:
 
     @property
     def steps(self) -> int:
-        """How many updates were made."""
-        return self._gradients.steps if self._gradients else 0
+        """The number of updates."""
+        return self._gradients.steps
 
     def check_graphs(self) -> None:
-        """OperError if a graph cannot look the tables up; it is going to."""
-        if self._placement.version:  # by what map a graph's batch was prepared is not known
+        """Raise OperError if a graph, which is about to look the tables up, cannot."""
+        if self._placement.version:  # a graph's batch does not know the map it was prepared by
             raise OperError(
                 "a graph of torch.compile cannot look up tables whose rows have migrated: leave "
                 "the lookup out of it, as the sharded modules do"
             )
         self.in_graphs = True
-        if self._fetcher.forwarding is not None:
-            raise OperError(
-                "a graph of torch.compile cannot look up pooled tables, whose bags are forwarded "
-                "to other nodes: leave the lookup out of it, as the sharded modules do"
-            )
-        if self._source is not None:
-            raise OperError(
-                "a graph of torch.compile cannot look up tables of the tier, which are cached: "
-                "leave the lookup out of it, as the sharded modules do"
-            )
+        self._path.check_graphs()
         if self._heap.device.kind != "cpu":  # a graph's batch has no report (late_checks.py)
             raise OperError(
                 f"a graph of torch.compile cannot look up tables on {self._heap.device.kind} "
@@ -99,7 +94,7 @@ class TrainingStep:
             )
 
     def to_capture(self) -> CapturedStep:
-        """A step that is going to be captured. OperError if none of these can be."""
+        """Return a step that is going to be captured. OperError if none of these can be."""
         late, signals = self._preparer.late, self._signals
         if late is None or not isinstance(signals, DeviceSignals):
             raise OperError(
@@ -111,7 +106,7 @@ class TrainingStep:
                 "a step of ranks on several nodes cannot be captured, as the host must be told how "
                 "many rows go from node to node: call the step as it is"
             )
-        if self._fetcher.needs_rows:
+        if self._path.needs.rows:
             raise OperError(
                 f"a step of a plan with {option('--fetch', 'distinct')} cannot be captured, as the "
                 f"host must know how many rows are copied: plan with {option('--fetch', 'raw')}, "
@@ -126,18 +121,15 @@ class TrainingStep:
         return CapturedStep(self._guard, signals, *placed, self._gradients)
 
     def rates_are_used(self) -> bool:
-        """Whether the step that is captured has updated rows, so that learning rates which it takes
-        from now on are those of the next one. None of its updates may follow then."""
-        captured = None if self._gradients is None else self._gradients.captured
-        return captured is not None and captured.rates_are_used()
+        """Return whether the step that is captured has updated rows (apply_gradients.py)."""
+        return self._gradients.rates_are_used()
 
     @property
     def memory(self) -> list[object]:
-        """What a captured step reads, writes and finds rows by: it is out of date where any of this
-        is another object."""
-        found = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
-        found += self._heap.touched.all_marks
-        return found if self._gradients is None else [*found, *self._gradients.memory]
+        """The objects that a captured step reads, writes and finds rows by: it is out of date if
+        any of them is another object."""
+        rows = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
+        return [*rows, *self._heap.touched.all_marks, *self._gradients.memory]
 
     def rows_of(
         self,
@@ -145,12 +137,12 @@ class TrainingStep:
         offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
     ) -> BatchRows | None:
-        """The rows of a batch, if they were found, from their tensors."""
+        """Return the rows of a batch, if they were found, from their tensors."""
         by_bag = self._sorter.by_bag(offsets, weights)
         return rows_of_tensors(tensors, self.ranks, by_bag) if tensors else None
 
     def current(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch by the addresses of now, prepared again if rows have moved since it was. What is
+        """Return a batch with present addresses, prepared again if rows have moved. Work that is
         started from now on comes after its preparation, which may be on another stream."""
         if batch.version != self._placement.version:
             with self._guard.failing_together():
@@ -160,23 +152,20 @@ class TrainingStep:
         return batch
 
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
-        """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
-        far."""
+        """Return the output of a batch, flat float32 [out_elements], from the rows after all steps
+        so far."""
         self._guard.check()
         self._heap.device.check_no_capture()
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
-            if self._gradients is not None:
-                self._signals.wait("applied", self.steps, "update its rows")
-                if self._source is not None and not batch.trains:
-                    self._source.settle()
-            else:
-                self._heap.seal()
-            if self._fetcher.needs_rows:
+            self._gradients.wait_for_rows()
+            if self._path.needs.rows:
                 self._count_distinct(batch)
-            self._order.before_read(self._fetcher.relay is not None)
+            self._order.before_read(self._path.needs.shared_fetch)
             try:
-                out = self._fetcher.read(batch, self._counters)
+                self._reads.count(batch, self._counters)
+                self._path.count(batch, self._counters)
+                out = self._path.read(batch)
             except NO_ROOM as error:
                 raise self._room.error(error, len(batch.addresses)) from error
             self._order.after_read()
@@ -189,17 +178,17 @@ class TrainingStep:
         weights_too: bool,
         frozen: frozenset[int] = frozenset(),
     ) -> torch.Tensor | None:
-        """One step from the gradient of a batch's output, flat. Returns the gradient of its
+        """Take one step from the gradient of a batch's output, flat. Return the gradient of its
         weights [N], if asked for. Tables that were `frozen` in forward, or are now, keep their rows
         and the state of their optimizers.
 
-        In inference nothing is trained, and weights have gradients all the same.
+        Weights have gradients in inference too, where no row is trained.
         """
         self._guard.check()
         with self._placement.reading, self._guard.failing_together():
             batch = self.current(batch)
-            if self._gradients is not None:
-                self._freeze(self._gradients, frozen | self.frozen_tables())
+            if self._gradients.trains:
+                self._freeze(frozen | self.frozen_tables())
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
@@ -211,29 +200,22 @@ class TrainingStep:
     def _backward(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
     ) -> torch.Tensor | None:
-        if self._gradients is not None and batch.rows is None:
+        if self._gradients.trains and batch.rows is None:
             read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
-            given = (*read, batch.features)
-            sort = self._sorter.sort(*given, at_once=True, report=batch.report)
+            sort = self._sorter.sort(*read, batch.features, at_once=True, report=batch.report)
             batch = replace(batch, sort=sort)
-        if not self._fetcher.needs_rows:
+        if not self._path.needs.rows:
             self._count_distinct(batch)
-        if batch.forwarded is not None and self._fetcher.forwarding is not None:
-            self._fetcher.forwarding.count_gradients(batch.forwarded, self._counters)
-            batch, grad = self._fetcher.forwarding.gradients(batch, grad)
-        try:
-            return self._take_step(batch, grad, weights_too)
-        finally:
-            if batch.forwarded is not None and batch.forwarded.grad is not None:
-                batch.forwarded.grad.wait()
+        with self._path.backward(batch, grad, self._counters) as passed:
+            return self._take_step(*passed, weights_too)
 
     def _take_step(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
     ) -> torch.Tensor | None:
-        self._order.before_read(self._fetcher.relay is not None)
-        weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
+        self._order.before_read(self._path.needs.shared_fetch)
+        weight_grad = self._path.weight_gradients(batch, grad) if weights_too else None
         self._order.after_read()
-        if self._gradients is not None:
+        if self._gradients.trains:
             if self._frozen:
                 batch = self._without_frozen(batch)
             self._order.before_write()
@@ -241,7 +223,7 @@ class TrainingStep:
             self._order.after_write()
         return weight_grad
 
-    def _freeze(self, gradients: Gradients, frozen: frozenset[int]) -> None:
+    def _freeze(self, frozen: frozenset[int]) -> None:
         """Freeze these tables and no others; ranks compare them when rows are updated. OperError if
         one of the tables is in the tier."""
         if frozen == self._frozen:
@@ -253,22 +235,22 @@ class TrainingStep:
                 "tier, got a frozen one (requires_grad is False): freeze it before the model is "
                 "sharded, or plan without the tier"
             )
-        if gradients.captured is not None:  # whose settings are not compared in each step
+        if self._gradients.captured is not None:  # whose settings are not compared in each step
             self._node.agree_on(dict.fromkeys(names, "frozen"), "the frozen tables")
-        self._frozen, gradients.frozen = frozen, names
+        self._frozen, self._gradients.frozen = frozen, names
 
     def _without_frozen(self, batch: PreparedBatch) -> PreparedBatch:
-        """A batch with the accesses of trained tables sorted, and of frozen tables left out."""
+        """Return a batch whose accesses are sorted, without those of frozen tables."""
         features = self._features.without_gradients(batch.features, self._frozen)
         read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
         sort = self._sorter.sort(*read, features, at_once=True, report=batch.report)
         return replace(batch, features=features, sort=sort)
 
     def _count_distinct(self, batch: PreparedBatch) -> None:
-        """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
+        """Count distinct rows, when the rows are needed: earlier they may still be being sorted."""
         rows = batch.rows
         # Not by how many accesses were sorted, which the host does not know of a device's batch.
-        if rows is None or not (self._all_trained or self._fetcher.needs_rows):
+        if rows is None or not (self._all_trained or self._path.needs.rows):
             return
         if self._on_device:
             self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)

@@ -32,9 +32,10 @@ from oper.base.free_memory import free_memory
 from oper.cost.cache_replay import CacheReplay
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
+from oper.runtime.fetch_paths.fetch_path import Fetched
+from oper.runtime.fetch_paths.row_source import HeapPlaces, RowSource, SourceParts, Step
 from oper.runtime.memory.heap import check_memory
 from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
-from oper.runtime.step.row_source import Fetched, HeapPlaces, RowSource, SourceParts, Step
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler import transmissions as m
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError

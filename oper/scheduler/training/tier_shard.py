@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from oper.base.arrays import Ints
+from oper.runtime.fetch_paths.row_source import Step
 from oper.runtime.memory.heap import Heap
-from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.scheduler.training.host_step import take_step
 

@@ -16,10 +16,10 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.fetch_paths.gradient_gets import GradientGets
 from oper.runtime.memory import symmetric_memory
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.step.apply_gradients import Gradients
-from oper.runtime.step.gradient_gets import GradientGets
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.topology.links import LINKED
 from tests.support.cuda.device_engines import EmulatedDevice, batch_on, dying

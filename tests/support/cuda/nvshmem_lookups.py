@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.runtime.step import gradient_gets
+from oper.runtime.fetch_paths import gradient_gets
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from tests.support.cuda import fake_nvshmem
 

@@ -13,9 +13,11 @@ import torch
 
 from oper.plan.plan import Plan
 from oper.runtime.allreduce import device_allgather, device_sliced_sum
+from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory import device_slots, gradient_mailbox
 from oper.runtime.memory.device import Device
+from oper.runtime.step.apply_gradients import Gradients
 from tests.support.cuda.device_engines import EmulatedDevice, device_of
 from tests.support.cuda.plain_batch import PlainBatch
 from tests.support.runtime.engine_cases import Case, features_of, module_tables
@@ -167,13 +169,14 @@ def take_steps(
             with engine.accumulate():
                 out = engine(batch)
                 out.backward(torch.ones_like(out))
-            assert engine.gradients is not None
+            assert isinstance(engine.gradients, Gradients)
             assert engine.gradients._held is not None
             sums = engine.gradients._held.sums
             held.append(sum(part.untyped_storage().nbytes() for part in (sums.slots, sums.values)))
     replicas: list[int] = []
-    if engine.gradients is not None and engine.gradients._replicas is not None:
-        replicas = engine.gradients._replicas._method._replicas.counts  # type: ignore[attr-defined]
+    allreduce = getattr(engine.gradients, "_replicas", None)
+    if isinstance(allreduce, ReplicaAllReduce):
+        replicas = allreduce._method._replicas.counts  # type: ignore[attr-defined]
     if (symmetric := engine._memory.symmetric) is not None:
         outbox = symmetric._outbox.nbytes
     engine.close()

@@ -1,7 +1,7 @@
-"""Counters of what a rank read, sent and updated. Of rows, those of a batch count once each.
+"""Counters of the rows and bytes that a rank read, sent and updated.
 
-All are totals since the start or the last `reset`; vectors are indexed by rank. What is counted on
-a device is brought here when somebody looks.
+All are totals since the start or the last `reset`; vectors are indexed by rank. A row counts once a
+batch. Counts on a device are brought here when somebody looks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -97,9 +97,9 @@ class Counters:
 
     @contextmanager
     def setting_aside(self) -> Iterator[dict[str, Any]]:
-        """What the host adds inside is not counted, and is what this gives in the end: of a step
-        that is captured, which is to be counted when it is run. OperError if a device would
-        count what it has not counted before."""
+        """Set aside all that the host adds inside: the counts of a step that is captured, which are
+        added when it is run. Yield a dict that has them in the end. OperError if a device would
+        count something that it has not counted before."""
         totals, by_rank = dict(self._totals), {n: v.copy() for n, v in self._by_rank.items()}
         later, added = dict(self._later), dict[str, Any]()
         try:

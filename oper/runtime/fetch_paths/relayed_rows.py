@@ -1,9 +1,9 @@
-"""Row relay: a row of another node that several ranks of a node need crosses the network once.
+"""Relayed rows: a row of another node that several ranks of a node need crosses the network once.
 
-Of an owner in another node, one rank of a node is the RELAY: the rank at the owner's own position,
-its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for the third line:
+One rank of a node is the RELAY of an owner in another node: the rank at the owner's own position,
+its proxy (allreduce/proxies.py). Forward, in shared memory of the node except for the third line:
 
-    ask       every rank writes which distinct rows it needs, by bucket and owner
+    ask       every rank writes the distinct rows that it needs, by bucket and owner
     unite     the relay of an owner unites the slots that its node's ranks need of it, ascending
     fetch     it asks the owner for these rows, which come into shared memory (row_exchange.py)
     read      every rank reads its rows there, by pointer: accesses get the address of that copy
@@ -11,7 +11,7 @@ its proxy (allreduce/proxies.py). Forward, in shared memory of the node but for 
 Backward, the relay adds up what the mailboxes of its node have for the owner, in the order of its
 ranks, and sends one gradient a row (apply_gradients.py).
 
-On devices lists and rows lie in their memory; how many there are is the host's to know.
+On devices lists and rows lie in their memory, and their numbers in the host's.
 
 Two counters of the signals order the ranks; each is the number of the fetch that a rank is at:
 
@@ -19,24 +19,61 @@ Two counters of the signals order the ranks; each is the number of the fetch tha
     relayed   the rows are there that it is the relay of
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from oper.base.arrays import Ints
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.copied_rows import CopiedRows
+from oper.runtime.fetch_paths.fetch_path import Arrived
+from oper.runtime.fetch_paths.row_exchange import RowExchange, groups_of
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.device_slots import DeviceBytes, DeviceSlots
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows
 from oper.runtime.memory.shared_slots import SharedBytes, SharedSlots
-from oper.runtime.step.row_exchange import RowExchange
+from oper.runtime.tables.row_gradients import RowGradients
 
 COUNTERS = ("asked", "relayed")
 
 
+class RelayedRows(CopiedRows):
+    """The path of the `copied` buckets, by number, between several nodes. The gradients of the
+    `sent` ones go to owners there."""
+
+    def __init__(
+        self, memory: TableMemory, copied: Sequence[int], sent: Sequence[int], counters: Counters
+    ) -> None:
+        super().__init__(memory, copied)
+        self.needs = replace(self.needs, together=True, shared_fetch=True, messages=True)
+        self._exchange = RowExchange(memory, True, sent, counters)
+        self._relay = RowRelay(memory, self._exchange)
+
+    def _fetch_far(
+        self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: Ints
+    ) -> None:
+        if buckets:
+            self._relay.fetch(rows, buckets, targets, bases)
+
+    def exchange_gradients(self, mailbox: Callable[[int], RowGradients], step: int) -> Arrived:
+        """See FetchPath."""
+        return self._exchange.exchange_gradients(mailbox, step)
+
+    def carry(self, digests: Ints) -> bool:
+        """See FetchPath."""
+        return self._exchange.carry(digests)
+
+    @property
+    def shared_bytes(self) -> int:
+        """See FetchPath."""
+        return self._relay.shared_bytes
+
+
 class RowRelay:
-    """What the ranks of a node fetch together, of one engine; made by all of them, and all its
-    calls are collective. `exchange` is united."""
+    """The fetches that the ranks of a node make together, for one engine. All of them make it, and
+    all its calls are collective. `exchange` is united."""
 
     def __init__(self, memory: TableMemory, exchange: RowExchange) -> None:
         node, buckets = memory.node, len(memory.buckets)
@@ -59,15 +96,15 @@ class RowRelay:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of this rank's shared memory that rows pass through."""
+        """Bytes of this rank's shared memory through which rows pass."""
         return self._asked.bytes + self._united.bytes + self._rows.bytes
 
     def fetch(
         self, rows: BatchRows, buckets: Sequence[int], targets: torch.Tensor, bases: Ints
     ) -> None:
-        """Fetch what ranks of this node need of other nodes' rows in some buckets. Where they came
-        to are their `targets` [rows] then, by `bases`; they may be read there until the next
-        fetch."""
+        """Fetch the rows of other nodes in some buckets that ranks of this node need. `targets`
+        [rows] and `bases` become their addresses, at which they may be read until the next fetch.
+        """
         self._fetches += 1
         asked = rows.before_on_host
         self._asked.write(asked, rows.slots[: int(asked[-1])])
@@ -83,16 +120,16 @@ class RowRelay:
         self._find_rows(rows, buckets, targets, bases)
 
     def _of_node(self, buckets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slots that this node's ranks need of those that this one asks, ascending in each
-        group, and how many there are before each."""
+        """Return the slots that this node's ranks need of the owners that this rank asks, ascending
+        in each group, and the number of slots before each group."""
         asked = [self._asked.read(peer) for peer in self._node.peers]
         slots, before = self._device.ops().unite_slots(
             [slots for _, slots in asked],
             [before for before, _ in asked],
-            self._exchange.groups(self._exchange.owners, buckets),
+            groups_of(self._exchange.owners, buckets, self._node.ranks),
             self._device.stream,
         )
-        before = before.cpu()  # which a device is waited for
+        before = before.cpu()  # waits for a device
         return slots[: int(before[-1])], before
 
     def _find_rows(
@@ -102,7 +139,7 @@ class RowRelay:
         targets: torch.Tensor,
         bases: Ints,
     ) -> None:
-        """Find where the rows are that the ranks of this node fetched."""
+        """Find the addresses of the rows that the ranks of this node fetched."""
         slots: list[torch.Tensor] = []
         before: list[torch.Tensor] = []
         groups: list[int] = []
@@ -119,7 +156,7 @@ class RowRelay:
             places = self._exchange.places(counts, buckets)
             rows_there = self._rows.of(relay, int(places.sizes.sum()))
             self._exchange.read_there(bases, rows_there.data_ptr(), owners, buckets, places)
-            groups += self._exchange.groups(owners, buckets)
+            groups += groups_of(owners, buckets, self._node.ranks)
             fields += [owner for owner in owners for _ in buckets]
             firsts += places.firsts.reshape(-1).tolist()
         self._device.ops().find_united(

@@ -1,12 +1,11 @@
-"""Messages about rows between ranks of several nodes: to whom they go, and what lies in them how.
+"""Messages about rows between ranks of several nodes: their layout, and who sends them to whom.
 
-What goes to one rank is one message, of all widths together, as on a network it is messages that
-take time. First goes how many rows there are of each bucket, and then, of gradients, the rows'
-slots and after them the gradients, bucket after bucket.
+A rank gets one message for all widths together, because messages take most of the time on a
+network. The number of rows of each bucket goes first; a message of gradients then has the slots of
+the rows, and after them the gradients, bucket after bucket.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,29 +14,30 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.fetch_paths.device_messages import DeviceMessages
 from oper.runtime.memory.device import Cuda, Device
-from oper.runtime.step.device_messages import DeviceMessages
 from oper.runtime.tables.row_gradients import RowGradients
 
-_WORD_BYTES = 8  # a message of gradients is so many, or a multiple
+_WORD_BYTES = 8  # the length of a message of gradients is a multiple
 
 
 class Messages(Protocol):
-    """Messages of gradients, in the memory of one kind of device. Those of ranks that exchange them
-    are of one kind."""
+    """Messages of gradients, in the memory of one kind of device, which all ranks that exchange
+    messages have."""
 
     def summed(
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
     ) -> tuple[Ints, torch.Tensor]:
-        """Rows of some groups of the parts, each with the sum of its gradients in the order of the
-        parts, as messages of one group for each of these dims; and how many rows each has,
-        [groups]."""
+        """Return the number of rows of some groups of the parts, [groups], and messages with the
+        sum of each row's gradients in the order of the parts; a message has a group for each of
+        these dims."""
 
     def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
-        """The bytes of messages with so many rows of each bucket, [messages, buckets]."""
+        """Return the bytes of messages with so many rows of each bucket, [messages, buckets]."""
 
     def read(self, message: torch.Tensor, counts: Ints, dims: Sequence[int]) -> RowGradients:
-        """What a message has, a group a bucket: so many rows of each, of these dims."""
+        """Return the gradients of a message, a group for each bucket: so many rows of each, of
+        these dims."""
 
 
 class HostMessages:
@@ -71,19 +71,9 @@ class HostMessages:
         return RowGradients(slots.view(torch.int64), groups, values.view(torch.float32))
 
 
-class GradientRoutes(Protocol):
-    """Ways by which gradients go to owners."""
-
-    def offer_gradients(
-        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
-    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """Have for each owner the gradients of some rows, as `Routes.send_gradients` is given them:
-        how many rows there are, [owners, buckets], and what brings those of the askers."""
-
-
 class Routes:
     """Messages about rows between this rank and those that it asks, its `owners`, and those that
-    ask it, its `askers`, ascending both. All ranks of the group call each of these together."""
+    ask it, its `askers`, both ascending. All ranks of the group make each call together."""
 
     def __init__(
         self, proxies: Proxies, owners: Sequence[int], askers: Sequence[int], device: Device
@@ -92,7 +82,7 @@ class Routes:
         self._device = device
         self._rank = proxies.rank
         self._others = sorted({rank for of in proxies.nodes for rank in of} - {proxies.rank})
-        self.digests: Ints | None = None  # of all ranks, which go with the numbers of gradients
+        self.digests: Ints | None = None  # of all ranks; they go with the numbers of gradients
         self.messages: Messages = HostMessages()
         if isinstance(device, Cuda):
             self.messages = DeviceMessages(device)
@@ -100,26 +90,19 @@ class Routes:
     def send_gradients(
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
     ) -> tuple[Ints, dict[int, RowGradients]]:
-        """Send each owner the gradients of some rows, summed over the parts in their order: of each
-        bucket, of such a dim, one of the `groups` of the parts, owner by owner. How many rows were
-        sent, [owners, buckets], and what came of each asker, a group a bucket. `action` says in
-        errors what other ranks were waited for."""
-        counts, bring = self.offer_gradients(parts, groups, dims, action)
-        return counts, bring()
-
-    def offer_gradients(
-        self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
-    ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """See GradientRoutes."""
+        """Send each owner the gradients of some rows, summed over the parts in their order: owner
+        by owner, one of the `groups` of the parts for each bucket, of such a dim. Return the rows
+        sent, [owners, buckets], and the gradients of each asker, a group for each bucket. Errors
+        name the `action` for which ranks waited."""
         rows, messages = self.messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
-        return counts, partial(self.exchange_gradients, counts, messages, dims, action)
+        return counts, self.exchange_gradients(counts, messages, dims, action)
 
     def exchange_gradients(
         self, counts: Ints, messages: torch.Tensor, dims: Sequence[int], action: str
     ) -> dict[int, RowGradients]:
-        """The same of messages that are made already, owner by owner, with so many rows of each
-        bucket, [owners, buckets]."""
+        """Send each owner its message, with so many rows of each bucket, [owners, buckets], and
+        return the gradients of each asker."""
         swap = self.swap_counts if self.digests is None else self._swap_counts_and_digests
         asked = swap(counts, action)
         sizes = self.messages.bytes(asked, dims)
@@ -129,17 +112,17 @@ class Routes:
         return {asker: self.messages.read(message, of, dims) for asker, message, of in of_askers}
 
     def swap_counts(self, counts: Ints, action: str) -> Ints:
-        """Tell each owner its counts, [owners, buckets]; those of the askers, [askers, buckets]."""
+        """Tell owners their counts, [owners, buckets]; return the askers', [askers, buckets]."""
         buckets = counts.shape[1]
         theirs = np.empty((len(self.askers), buckets), dtype=np.int64)
         sizes, incoming = (np.full(len(part), buckets) for part in (counts, theirs))
-        given = torch.from_numpy(counts).reshape(-1)
-        self.to_owners(given, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
+        outgoing = torch.from_numpy(counts).reshape(-1)
+        self.to_owners(outgoing, sizes, torch.from_numpy(theirs).view(-1), incoming, action)
         return theirs
 
     def _swap_counts_and_digests(self, counts: Ints, action: str) -> Ints:
-        """As `swap_counts`, and tell every rank this rank's digest: gloo has a message for each
-        rank anyway."""
+        """Swap counts, and tell every rank this rank's digest: gloo has a message for each rank
+        anyway."""
         assert self.digests is not None
         mine, buckets = self.digests[self._rank : self._rank + 1], counts.shape[1]
         parts = dict.fromkeys(self._others, mine)
@@ -159,7 +142,7 @@ class Routes:
     def to_owners(
         self, outgoing: torch.Tensor, sizes: Ints, incoming: torch.Tensor, theirs: Ints, action: str
     ) -> None:
-        """Send each owner its part of what is outgoing, and receive so much of each asker."""
+        """Send each owner so much of the outgoing tensor, and receive `theirs` of each asker."""
         sent = dict(zip(self.owners, sizes.tolist(), strict=True))
         came = dict(zip(self.askers, theirs.tolist(), strict=True))
         self._proxies.start(outgoing, sent, incoming, came, action)()

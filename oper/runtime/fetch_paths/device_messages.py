@@ -41,12 +41,13 @@ class DeviceMessages:
             self._messages(parts, groups[first : first + most], dims)
             for first in range(0, max(len(groups), 1), most)
         ]
-        return np.concatenate([counts for counts, _ in made]), torch.cat([of for _, of in made])
+        counts, messages = zip(*made, strict=True)
+        return np.concatenate(counts), torch.cat(messages)
 
     def _messages(
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int]
     ) -> tuple[Ints, torch.Tensor]:
-        """The same of as many groups as are merged at once."""
+        """Return rows and messages of as many groups as are merged at once."""
         each = [*dims] * (len(groups) // len(dims))
         of_parts = [
             [part.piece(g, dim, at) for g, dim in zip(groups, each, strict=True)]
@@ -65,12 +66,13 @@ class DeviceMessages:
         return np.array([len(slots) for slots, _ in pieces], dtype=np.int64), torch.cat(made)
 
     def _merged(self, of_parts: Sequence[Sequence[Piece]], each: Sequence[int]) -> list[Piece]:
-        """The rows of each group in any of the parts, with the sums of their gradients."""
+        """Return the rows of each group in any of the parts, with the sums of their gradients."""
         device = self._device
-        chosen = [RowGradients.of_pieces(of, each, device.torch_device) for of in of_parts]
-        found = merged(chosen, each, device)
-        (at,) = groups_on_host([found])
-        return [found.piece(group, dim, at) for group, dim in enumerate(each)]
+        place = device.torch_device
+        chosen = [RowGradients.of_pieces(pieces, each, place) for pieces in of_parts]
+        sums = merged(chosen, each, device)
+        (groups,) = groups_on_host([sums])
+        return [sums.piece(group, dim, groups) for group, dim in enumerate(each)]
 
     def bytes(self, counts: Ints, dims: Sequence[int]) -> Ints:
         """See Messages."""
@@ -91,6 +93,6 @@ class DeviceMessages:
 
 
 def _lines(sizes: Ints, unit: int) -> Ints:
-    """How many lines so much takes, of which a line holds `unit`."""
+    """Return the number of lines of `unit` each that hold so much."""
     lines: Ints = -(-sizes // unit)
     return lines

@@ -1,69 +1,65 @@
-"""Pooled fetch: bags that read rows of other nodes are forwarded there, and come back as sums.
+"""Pooled bags: bags that read rows of other nodes are forwarded there, and come back as sums.
 
-Ranks of one node read each other's rows by pointer. What a bag of a pooled table reads of another
-node's rows is forwarded to this rank's proxy there (allreduce/proxies.py), for whom it is one more
-bag of its own batch:
+Ranks of one node read each other's rows by pointer. The part of a pooled table's bag that reads
+rows of another node is forwarded to this rank's proxy there (allreduce/proxies.py), which treats it
+as one more bag of its own batch:
 
-    prepare    the ranks exchange bags, and each joins those of its clients to its batch; all else
-               that prepares a batch sees the joined one
+    prepare    the ranks exchange bags, and each joins the bags of its clients to its batch; the
+               rest of the preparation sees the joined batch
     forward    the sums of the clients' bags are sent back, a vector each, and added to the output:
                this rank's own part of a bag first, then those of the other nodes, in their order
-    backward   the gradient of each forwarded bag, a vector, goes the same way and is a part of the
-               gradient of the joined batch, by which rows are updated as ever
+    backward   the gradient of each forwarded bag, a vector, goes the same way and becomes a part of
+               the gradient of the joined batch, by which rows are updated
 
-Ranks exchange bags when a batch is prepared, and not when it is looked up, as only so are a batch's
-accesses sorted once, and beside the lookup. They must prepare batches in the same order, as they
-must look them up. A bag's mean is taken here: what comes back is a sum, and gradients are divided
-before they are sent. No bag is forwarded that reads nothing of another node.
+Ranks exchange bags when a batch is prepared, not when it is looked up: so accesses are sorted once,
+in parallel with the lookup. Ranks must prepare batches in one order, and look them up in one order.
+A bag's mean is taken here: sums come back, and gradients are divided before they are sent. A bag
+that reads no row of another node is not forwarded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
 from oper.plan.layout import LOCAL
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.exchange import AllToAll
+from oper.runtime.fetch_paths.access_counters import Counters
+from oper.runtime.fetch_paths.fetch_path import Accesses, FetchPath, PathOver
 from oper.runtime.memory.forwarded_bags import ArrivingGradient, ClientBags, ForwardedBags, SentBags
 from oper.runtime.memory.heap import TableMemory
-from oper.runtime.memory.prepared_batch import PreparedBatch
-from oper.runtime.step.access_counters import Counters
+from oper.runtime.memory.prepared_batch import PreparedBatch, Runs
 from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.kernel_structs import as_features, as_words
 
 _WORD_BITS = 31  # of a code that is sent as one word
 
 
-class Accesses(NamedTuple):
-    """The accesses of a batch's features, and which bags they are of (prepared_batch.py)."""
-
-    addresses: torch.Tensor
-    segment_offset: torch.Tensor
-    offsets: torch.Tensor | None
-    weights: torch.Tensor | None
-    features: torch.Tensor
-
-
-class BagForwarding:
-    """The exchange of bags between nodes, of one engine on one rank.
-
-    `join`, `start_sums`, `gradients` and `weight_gradients` are collective, in one order on all
-    ranks.
-    """
+class PooledBags(PathOver):
+    """The path of pooled tables between several nodes, over the path of all others. `slots` [W, M]
+    are those of all arenas."""
 
     def __init__(
-        self, memory: TableMemory, features: FeatureSet, slots: np.ndarray, all_to_all: AllToAll
+        self,
+        memory: TableMemory,
+        below: FetchPath,
+        features: FeatureSet,
+        slots: Ints,
+        all_to_all: AllToAll,
     ) -> None:
-        node = memory.node
-        self._ranks, self._all_to_all = node.ranks, all_to_all
-        device = memory.heap.device
-        self._device, self._on = device, device.torch_device
+        super().__init__(memory, below)
+        self.needs = replace(below.needs, together=True, messages=True)
+        self._all_to_all = all_to_all
+        node, device = memory.node, memory.heap.device
+        self._on = device.torch_device
         self._proxies = proxies = Proxies(node, device)
         others = [members for members in proxies.nodes if node.rank not in members]
-        # Of each rank its node's number among the others, and of this node's how many there are.
+        # The number of each rank's node among the other nodes; their count for ranks of this node.
         self._nodes = [
             next((n for n, members in enumerate(others) if r in members), len(others))
             for r in range(node.ranks)
@@ -74,43 +70,37 @@ class BagForwarding:
         ]
         self._fields = [LOCAL if r == node.rank else r for r in node.peers]
         self._place_bits = (max(map(len, proxies.nodes)) - 1).bit_length()
-        self.resize(slots)
-        # In the order of the module's lookups, which is the same on all ranks, whatever order the
-        # keys of their batches are in.
+        self._code(slots)
+        # In the order of the module's lookups, which all ranks share, unlike the order of the keys
+        # of their batches.
         bucket_of = [memory.buckets[lookup.bucket] for lookup in features.features]
         self._lookups = [n for n, bucket in enumerate(bucket_of) if bucket.pooled]
         self._dims = [bucket_of[n].dim for n in self._lookups]
 
-    @classmethod
-    def of(
-        cls, memory: TableMemory, features: FeatureSet, slots: np.ndarray
-    ) -> "BagForwarding | None":
-        """What forwards the bags of pooled tables; None if there are no such tables, or no other
-        nodes. `slots` [W, M] are those of all arenas. For all ranks to call."""
-        pooled = any(bucket.pooled for bucket in memory.buckets)
-        if not pooled or memory.all_to_all is None:
-            return None
-        return cls(memory, features, slots, memory.all_to_all)
+    def resize(self, slots: Ints) -> None:
+        """See FetchPath."""
+        super().resize(slots)
+        self._code(slots)
 
-    def resize(self, slots: np.ndarray) -> None:
-        """All arenas have these slots from now on, [W, M]."""
+    def _code(self, slots: Ints) -> None:
+        """Choose the bits of a slot in the code of a forwarded address, and the words of a code."""
         slot_bits = (int(slots.max(initial=1)) - 1).bit_length()
         self._codes = (slot_bits, 1 if slot_bits + self._place_bits <= _WORD_BITS else 2)
 
     # Preparing a batch.
 
-    def join(self, given: Accesses) -> tuple[Accesses, ForwardedBags]:
-        """A batch without what its bags read of other nodes, and with the bags of this rank's
-        clients, whose sums have an output of their own."""
+    def prepare(self, given: Accesses) -> tuple[Accesses, ForwardedBags | None]:
+        """See FetchPath. The accesses are those of the batch on this node, and those of the bags of
+        this rank's clients, whose sums have an output of their own."""
         own = as_features(given.features)
         number = {int(lookup): f for f, lookup in enumerate(own["lookup"])}
         pooled = [number[lookup] for lookup in self._lookups]
         read = (given.addresses, given.offsets, _detached(given.weights))
         nodes = (self._nodes, len(self._proxies.proxies))
         ops, stream = self._device.ops(), self._device.stream
-        how = (*nodes, self._places, *self._codes, stream)
+        targets = (*nodes, self._places, *self._codes, stream)
         words, places, positions, left, sent_heads = ops.forward_bags(
-            *read, given.features[pooled], *how
+            *read, given.features[pooled], *targets
         )
         received = self._exchange(words)
         heads = self._heads([*received.values()])
@@ -161,7 +151,7 @@ class BagForwarding:
         )
 
     def _exchange(self, words: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Send each proxy its words; those that each client sent here, by client."""
+        """Send each proxy its words, and return the words of each client."""
         parts = [torch.empty(0, dtype=torch.int32, device=self._on)] * self._ranks
         for proxy, parcel in zip(self._proxies.proxies, words, strict=True):
             parts[proxy] = parcel
@@ -169,8 +159,8 @@ class BagForwarding:
         return {client: came[client] for client in self._proxies.clients}
 
     def _heads(self, received: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the words of each client begin with, on the host, which waits for a device once:
-        bags and then accesses of each pooled feature, int64 [clients, 2 · features]."""
+        """Return the first words of each client, on the host, which waits for a device once: bags
+        and then accesses of each pooled feature, int64 [clients, 2 · features]."""
         size = 2 * len(self._lookups)
         if not received:
             return torch.empty((0, size), dtype=torch.int64)
@@ -179,7 +169,7 @@ class BagForwarding:
     def _of_clients(
         self, pooled: np.ndarray, clients: Sequence[int], counts: np.ndarray, first_bag: int
     ) -> ClientBags:
-        """The clients' bags, from number `first_bag` on, as features like the `pooled` ones;
+        """Return the clients' bags, from number `first_bag` on, as features like the `pooled` ones;
         `counts` [clients, 2, features] are their bags and accesses."""
         features, bags = np.tile(pooled, len(clients)), counts[:, 0].reshape(-1)
         values = bags * features["dim"]
@@ -192,22 +182,39 @@ class BagForwarding:
         of_client = (dict(zip(clients, of.tolist(), strict=True)) for of in (sums, accesses))
         return ClientBags(as_words(features), *of_client)
 
-    # A step.
+    # Reading.
 
-    def start_sums(
+    def read(self, batch: PreparedBatch) -> torch.Tensor:
+        """See FetchPath. Sums of clients' bags go out before this rank's own bags are added up."""
+        bags = batch.forwarded
+        assert bags is not None
+        self._device.keep(batch.read)
+        with self.reading():
+            rows = self.fetch(batch)
+            clients = bags.clients
+            sums = self.add_up(batch, rows, clients.features, clients.all_elements)
+            finish = self._start_sums(bags, sums)
+            try:
+                own = batch.features[: len(bags.features)]
+                out = self.add_up(batch, rows, own, batch.out_elements)
+            finally:
+                came = finish()
+        self._add_sums(batch, out, came)
+        return out
+
+    def _start_sums(
         self, bags: ForwardedBags, sums: torch.Tensor
     ) -> Callable[[], dict[int, torch.Tensor]]:
-        """Begin to send clients the sums of their bags, laid out as `bags.clients` says. What is
-        returned must be called: it gives those of this rank's own bags, by proxy."""
+        """Begin to send clients the sums of their bags, laid out as `bags.clients` says. Return a
+        function, to be called once, that gives the sums of this rank's own bags by proxy."""
         sizes = {sent.proxy: sent.elements for sent in bags.sent}
         into = self._device.new(sum(sizes.values()), torch.float32)
         return self._proxies.start(sums, bags.clients.elements, into, sizes, "add up its bags")
 
-    def add_sums(
+    def _add_sums(
         self, batch: PreparedBatch, out: torch.Tensor, sums: Mapping[int, torch.Tensor]
     ) -> None:
-        """Add what came of each node to a batch's output, flat float32, and take the means of
-        bags."""
+        """Add the sums of each node to a batch's output, flat, and take the means of bags."""
         assert batch.forwarded is not None
         for sent in batch.forwarded.sent:
             vectors = sums[sent.proxy]
@@ -215,13 +222,27 @@ class BagForwarding:
             self._device.ops().add_bags(out, *bags, vectors, self._device.stream)
         self._divide_means(batch, out)
 
-    def gradients(
-        self, batch: PreparedBatch, grad: torch.Tensor
-    ) -> tuple[PreparedBatch, torch.Tensor]:
-        """The batch with the gradient of its clients' bags, which must be waited for, and the
-        gradient of its own output, flat float32, by which means count as sums."""
+    # Backward.
+
+    @contextmanager
+    def backward(
+        self, batch: PreparedBatch, grad: torch.Tensor, counters: Counters
+    ) -> Iterator[tuple[PreparedBatch, torch.Tensor]]:
+        """See FetchPath. The batch has the gradient of its clients' bags, which may be on its way;
+        by the gradient of its own output means count as sums."""
         bags = batch.forwarded
         assert bags is not None
+        self._count_gradients(bags, counters)
+        batch, grad, arriving = self._start_gradients(batch, bags, grad)
+        try:
+            with super().backward(batch, grad, counters) as passed:
+                yield passed
+        finally:
+            arriving.wait()
+
+    def _start_gradients(
+        self, batch: PreparedBatch, bags: ForwardedBags, grad: torch.Tensor
+    ) -> tuple[PreparedBatch, torch.Tensor, ArrivingGradient]:
         if any(self._means(batch)):
             grad = grad.clone()
             self._divide_means(batch, grad)
@@ -236,25 +257,69 @@ class BagForwarding:
         action = "send gradients of its bags"
         finish = self._proxies.start(outgoing, sizes, theirs, bags.clients.elements, action)
         arriving = ArrivingGradient(theirs, finish)
-        return replace(batch, forwarded=replace(bags, grad=arriving)), grad
+        return replace(batch, forwarded=replace(bags, grad=arriving)), grad, arriving
 
-    def weight_gradients(self, bags: ForwardedBags, found: torch.Tensor) -> torch.Tensor:
-        """The gradients of the weights that a batch was given with [N], from those of the joined
-        batch's, some of which are the clients'."""
+    def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
+        """See FetchPath."""
+        bags = batch.forwarded
+        assert bags is not None
+        assert bags.grad is not None
+        with self.reading():
+            rows = self.fetch_again(batch)
+            gradients = self.weigh(batch, grad, rows, batch.features[: len(bags.features)])
+            bags.grad.wait()
+            theirs = self.weigh(batch, bags.grad.values, rows, bags.clients.features)
+        gradients[bags.accesses :] = theirs[bags.accesses :]
+        return self._exchange_weight_gradients(bags, gradients)
+
+    def _exchange_weight_gradients(
+        self, bags: ForwardedBags, gradients: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradients of the weights that a batch was given with [N], from those of the
+        joined batch's, some of which are the clients'."""
         assert bags.weights is not None
         sizes = {sent.proxy: sent.accesses for sent in bags.sent}
-        theirs, into = found[bags.accesses :], found.new_empty(sum(sizes.values()))
+        theirs, into = gradients[bags.accesses :], gradients.new_empty(sum(sizes.values()))
         action = "send gradients of its bags' weights"
         came = self._proxies.start(theirs, bags.clients.accesses, into, sizes, action)()
         result = torch.empty_like(bags.weights)
-        result[bags.positions.long()] = found[: bags.accesses]
+        result[bags.positions.long()] = gradients[: bags.accesses]
         for sent in bags.sent:
             assert sent.positions is not None
             result[sent.positions.long()] = came[sent.proxy]
         return result
 
-    def count(self, bags: ForwardedBags, counters: Counters) -> None:
-        """Count a batch's bags that were forwarded, and what their sums take."""
+    def sum_gradients(
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        sum_groups: Callable[[torch.Tensor, slice], None],
+    ) -> None:
+        """See FetchPath. Bags of other nodes read no replicas: sorted ones are summed on the CPU
+        while the gradients of such bags are on their way."""
+        bags = batch.forwarded
+        assert bags is not None
+        assert bags.grad is not None
+        replicas, others = slice(1), slice(1, None)
+        on_host = self._device.kind == "cpu"
+        if isinstance(batch.rows, Runs) and on_host:
+            sum_groups(grad, replicas)
+            bags.grad.wait()
+            sum_groups(grad, others)
+            return
+        bags.grad.wait()
+        if not on_host:
+            # As one gradient, in which the clients' bags come after this rank's (prepare_batch.py).
+            grad = torch.cat([grad.reshape(-1), bags.grad.values.to(grad.dtype)])
+        sum_groups(grad, slice(None))
+
+    # Counters and refusals.
+
+    def count(self, batch: PreparedBatch, counters: Counters) -> None:
+        """See FetchPath."""
+        super().count(batch, counters)
+        bags = batch.forwarded
+        assert bags is not None
         counted = np.zeros((4, self._ranks), dtype=np.int64)
         for sent in bags.sent:
             numbers = (sum(sent.counts), sent.accesses, sent.request_bytes, 4 * sent.elements)
@@ -262,16 +327,22 @@ class BagForwarding:
         names = ("forwarded_bags", "forwarded_accesses", "forwarded_bytes", "bag_sum_bytes")
         counters.add(**dict(zip(names, counted, strict=True)))
 
-    def count_gradients(self, bags: ForwardedBags, counters: Counters) -> None:
-        """Count the gradients of a batch's bags that were forwarded."""
+    def _count_gradients(self, bags: ForwardedBags, counters: Counters) -> None:
         counted = np.zeros(self._ranks, dtype=np.int64)
         for sent in bags.sent:
             counted[sent.proxy] = 4 * sent.elements
         counters.add(bag_gradient_bytes=counted)
 
+    def check_graphs(self) -> None:
+        """See FetchPath."""
+        raise OperError(
+            "a graph of torch.compile cannot look up pooled tables, whose bags are forwarded to "
+            "other nodes: leave the lookup out of it, as the sharded modules do"
+        )
+
     def _means(self, batch: PreparedBatch) -> list[bool]:
-        """Of which of its own features a batch's bags are divided here: those of pooled tables. The
-        others' are where they are added up."""
+        """Return the features of a batch whose bags are divided here: those of pooled tables. The
+        bags of others are divided when they are added up."""
         assert batch.forwarded is not None
         if batch.bags is None:  # of one access each
             return [False] * len(batch.forwarded.features)
@@ -279,7 +350,7 @@ class BagForwarding:
         return [bool(f["mean"]) and int(f["lookup"]) in lookups for f in features]
 
     def _divide_means(self, batch: PreparedBatch, sums: torch.Tensor) -> None:
-        """Divide what lies as a batch's output, flat, by lengths of bags whose mean is taken."""
+        """Divide sums laid out as a batch's output by the lengths of bags whose mean is taken."""
         assert batch.forwarded is not None
         for f, is_mean in enumerate(self._means(batch)):
             if is_mean:

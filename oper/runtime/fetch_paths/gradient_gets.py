@@ -1,12 +1,12 @@
 """Gradients of rows of other nodes, which their owners bring by NVSHMEM's gets (§5: one-sided).
 
-A rank leaves what it has for all owners of other nodes in its OUTBOX, in symmetric memory, one
-message after another (device_messages.py). Nothing orders a get after what it reads, so the hosts
-do, by two exchanges of all ranks:
+A rank leaves its gradients for all owners of other nodes in its OUTBOX, in symmetric memory, one
+message after another (device_messages.py). Nothing orders a get after the write that it reads, so
+the hosts do, by two exchanges of all ranks:
 
-    told      each rank knows how many gradients others have for it, and where these lie there; and
+    told      each rank knows the number of gradients that others have for it, and their places; and
               outboxes are as long as the longest needs: all ranks replace them together
-    written   all outboxes are written (apply_gradients.py: with it lookups have read their rows)
+    written   all outboxes are written, and lookups have read their rows (kernel_gets.py)
 
 Then kernels bring the messages. Outboxes are written again in the next step, before which all ranks
 have said that they updated their rows.
@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 from oper.base.arrays import Ints
 from oper.runtime.comm.node import Node
+from oper.runtime.fetch_paths.device_messages import DeviceMessages
 from oper.runtime.memory.device import Cuda
 from oper.runtime.memory.symmetric_memory import SymmetricMemory
-from oper.runtime.step.device_messages import DeviceMessages
 from oper.runtime.tables.row_gradients import RowGradients
 
-# Of what one warp asks for at once: enough for a network to be used well, and few enough that many
-# warps have something to ask for. Not measured on any.
+# The bytes that one warp gets at once: enough to use a network well, and few enough that many warps
+# have something to get. Not measured on any network.
 PIECE_BYTES = 1 << 16
 
 
@@ -45,8 +45,10 @@ class GradientGets:
     def offer_gradients(
         self, parts: Sequence[RowGradients], groups: Sequence[int], dims: Sequence[int], action: str
     ) -> tuple[Ints, Callable[[], dict[int, RowGradients]]]:
-        """See GradientRoutes (row_messages.py). They may be brought once all ranks have offered
-        theirs, and what these had started on their devices until then is done."""
+        """Leave the gradients of some rows for their owners: groups of the parts, owner by owner,
+        summed over the parts in their order. Return the rows for each owner, [others, buckets], and
+        a function that brings the gradients of this rank's rows, by the rank that left them. It may
+        be called once all ranks have left theirs, and their devices have done so."""
         rows, messages = self._messages.summed(parts, groups, dims)
         counts = rows.reshape(-1, len(dims))
         sizes = self._messages.bytes(counts, dims)
@@ -73,18 +75,18 @@ class GradientGets:
             self._device.ops().get_pieces(there, outbox, inbox, self._device.stream)
         came = inbox[: int(sizes.sum())].split(sizes.tolist())
         return {
-            rank: self._messages.read(message, of, dims)
-            for rank, message, of in zip(self._others, came, counts, strict=True)
+            rank: self._messages.read(message, of_message, dims)
+            for rank, message, of_message in zip(self._others, came, counts, strict=True)
         }
 
 
 def pieces_of(ranks: Sequence[int], begins: Ints, sizes: Ints) -> Ints:
-    """The pieces of messages of ranks, which begin there so far in and come here one after another,
-    int64 [pieces, 4]: rank, begin there, begin here, bytes."""
+    """Return the pieces of ranks' messages, int64 [pieces, 4]: rank, begin there, begin here,
+    bytes. Messages begin at `begins` there, and come here one after another."""
     numbers = -(-sizes // PIECE_BYTES)
     message = np.repeat(np.arange(len(sizes)), numbers)
     inside = PIECE_BYTES * (np.arange(numbers.sum()) - (numbers.cumsum() - numbers)[message])
     here = (sizes.cumsum() - sizes)[message] + inside
     bytes = np.minimum(sizes[message] - inside, PIECE_BYTES)
-    of = np.asarray(ranks, dtype=np.int64)[message]
-    return np.stack([of, begins[message] + inside, here, bytes], axis=1)
+    sender = np.asarray(ranks, dtype=np.int64)[message]
+    return np.stack([sender, begins[message] + inside, here, bytes], axis=1)
