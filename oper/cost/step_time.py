@@ -201,7 +201,7 @@ def latency_seconds(
 def _latencies_of_rows(
     topology: Topology, workload: Workload, widths: int
 ) -> dict[str, PhaseLatency]:
-    """Return the latencies of tables whose rows travel (row_fetcher.py, row_relay.py,
+    """Return the latencies of tables whose rows travel (copied_rows.py, relayed_rows.py,
     row_exchange.py): rows are copied, and gradients summed and applied, by width, and cross between
     nodes in messages of all widths."""
     over_nodes, in_node = topology.nodes > 1, topology.nodes < topology.ranks
@@ -239,7 +239,7 @@ def _latencies_of_rows(
 def _latencies_of_bags(
     topology: Topology, workload: Workload, widths: int
 ) -> dict[str, PhaseLatency]:
-    """Return the latencies of pooled tables on several nodes (bag_forwarding.py), whose proxies
+    """Return the latencies of pooled tables on several nodes (pooled_bags.py), whose proxies
     exchange with the ranks at the same position."""
     in_node = topology.nodes < topology.ranks
     exchange = partial(PhaseLatency, peers=topology.nodes - 1)

@@ -10,10 +10,10 @@
 //   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
 // * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas mapped
 //   here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
-// * copy_rows: slots of the arenas, by row_bytes. RowFetcher and RowExchange vouch, as slots are of
+// * copy_rows: slots of the arenas, by row_bytes. CopiedRows and RowExchange vouch, as slots are of
 //   addresses that other ranks' maps gave.
 // * unite_slots, relay_gradients: slots that ascend in each group, and that nobody writes
-//   meanwhile. RowRelay and RowExchange vouch.
+//   meanwhile. RelayedRows and RowExchange vouch.
 // * sum_gradients: positions and runs of accesses of one bucket, by the features and segments that
 //   they were sorted with. sort_accesses vouches.
 // * add_gradients: rows of the accesses of features with gradients, from first_row on and within
