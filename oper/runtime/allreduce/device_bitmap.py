@@ -79,8 +79,8 @@ class DeviceBitmap:
         self._sum.write(sums, *self._united, self._values)
 
     def _over_all_nodes(self) -> tuple[list[torch.Tensor], int]:
-        """Bitmaps in which every touched replica is marked, and how many accesses all ranks
-        have."""
+        """Return bitmaps in which every touched replica is marked, and the number of accesses of
+        all ranks."""
         accesses = self._accesses.of_node(self._sum.most_rows)
         action, proxies = "unite touched replicas", self._proxies
         if not proxies.proxies:

@@ -65,8 +65,8 @@ class Method(Protocol):
 
     @property
     def read_bytes(self) -> int | torch.Tensor:
-        """Read in this step from memory that other ranks of the node wrote; on a device int64 [1]
-        there."""
+        """Bytes read in this step from memory that other ranks of the node wrote; on a device int64
+        [1] there."""
 
     @property
     def shared_bytes(self) -> int:
@@ -82,12 +82,13 @@ class Method(Protocol):
         """Do this rank's part of the sums, once all ranks of the node have written."""
 
     def read(self) -> RowGradients:
-        """The replicas that any rank touched and their sums, a bucket each group, once all ranks of
-        the node have reduced."""
+        """Return the replicas that any rank touched and their sums, one group per bucket, once all
+        ranks of the node have reduced."""
 
 
 class Dense:
-    """A gradient of every replica. Untouched ones are told by their padding (gradient_buffers.h).
+    """A gradient of every replica. Untouched replicas are recognized by their padding
+    (gradient_buffers.h).
 
     `header_bytes` are kept free before the gradients.
     """
@@ -136,7 +137,7 @@ class Dense:
         return int(self._rows.groups[1, -1])
 
     def _sums(self) -> RowGradients:
-        """The rows of the buffers, and their sums."""
+        """Return the rows of the buffers and their sums."""
         return RowGradients(self._rows.slots, self._rows.groups, self._sum.total(self._size))
 
 
@@ -201,9 +202,9 @@ def check_numbered(counts: Sequence[int]) -> None:
 class AllGather:
     """The numbers and gradients of all ranks.
 
-    Messages are of 4-byte words: for each bucket the numbers of the replicas, then their gradients.
-    A rank's segment holds a table of how many rows of each bucket each rank has, [ranks, buckets],
-    then its own message and those of its clients on other nodes (proxies.py).
+    Messages consist of 4-byte words: for each bucket the numbers of the replicas, then their
+    gradients. A rank's segment holds a table of row counts, [ranks, buckets], then its own message
+    and those of its clients on other nodes (proxies.py).
     """
 
     def __init__(self, node: Node, proxies: Proxies, replicas: Replicas) -> None:
@@ -289,7 +290,7 @@ class AllGather:
         return int(counts @ self._row_words)
 
     def _message(self, begin: int, size: int) -> torch.Tensor:
-        """Words [begin, begin + size) of this rank's messages, grown to hold them."""
+        """Return words [begin, begin + size) of this rank's messages, grown to hold them."""
         own, start = self._segments[self._node.rank], self._start + _WORD_BYTES * begin
         own.grow(start + _WORD_BYTES * size)
         return own.tensor(start, (size,), torch.float32)

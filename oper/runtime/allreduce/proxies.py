@@ -1,4 +1,4 @@
-"""Proxies: which rank of a node exchanges data with which ranks of other nodes, and the exchange.
+"""Proxies: the pairs of ranks of different nodes that exchange data, and the exchange.
 
 Ranks of one node share memory; what other nodes need of it is sent once for the whole node, and the
 ranks of the node divide that work. In each other node a rank has one PROXY: the rank at its own
@@ -18,11 +18,11 @@ from oper.runtime.memory.device import Cpu, Device
 
 
 class Proxies:
-    """The proxies of this rank, in the order of their nodes, and its clients, ascending; none where
+    """The proxies of this rank, in the order of their nodes, and its clients, ascending; none if
     the group is one node."""
 
     def __init__(self, node: Node, device: Device | None = None) -> None:
-        """`device`: where what is received is put, the CPU unless given."""
+        """`device`: the place of received data, the CPU unless given."""
         self._node, self._device = node, device or Cpu()
         self.rank = node.rank
         firsts = [node.peers[0]] * node.ranks
@@ -49,7 +49,7 @@ class Proxies:
         self.received_bytes = 0  # over the network, since it was last set to 0
 
     def clients_of(self, rank: int) -> tuple[int, ...]:
-        """The clients of a rank of this node."""
+        """Return the clients of a rank of this node."""
         return tuple(
             r
             for r in range(self._node.ranks)
@@ -64,9 +64,8 @@ class Proxies:
         action: str,
     ) -> dict[int, torch.Tensor]:
         """Send each rank its part, one-dimensional and of one `dtype`, and receive `sizes` elements
-        from each rank named there. All ranks of the group call this together; `action` says in
-        errors what they were waited for.
-        """
+        from each rank named there. All ranks of the group call this together; `action` completes
+        "rank 0 waited for rank 2 to …" in errors."""
         incoming = self._device.new(sum(sizes.values()), dtype)
         return self.exchange_into(incoming, parts, sizes, action)
 
@@ -77,8 +76,7 @@ class Proxies:
         sizes: Mapping[int, int],
         action: str,
     ) -> dict[int, torch.Tensor]:
-        """What `exchange` does, where what is received comes into `incoming`, in the order of
-        ranks."""
+        """Exchange as `exchange` does, but receive into `incoming`, in the order of ranks."""
         whole = [parts[r] for r in sorted(parts)]
         if len(whole) != 1:
             whole = [torch.cat([incoming[:0], *whole])]
@@ -93,9 +91,9 @@ class Proxies:
         sizes: Mapping[int, int],
         action: str,
     ) -> Callable[[], dict[int, torch.Tensor]]:
-        """Begin what `exchange` does, of parts that lie one after the other in `outgoing`, in the
-        order of ranks; what is received comes into `incoming` in this way. What is returned must be
-        called: it waits for that, and returns it by rank."""
+        """Begin an `exchange` of parts that lie one after the other in `outgoing`, in the order of
+        ranks; received parts come into `incoming` in the same order. Return a function that waits
+        for them and returns them by rank; it must be called."""
         ranks = range(self._node.ranks)
         incoming_sizes = [sizes.get(r, 0) for r in ranks]
         assert self._node.group is not None
@@ -121,5 +119,5 @@ class Proxies:
 
 
 def proxy_in(members: tuple[int, ...], position: int) -> int:
-    """The proxy, among a node's members, of the rank at a position of another node."""
+    """Return the proxy, among a node's members, of the rank at a position of another node."""
     return members[position % len(members)]

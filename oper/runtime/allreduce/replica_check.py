@@ -1,7 +1,5 @@
-"""Whether all ranks' copies of the replicas are equal, bit by bit, and which are not.
-
-Ranks compare 64-bit digests: of blocks of rows first, then of the rows of blocks that differ.
-"""
+"""The check that all ranks' copies of the replicas are equal, bit by bit, and the list of those
+that are not."""
 
 from collections import Counter
 from collections.abc import Sequence

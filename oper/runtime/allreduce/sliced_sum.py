@@ -16,8 +16,8 @@ _ACTION = "sum replicas"
 
 
 class SumOverNodes:
-    """Sums of slices over all ranks, of which each node's ranks have theirs at hand: how nodes add
-    them up, as the plan's cost has it (oper/cost/allreduce.py).
+    """Sums of slices over all nodes, given each node's own sums. Nodes add them up in the way that
+    the plan's cost assumes (oper/cost/allreduce.py):
 
         at_once     the slice's rank receives one sum from each node, adds these in the order of the
                     nodes, and sends the result back to one rank in each
@@ -31,13 +31,13 @@ class SumOverNodes:
 
     def sum(self, of_node: "SumOfNode", cuts: Sequence[int], total: torch.Tensor) -> int:
         """Write to `total` the slices that this rank brings to its node: its own, which it sums,
-        and those of the ranks of other nodes that it talks to. Slice r is cuts[r] to cuts[r + 1].
-        Returns how many values the others' slices have."""
+        and the slices of the ranks of other nodes with which it exchanges. Slice r is cuts[r] to
+        cuts[r + 1]. Return the number of values in the slices of other nodes."""
         over_nodes = self._sum_in_rounds if self._in_rounds else self._sum_at_once
         return over_nodes(of_node, cuts, total)
 
     def brought(self, rank: int) -> Sequence[int]:
-        """Whose slices a rank of this node brings."""
+        """Return the ranks whose slices a rank of this node brings."""
         if not self._in_rounds:
             return (rank, *self._proxies.clients_of(rank))
         position = next(m.index(rank) for m in self._proxies.nodes if rank in m)
@@ -63,12 +63,12 @@ class SumOverNodes:
         return sum(sizes.values())
 
     def _sum_in_rounds(self, of_node: "SumOfNode", cuts: Sequence[int], total: torch.Tensor) -> int:
-        """What `_sum_at_once` does, with one other rank at a time.
+        """Sum as `_sum_at_once` does, exchanging with one other rank at a time.
 
-        With N nodes, slice k is here that of the rank k nodes further on. A rank sends the node
-        sums of the farther half of its slices to the rank as far away as the first of them, which
-        adds them to its own nearer half, until each has all of its own slice; then the same way
-        back.
+        With N nodes, slice k is here the slice of the rank k nodes further on. A rank sends the
+        node sums of the farther half of its slices to the rank that is as far away as the first of
+        them, which adds them to its own nearer half, until each rank has its whole own slice; then
+        the slices go back the same way.
         """
         ranks = self._proxies.same_position
         ends = [0, *itertools.accumulate(cuts[r + 1] - cuts[r] for r in ranks)]
@@ -87,8 +87,8 @@ class SumOverNodes:
         return ends[-1] - ends[1]
 
     def _swap(self, sent: torch.Tensor, distance: int, size: int) -> torch.Tensor:
-        """Send values to the rank so many nodes further on, and receive `size` of the one as far
-        back."""
+        """Send values to the rank `distance` nodes further on, and return `size` values from the
+        rank as far back."""
         ranks = self._proxies.same_position
         to, source = ranks[distance], ranks[-distance]
         return self._proxies.exchange({to: sent}, {source: size}, sent.dtype, _ACTION)[source]
@@ -128,16 +128,16 @@ class SlicedSum:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the shared memory that this rank brought and all use."""
+        """Bytes of shared memory that this rank allocated and all ranks use."""
         total = self._total_segment.bytes if self._node.rank == self._node.peers[0] else 0
         return self._segments[self._node.rank].bytes + total
 
     def headers(self, shape: list[int], dtype: torch.dtype) -> dict[int, torch.Tensor]:
-        """The header of every rank of the node."""
+        """Return the header of every rank of the node."""
         return {peer: s.tensor(0, shape, dtype) for peer, s in self._segments.items()}
 
     def buffer(self, size: int) -> torch.Tensor:
-        """Where this rank writes its `size` elements, the same number on all ranks."""
+        """Return the buffer for this rank's `size` elements, the same number on all ranks."""
         if size > self._capacity:
             # Every rank of the node computes the same capacity, and touches what others have grown
             # after they have signalled that.
@@ -149,8 +149,8 @@ class SlicedSum:
         return self._segments[self._node.rank].tensor(self._start, (size,), torch.float32)
 
     def sum(self, size: int) -> int:
-        """Sum this rank's slice. Returns the bytes read here, by the time the total is, that others
-        of the node wrote."""
+        """Sum this rank's slice. Return the bytes that this rank reads, `total` included, of what
+        other ranks of the node wrote."""
         if not self._buffers:
             shape = (self._capacity,)
             self._buffers = [
@@ -168,31 +168,31 @@ class SlicedSum:
         return bytes_read(len(self._buffers), size, written)
 
     def total(self, size: int) -> torch.Tensor:
-        """The sum, until the next one is written."""
+        """Return the sum, valid until the next one is written."""
         return self._total[:size]
 
     def _sum_node(self, first: int, last: int, out: torch.Tensor) -> None:
-        """This node's sum of some values."""
+        """Write this node's sum of values [first, last) to `out`."""
         parts = [buffer[first:last] for buffer in self._buffers]
         self._device.ops().sum_buffers(parts, out, self._device.stream)
 
 
 def slice_cuts(size: int, ranks: int) -> list[int]:
-    """Where the slices of so many values begin, and the last one ends. They begin at lines: else
-    two ranks would write to one."""
+    """Return the begins of the ranks' slices of `size` values, and the end of the last slice.
+    Slices begin at cache lines: otherwise two ranks would write to one line."""
     step = -(-size // (LINE_VALUES * ranks)) * LINE_VALUES
     return [min(step * r, size) for r in range(ranks + 1)]
 
 
 def bytes_read(peers: int, size: int, written: int) -> int:
-    """What a rank reads that others of its node wrote, of values of which it wrote some to the
-    sum."""
+    """Return the bytes that a rank reads of what other ranks of its node wrote, if the rank itself
+    writes `written` of the sum's `size` values."""
     return 4 * ((peers - 1) * written + size - written)
 
 
 def _halvings(nodes: int) -> list[tuple[int, int]]:
-    """From so many slices to one, each time keeping the nearer half, of the larger size: how many
-    there are, and how many are kept."""
+    """Return the size before and after each halving of `nodes` slices down to one; the nearer half
+    is kept, the larger if they differ."""
     found = []
     while nodes > 1:
         found.append((nodes, -(-nodes // 2)))

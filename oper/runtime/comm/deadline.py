@@ -1,4 +1,5 @@
-"""How long ranks wait for each other: in slices, up to a deadline that leaves out pauses."""
+"""Deadlines of waits between ranks: waits are taken in slices, and pauses of the process do not
+count."""
 
 import time
 
@@ -11,7 +12,7 @@ _MAX_SLICE_SECONDS = 5.0
 
 
 class Deadline:
-    """The seconds that a wait may take. Those in which this process did not run do not count: where
+    """The seconds that a wait may take. Seconds in which this process did not run do not count: if
     a container or a machine was paused, so were the other ranks."""
 
     def __init__(self, seconds: float) -> None:
@@ -21,12 +22,12 @@ class Deadline:
         self.seen: dict[int, str] | None = None
 
     def ended(self) -> bool:
-        """Whether it has passed. To be called between the slices of the wait."""
+        """Say whether the deadline has passed. To be called between the slices of the wait."""
         return self.left() <= 0
 
     def left(self) -> float:
-        """The seconds that are left, negative once it has passed. To be called between
-        the slices of the wait."""
+        """Return the seconds that are left, negative once the deadline has passed. To be called
+        between the slices of the wait."""
         now = time.monotonic()
         self._waited += min(now - self._asked, _MAX_SLICE_SECONDS)
         self._asked = now

@@ -1,8 +1,8 @@
-"""The guard of an engine: it may not be used in a forked child or once it is closed, and what fails
-on one rank makes the other ranks raise too.
+"""The guard of an engine: the engine may not be used in a forked child or once it is closed, and an
+error on one rank makes the other ranks raise too.
 
-A rank that raised no longer takes part in the steps of any engine of its process group, as of a
-model's other collections. So the failure is posted to the signals of all of them.
+A rank that raised no longer takes part in the steps of any engine of its process group, such as
+those of a model's other collections. So the failure is posted to the signals of all of them.
 """
 
 import os
@@ -21,7 +21,7 @@ _guards: "weakref.WeakSet[EngineGuard]" = weakref.WeakSet()  # of the engines of
 
 class EngineGuard:
     """The guard of one engine. `waiting` says whether ranks wait for each other in every step, as
-    they do in training."""
+    in training."""
 
     def __init__(
         self, node: Node, signals: Signals, group: dist.ProcessGroup | None, waiting: bool
@@ -31,7 +31,7 @@ class EngineGuard:
         _guards.add(self)
 
     def check(self) -> None:
-        """OperError if the engine cannot be used here, or no longer."""
+        """Raise OperError if the engine cannot be used here, or no longer."""
         if os.getpid() != self._process:
             raise OperError(
                 f"process {os.getpid()} was forked from {self._process} after the tables were "
@@ -42,10 +42,10 @@ class EngineGuard:
 
     @contextmanager
     def failing_together(self, everywhere: bool = False) -> Iterator[None]:
-        """What fails inside fails on all ranks, at their next wait.
+        """Make an error inside fail all ranks, at their next wait.
 
-        Where ranks do not wait for each other, as in inference, that is so only for what all of
-        them do together (`everywhere`): a bad request fails alone. With one rank nothing is
+        If ranks do not wait for each other, as in inference, that holds only for calls that all of
+        them make together (`everywhere`): a bad request fails alone. With one rank nothing is
         posted: its tables can still be saved after a bad batch.
         """
         try:

@@ -1,13 +1,13 @@
-"""Exchange: what every rank has for every other, all at once.
+"""Exchange: data from every rank for every other, all at once.
 
 Between nodes it goes over torch.distributed, the portable transport (gloo, NCCL, MPI), by two
 all_to_all, of sizes and of contents; ranks that share memory take part with nothing to send. (Rows
-and gradients of a step go with all widths together: fetch_paths/row_exchange.py.) What all ranks
-have for each other wherever they are goes the same way, or, where all of them share memory, through
-a segment of each rank, from which the others take their parts.
+and gradients of a step go with all widths together: fetch_paths/row_exchange.py.) Data for ranks of
+all nodes goes the same way, or, if all ranks share memory, through a segment of each rank, from
+which the others take their parts.
 
-Every call is collective and says what it is for; in shared memory ranks that do different things at
-once get an error, and not each other's bytes.
+Every call is collective and names its action. In shared memory, ranks that do different things at
+once get an error instead of each other's bytes.
 """
 
 import zlib
@@ -31,8 +31,8 @@ class Exchange(Protocol):
     """Exchanges bytes between all ranks."""
 
     def send(self, parts: Sequence[torch.Tensor], action: str) -> list[torch.Tensor]:
-        """Send parts[j], bytes [n_j], to rank j; returns what each rank sent here. `action` is the
-        same on all ranks and completes "rank 0 waited for rank 2 to …"."""
+        """Send parts[j], bytes [n_j], to rank j; return the part that each rank sent here. `action`
+        is the same on all ranks and completes "rank 0 waited for rank 2 to …"."""
 
 
 class AllToAll:
@@ -46,11 +46,12 @@ class AllToAll:
 
     @classmethod
     def of(cls, node: Node) -> "AllToAll | None":
-        """The transport to other nodes; None if all ranks share memory."""
+        """Return the transport to other nodes; None if all ranks share memory."""
         return cls(node.group) if node.group and len(node.peers) < node.ranks else None
 
     def send(self, parts: Sequence[torch.Tensor], action: str) -> list[torch.Tensor]:
-        """Send parts[j] [n_j, *rest] to rank j; returns what each rank sent here [m_j, *rest]."""
+        """Send parts[j] [n_j, *rest] to rank j; return the part that each rank sent here [m_j,
+        *rest]."""
         counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         received = torch.empty_like(counts)
         outgoing = torch.cat(list(parts))
@@ -64,7 +65,7 @@ class AllToAll:
 
 
 def exchange_of(node: Node, signals: Signals) -> Exchange:
-    """The exchange of a node's ranks, or of all nodes'. To be called on all ranks."""
+    """Return the exchange of a node's ranks, or of all nodes'. To be called on all ranks."""
     all_to_all = AllToAll.of(node)
     return all_to_all or _Outboxes(node, signals)
 
@@ -72,14 +73,14 @@ def exchange_of(node: Node, signals: Signals) -> Exchange:
 def gather(
     exchange: Exchange, ranks: int, content: torch.Tensor, action: str
 ) -> list[torch.Tensor]:
-    """The content of all ranks, int64 [n_j] each."""
+    """Return the content of all ranks, int64 [n_j] each."""
     same = [as_bytes(content)] * ranks
     return [part.view(torch.int64) for part in exchange.send(same, action)]
 
 
 class _Outboxes:
     """Exchange in memory that all ranks share: int64 [2 + 2·ranks] of the action's checksum, the
-    round, and where the part of each rank begins and ends; then the parts."""
+    round, and the begin and end of each rank's part; then the parts."""
 
     def __init__(self, node: Node, signals: Signals) -> None:
         self._node, self._signals, self._round = node, signals, 0

@@ -1,8 +1,8 @@
-"""The failure store: what the ranks of a process group tell each other when something is wrong.
+"""The failure store: the messages of a process group's ranks to each other when something is wrong.
 
 It lies in the group's own store (a TCPStore or FileStore), which all ranks of all nodes reach, and
-holds two things: why a rank has failed, and a heartbeat of every rank that has waited for long.
-Ranks that are well and do not wait send the store nothing.
+holds two things: the reason of a rank's failure, and a heartbeat of every rank that has waited for
+long. Ranks that are well and do not wait send the store nothing.
 """
 
 import _thread
@@ -37,8 +37,9 @@ class FailureStore:
         self.lost = False  # whether the store did not answer the last question
 
     def fail(self, text: str, passed_on: bool = False) -> None:
-        """Let all ranks read why one of them has failed, unless another was first. What is only
-        `passed_on` does not wait for a store that may be lost with the rank that it is about."""
+        """Let all ranks read why one of them has failed, unless another rank was first. A failure
+        that is only `passed_on` does not wait for the store, which may be lost with the rank that
+        failed."""
 
         def write(store: Any) -> None:
             if not store.check([f"{self._prefix}/failure"]):
@@ -48,12 +49,12 @@ class FailureStore:
         self._ask(write, _LEAST_SECONDS if passed_on else _ANSWER_SECONDS)
 
     def failure(self) -> str:
-        """Why a rank has failed; "" if none has."""
+        """Return why a rank has failed; "" if none has."""
         return self._ask(lambda store: self._read(store, "failure")) or ""
 
     def heartbeat(self, action: str, left: float) -> str:
-        """Say that this rank lives and waits for others to do something, for `left` seconds more;
-        returns `failure()`."""
+        """Say that this rank lives and waits for others to do `action`, for `left` seconds more;
+        return `failure()`."""
         self._beats += 1
 
         def write(store: Any) -> str:
@@ -63,8 +64,8 @@ class FailureStore:
         return self._ask(write, left) or ""
 
     def heartbeats(self, left: float) -> dict[int, str] | None:
-        """The last heartbeat of each rank that gave one: its number, and what the rank waited
-        for. None if the store does not answer; `left` is as in `heartbeat`."""
+        """Return the last heartbeat of each rank that gave one: its number, and the action that the
+        rank waited for. None if the store does not answer; `left` is as in `heartbeat`."""
 
         def read(store: Any) -> dict[int, str]:
             found = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
@@ -77,13 +78,13 @@ class FailureStore:
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
     def _ask(self, question: Callable[[Any], Any], seconds: float = _ANSWER_SECONDS) -> Any:
-        """The store's answer, over a connection of our own; None if it has none in these seconds,
-        of which _LEAST_SECONDS are given and _ANSWER_SECONDS are enough.
+        """Return the store's answer, over a connection of our own; None if there is none within
+        `seconds`, raised to _LEAST_SECONDS and capped at _ANSWER_SECONDS.
 
         A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
-        makes them, and is abandoned then. Not a threading.Thread, whose `start` waits without end
-        for a thread that had no memory to begin; where none can be made, or has not begun by when
-        an answer would be there, this one asks.
+        makes them, and is abandoned then. It is no threading.Thread, whose `start` waits without
+        end for a thread that had no memory to begin; if no thread can be made, or it has not begun
+        by the time of an answer, the calling thread asks.
         """
         answers = []
         began = threading.Event()

@@ -43,19 +43,20 @@ _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
 class Seen(Protocol):
-    """Facts of other ranks that are known without the store, such as of the ranks of this host."""
+    """Facts about other ranks that are known without the store, such as about the ranks of this
+    host."""
 
     def leave_words(self, failure: str) -> None:
-        """Let them know why this rank has failed, when it has ended."""
+        """Let them know, once this rank has ended, why it failed."""
 
     def lost(self, ranks: Collection[int], action: str) -> str:
-        """Why ranks that were waited for are gone; "" if none is known to be."""
+        """Return why ranks that were waited for are gone; "" if none is known to be."""
 
     def waits(self) -> dict[int, str]:
-        """The last wait mark of each of them."""
+        """Return the last wait mark of each of them."""
 
     def words(self) -> str:
-        """Why a rank has failed, which may not have ended yet; "" if none has said so."""
+        """Return why a rank has failed, which may not have ended yet; "" if none has said so."""
 
 
 class Group:
@@ -81,18 +82,20 @@ class Group:
     def run(
         self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
     ) -> None:
-        """A collective of torch.distributed's. `action` completes "rank 0 waited for rank 2 to …".
+        """Run a collective of torch.distributed. `action` completes "rank 0 waited for rank 2 to
+        …".
 
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
-        used after that, or after a KeyboardInterrupt.
+        used after that error or after a KeyboardInterrupt.
         """
         self.start(collective, *arguments, action=action, **options)()
 
     def start(
         self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
     ) -> Callable[[], None]:
-        """Begin what `run` does; what is returned waits for its end, within the deadline from then
-        on, and raises as `run` does. It must be called, before the next collective ends."""
+        """Begin a collective as `run` does. Return a function that waits for its end, within the
+        deadline from the call on, and raises as `run` does. It must be called, before the next
+        collective ends."""
         with self._failing(action):
             work = collective(*arguments, group=self._group, async_op=True, **options)
         # Of tensors on a device: such work is done when the device is.
@@ -130,7 +133,8 @@ class Group:
 
     @contextlib.contextmanager
     def _failing(self, action: str) -> Iterator[None]:
-        """Tell the others of an error inside, and say of the transport's what became of it."""
+        """Tell the other ranks of an error inside, and replace an error of the transport by its
+        cause."""
         try:
             yield
         except RuntimeError as error:  # of the transport
@@ -143,7 +147,7 @@ class Group:
             raise
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
-        """The message, of one length, of every rank."""
+        """Return the message of every rank; all messages have one length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         boxes = torch.empty(self.ranks * len(message), dtype=torch.uint8)
         # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
@@ -151,18 +155,18 @@ class Group:
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
 
     def store(self) -> Any:
-        """A connection of its own to the group's store, for a thread of its own."""
+        """Return a new connection to the group's store, for a thread of its own."""
         store: Any = self._group.get_group_store()
         return store.clone()
 
     def fail(self, error: BaseException) -> None:
-        """Let all ranks that wait, now or later, raise for this error of this rank's."""
+        """Let all ranks that wait, now or later, raise for this error of this rank."""
         if seen := self._seen():
             seen.leave_words(told(self.rank, error))
         self._failures.fail(told(self.rank, error), passed_on=isinstance(error, LostRankError))
 
     def see(self, seen: Seen) -> None:
-        """Ask this of ranks that are lost, before the store is asked, which may be lost too."""
+        """Ask `seen` about lost ranks before asking the store, which may be lost too."""
         self._seen = weakref.ref(seen)
 
     def heartbeat(self, action: str, left: float) -> None:
@@ -175,7 +179,7 @@ class Group:
             _raise(self._failures.heartbeat(action, left))
 
     def check(self) -> None:
-        """LostRankError if a rank has failed."""
+        """Raise LostRankError if a rank has failed."""
         _raise(self._failures.failure())
 
     def _late(self, first: dict[int, str] | None, action: str) -> str:
@@ -199,8 +203,8 @@ class Group:
         return all_wait(reasons)
 
     def _waits(self, left: float) -> dict[int, str] | None:
-        """The last heartbeat of each rank, or, for ranks of this node, its wait mark; None if the
-        store does not answer and some ranks are of other nodes."""
+        """Return the last heartbeat of each rank, or, for ranks of this node, its wait mark; None
+        if the store does not answer and some ranks are on other nodes."""
         marks = seen.waits() if (seen := self._seen()) else {}
         if len(marks) == self.ranks:
             return marks
@@ -208,7 +212,7 @@ class Group:
         return None if beats is None else beats | marks
 
     def _lost(self, action: str, error: RuntimeError) -> OperError:
-        """Why a collective failed."""
+        """Return the error that says why a collective failed."""
         others = [r for r in range(self.ranks) if r != self.rank]
         for wait in (0.0, SLICE_SECONDS):  # a process that ends closes its connections first
             time.sleep(wait)
@@ -248,8 +252,9 @@ class Group:
 
 
 def own_gloo_group(ranks: Sequence[int], deadline_seconds: float, what: str) -> dist.ProcessGroup:
-    """A further gloo group of these ranks of the job, in their order, for `what` they all make: it
-    stands in no order with the collectives of others. OperError if not all come in time."""
+    """Return a further gloo group of these ranks of the job, in their order, for `what` they all
+    make: it stands in no order with the collectives of others. Raise OperError if not all come in
+    time."""
     # Before 2.12 torch sorts ranks, has no groups in another order and does not know the argument.
     order: dict[str, Any] = {"sort_ranks": False} if sorted(ranks) != list(ranks) else {}
     try:
@@ -273,7 +278,7 @@ def own_gloo_group(ranks: Sequence[int], deadline_seconds: float, what: str) -> 
 
 
 def _ended(work: Any, seconds: float) -> bool:
-    """Whether a collective is done within so long; RuntimeError says why it failed."""
+    """Say whether a collective ends within `seconds`; RuntimeError says why it failed."""
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:

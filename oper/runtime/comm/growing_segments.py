@@ -1,14 +1,14 @@
-"""Growing segments: memory of devices that each rank of a node shares, and may replace by more.
+"""Growing segments: device memory that each rank of a node shares, and may replace by more.
 
 Device memory does not grow in place, and ranks need more of it at different times. So a rank that
-needs more makes new memory, whose content is anything, sends its descriptor to the others and goes
-on. Then it counts its GENERATION up, in host memory that all have mapped. Ranks that read it look
-there first, once they have waited for what was written: who sees a new generation knows that the
-descriptor was sent before, and maps it in place of the old one.
+needs more makes new memory with undefined content, sends its descriptor to the others and goes on.
+Then it increments its GENERATION, in host memory that all ranks have mapped. Ranks that read the
+segment look there first, once they have waited for its content: a rank that sees a new generation
+knows that the descriptor was sent before, and maps the new memory in place of the old.
 
 Nobody needs to keep the old memory for others: it belongs to each rank that has it mapped, and is
-free when the last of them has replaced it. But its owner may not write to the new one while others
-have to read the old one's content, as they would find the new one.
+freed when the last of them has replaced it. But its owner may not write to the new memory while
+others still have to read the old content, because they would find the new.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment
 
 
 class GrowingSegments:
-    """The segments of all ranks of the node, made by all together, at first of `bytes` bytes;
-    `create` makes memory of at least as many as it is given on this rank's device."""
+    """The segments of all ranks of the node, made by all ranks together, at first of `bytes` bytes;
+    `create` allocates memory of at least the given bytes on this rank's device."""
 
     def __init__(self, node: Node, create: Callable[[int], DeviceSegment], bytes: int) -> None:
         self._node, self._create, self._channel = node, create, node.new_channel()
@@ -43,11 +43,11 @@ class GrowingSegments:
         return self._segments[self._node.rank]
 
     def grow(self, bytes: int) -> None:
-        """Replace this rank's segment by one of at least so many bytes, whose content is anything.
+        """Replace this rank's segment by one of at least `bytes` bytes, with undefined content.
 
-        To be called once all other ranks have read what they need of the old one, and before this
-        rank says that there is something to read. OperError if there is no memory, or names
-        ranks that are gone, or do not take what is sent to them.
+        To be called once all other ranks have read what they need of the old segment, and before
+        this rank says that there is something to read. Raise OperError if there is no memory, or if
+        ranks are gone or do not take the descriptor; it names them.
         """
         rank = self._node.rank
         segment, generation = self._create(bytes), self._known[rank] + 1

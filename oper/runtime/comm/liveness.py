@@ -1,13 +1,14 @@
-"""Liveness: which ranks of a node still run, and the errors that name those that do not.
+"""Liveness: the ranks of a node that still run, and the errors that name those that do not.
 
 Each rank holds a record lock on a small file of its own and hands the others a descriptor of it.
 Such a lock is not inherited over a fork and ends with the process, however it ends: a rank is alive
-as long as its lock is held. What is in the file are its last words: why it failed, or that it left
-by itself. Who died has said nothing.
+as long as its lock is held. The file holds the rank's last words: why it failed, or that it left by
+itself. A rank that died has written none.
 
-A rank may wait in what is not OPER's and knows of no deaths (DistributedDataParallel, checkpoints).
-So a thread looks at all locks twice a second, and the process once more as it ends: they log an
-error that names the rank. Where SIGTERM ends the process, csrc/cpu/comm/last_words.cpp does.
+A rank may wait in code that is not OPER's and knows of no deaths (DistributedDataParallel,
+checkpoints). So a thread looks at all locks twice a second, and the process once more as it ends:
+they log an error that names the rank. If SIGTERM ends the process, csrc/cpu/comm/last_words.cpp
+logs it.
 """
 
 import _thread
@@ -52,7 +53,7 @@ _WATCH_SECONDS = 0.5  # between two looks at all locks
 
 
 class Liveness:
-    """The other ranks of this rank's node; `group` is that of all ranks, None if there is one
+    """The other ranks of this rank's node; `group` is the group of all ranks, None if there is one
     rank. `table` is the first table of the collection that waits here."""
 
     def __init__(self, rank: int, group: Group | None, table: str = "") -> None:
@@ -68,8 +69,8 @@ class Liveness:
         self._failed = False  # whether this rank has given up, as it does when it loses another
 
     def take_lock(self, resources: contextlib.ExitStack) -> int:
-        """Take this rank's lock, which ends with `resources` or with the process. Returns the
-        descriptor that the others are to have."""
+        """Take this rank's lock, which ends with `resources` or with the process. Return the
+        descriptor for the other ranks."""
         lock = os.memfd_create("oper-alive", os.MFD_CLOEXEC)
         # Closing any descriptor of the file would end the lock: there is this one alone.
         resources.callback(os.close, lock)
@@ -80,20 +81,20 @@ class Liveness:
         return lock
 
     def leave_words(self, failure: str) -> None:
-        """Let the other ranks know why this one has failed, also when it has ended."""
+        """Let the other ranks know, even once this rank has ended, why it failed."""
         self._failed = True
         self._say(_FAILED, failure)
 
     def leave(self) -> None:
-        """Let them know that this rank's tables are being released, by itself and in order."""
+        """Let the other ranks know that this rank releases its tables by itself and in order."""
         self._say(_LEFT, "")
         if self._lock is not None and os.getpid() == self._process:
             native.ops().forget_lock(self._lock)
         self._lock = None
 
     def _say(self, kind: bytes, text: str) -> None:
-        """Write last words, unless there are some. The file is a forked child's too, and not its
-        to write."""
+        """Write last words, unless there are some. A forked child shares the file and may not write
+        to it."""
         lock = self._lock
         if lock is None or os.getpid() != self._process or os.pread(lock, 1, 0):
             return
@@ -102,17 +103,18 @@ class Liveness:
             os.pwrite(lock, kind, 0)
 
     def failure(self, rank: int) -> str:
-        """Why another rank of this node has failed, alive or not; "" if it did not say so."""
+        """Return why another rank of this node has failed, alive or not; "" if it did not say
+        so."""
         said = os.pread(self._locks[rank], 1 + _WORDS_BYTES, 0)
         return said[1:].decode(errors="replace") if said[:1] == _FAILED else ""
 
     def words(self) -> str:
-        """Why one of them has failed, the first that said so; "" if none did."""
+        """Return why a rank of this node has failed, the first that said so; "" if none did."""
         return next(filter(None, map(self.failure, self._locks)), "")
 
     def lost(self, ranks: Collection[int], action: str) -> str:
-        """Why ranks of this node that are waited for to do `action` are gone, in words that are
-        true on every rank; "" if they are not."""
+        """Return why ranks of this node that are waited for to do `action` are gone, in words that
+        are true on every rank; "" if they are not gone."""
         gone = [rank for rank in ranks if rank in self._locks and not self.alive(rank)]
         for rank in gone:
             if failure := self.failure(rank):
@@ -158,7 +160,7 @@ class Liveness:
         return f"rank {rank} (process {self._processes.get(rank, 0)}) died: see its last output"
 
     def fail(self, error: BaseException) -> None:
-        """Let the other ranks know why this one ends: those of other nodes too."""
+        """Let the other ranks, also those of other nodes, know why this rank ends."""
         if os.getpid() != self._process:
             return  # a forked child's error is its own
         self.leave_words(told(self._rank, error))
@@ -166,7 +168,8 @@ class Liveness:
             self._group.fail(error)
 
     def forget(self) -> None:
-        """The locks' descriptors are about to be closed, and their numbers used for other files."""
+        """Drop the locks' descriptors, which are about to be closed and whose numbers other files
+        will get."""
         if os.getpid() == self._process:  # the guard may have been held where a child was forked
             with self._locks_guard:
                 for lock in filter(None, [self._lock, *self._locks.values()]):
@@ -188,19 +191,20 @@ class Liveness:
         self._locks[rank] = descriptor
 
     def alive(self, rank: int) -> bool:
-        """Whether a rank of this node still runs, stopped or not, and has not closed it."""
+        """Say whether a rank of this node still runs, stopped or not, and has not closed the
+        node."""
         return rank == self._rank or self._process_of(rank) is not None
 
     def processes(self) -> dict[int, int]:
-        """The process ids of the other ranks, as far as they can be seen from here."""
+        """Return the process ids of the other ranks, as far as they can be seen from here."""
         found = {rank: self._process_of(rank) for rank in self._locks}
         return {rank: process for rank, process in found.items() if process}
 
     def check(self, missing: Callable[[], Sequence[int]], action: str, deadline: Deadline) -> None:
         """Raise if ranks that are waited for have died, or have not come by the deadline.
 
-        `missing` says which they are, now; `action` completes "rank 0 waited for rank 2 to …".
-        LostRankError names them; OperError if this rank itself has left.
+        `missing` returns the ranks that are waited for now; `action` completes "rank 0 waited for
+        rank 2 to …". LostRankError names them; OperError if this rank itself has left.
         """
         if self.closed:
             raise OperError(f"rank {self._rank} waits for others after it has left them by close()")
@@ -224,11 +228,12 @@ class Liveness:
             self._group.heartbeat(waiting, left)  # other nodes may wait for this rank
 
     def waits(self) -> dict[int, str]:
-        """The last wait mark of each rank of this node; none before the ranks share memory."""
+        """Return the last wait mark of each rank of this node; none before the ranks share
+        memory."""
         return self.wait_marks.read() if self.wait_marks is not None else {}
 
     def _late(self, late: Sequence[int], deadline: Deadline, action: str) -> str:
-        """The text that ranks are late; those that wait themselves are told apart."""
+        """Return the text that ranks are late; ranks that wait themselves are named apart."""
         before, now = deadline.seen or {}, self.waits()
         waits = {r: text.partition(" ")[2] for r, text in now.items() if before.get(r) != text}
         absent = [rank for rank in late if rank not in waits]
@@ -246,8 +251,8 @@ class Liveness:
         return f"{text}; {doing}{idle}"
 
     def _process_of(self, rank: int) -> int | None:
-        """The process that holds a rank's lock, 0 if it cannot be known; None: the rank is not
-        alive."""
+        """Return the process that holds a rank's lock, 0 if it cannot be known; None if the rank is
+        not alive."""
         if rank not in self._locks:  # not joined yet: is its socket bound?
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
                 try:
@@ -261,7 +266,7 @@ class Liveness:
 
 
 def _cut(text: str, most: int) -> bytes:
-    """A text of at most so many bytes, which ends with a mark where it was longer."""
+    """Return a text of at most `most` bytes, which ends with a mark if it was longer."""
     given, mark = text.encode(errors="replace"), "…".encode()
     if len(given) <= most:
         return given
@@ -328,7 +333,7 @@ def _watch() -> None:
 
 
 def _log_deaths(advice: str = "") -> bool:
-    """Log each death, once; whether there is any."""
+    """Log each death, once; return whether there is any."""
     found = [death for liveness in list(_watched) for death in liveness.deaths().items()]
     for text, lock in found:
         if text not in _logged:

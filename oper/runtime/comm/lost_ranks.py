@@ -25,7 +25,7 @@ def told(rank: int, error: BaseException) -> str:
 
 
 def died(dead: Collection[int], rank: int, action: str) -> str:
-    """The text that ranks died, while `rank` waited for them to do `action`."""
+    """Return the text that ranks died, while `rank` waited for them to do `action`."""
     return (
         f"{rank_names(dead)} died while rank {rank} waited for {pronoun(dead)} to {action}: "
         f"see the last output of {pronoun(dead)}"
@@ -33,7 +33,7 @@ def died(dead: Collection[int], rank: int, action: str) -> str:
 
 
 def left(gone: Collection[int], rank: int, action: str) -> str:
-    """The text that ranks ended or released their tables, while `rank` waited for them."""
+    """Return the text that ranks ended or released their tables, while `rank` waited for them."""
     return (
         f"{rank_names(gone)} left while rank {rank} waited for {pronoun(gone)} to {action}: "
         "the script ended there, or released its tables; all ranks must take equally many steps "
@@ -44,8 +44,8 @@ def left(gone: Collection[int], rank: int, action: str) -> str:
 def did_not_come(
     late: Collection[int], seconds: float, rank: int, action: str, processes: Mapping[int, int]
 ) -> str:
-    """The text that ranks did not come in time, and the states of their processes, where these can
-    be seen; others that are stopped, and would be late next, are named with them."""
+    """Return the text that ranks did not come in time, with the states of their processes if these
+    can be seen. Other ranks that are stopped, and would be late next, are named with them."""
     stopped = {r: is_stopped(process) for r, process in processes.items()}
     seen = ", ".join(
         f"rank {r}, process {processes[r]}, is {'stopped' if stopped[r] else 'alive'}"
@@ -83,13 +83,13 @@ def all_wait(reasons: Mapping[int, str]) -> str:
 
 
 def rank_names(ranks: Collection[int]) -> str:
-    """Ranks in a sentence."""
+    """Return the name of ranks in a sentence."""
     numbers = ", ".join(map(str, sorted(ranks)))
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
 
 
 def is_stopped(process: int | None) -> bool:
-    """Whether a process is seen to be stopped; None is one that cannot be seen."""
+    """Say whether a process is seen to be stopped; None is a process that cannot be seen."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return status.rpartition(")")[2].split()[0] in "Tt"

@@ -7,8 +7,9 @@ Or they go one way, at any time, in a channel: the receivers take them by sender
 they need them. Messages carry a secret that the ranks were told over the process group, so that no
 other process of the host can take part.
 
-A socket's queue holds few messages. So whoever waits for other ranks, here or for their signals
-(progress_signals.py), takes in what has come for later: no rank waits for room without end.
+A socket's queue holds few messages. So a rank that waits for other ranks, here or for their signals
+(progress_signals.py), takes in the messages that have come for later: no rank waits for room
+without end.
 """
 
 import contextlib
@@ -33,14 +34,14 @@ _ROUNDS = 0  # the channel of rounds, by their numbers
 
 
 class Message(NamedTuple):
-    """What one rank sent; the receiver owns the descriptors."""
+    """A message of one rank; the receiver owns the descriptors."""
 
     content: bytes
     descriptors: list[int]
 
 
 class _Letter(NamedTuple):
-    """What a rank sends to others, or the place of what it waits for."""
+    """A message to other ranks, or the channel and number of an awaited message."""
 
     channel: int
     number: int
@@ -49,14 +50,15 @@ class _Letter(NamedTuple):
 
 
 class _Endpoint(NamedTuple):
-    """Where a rank receives: the address of its socket, and the secret it asks for."""
+    """The receiving end of a rank: the address of its socket, and the secret that it asks for."""
 
     address: str
     secret: bytes
 
 
 class Messages:
-    """This rank's socket and what has come in over it. `resources` closes both with the node."""
+    """This rank's socket and the messages that have come in over it. `resources` closes both with
+    the node."""
 
     def __init__(self, rank: int, liveness: Liveness, resources: contextlib.ExitStack) -> None:
         self._rank, self._liveness, self._resources = rank, liveness, resources
@@ -67,7 +69,7 @@ class Messages:
         resources.callback(_close_descriptors, self._inbox)
 
     def open(self) -> bytes:
-        """Bind the socket. Returns the card, of CARD_BYTES, by which other ranks find it."""
+        """Bind the socket. Return the card, of CARD_BYTES, by which other ranks find it."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._resources.callback(self._socket.close)
         self._socket.setblocking(False)
@@ -88,8 +90,8 @@ class Messages:
     def exchange(
         self, content: bytes, descriptor: int | None, action: str, seconds: float
     ) -> dict[int, Message]:
-        """One round: send `content` and the descriptor to all other ranks of the node, and receive
-        theirs.
+        """Exchange one round: send `content` and the descriptor to all other ranks of the node, and
+        return their messages.
 
         LostRankError names ranks that died or did not come within `seconds`; `action` completes
         "rank 0 waited for rank 2 to …".
@@ -101,8 +103,8 @@ class Messages:
         return received
 
     def new_channel(self) -> int:
-        """A channel of one-way messages; all ranks of the node must make theirs in the same
-        order."""
+        """Return a new channel of one-way messages; all ranks of the node must make theirs in the
+        same order."""
         self._channels += 1
         return self._channels - 1
 
@@ -115,8 +117,8 @@ class Messages:
         action: str,
         seconds: float,
     ) -> None:
-        """Send message `number` of this rank's in a channel to all other ranks of the node, each of
-        which may take it at any time. Waits for room in the queues of those that do not read.
+        """Send this rank's message `number` in a channel to all other ranks of the node, each of
+        which may take it at any time. Wait for room in the queues of ranks that do not read.
 
         LostRankError names ranks that died, or whose queue stayed full for `seconds`.
         """
@@ -126,9 +128,10 @@ class Messages:
     def receive(
         self, channel: int, number: int, sender: int, action: str, seconds: float
     ) -> Message:
-        """Message `number` of a rank's in a channel; those of lower numbers are dropped.
+        """Return message `number` of a rank in a channel; messages of lower numbers are dropped.
 
-        LostRankError, if the rank died before it sent it, or did not send it within `seconds`.
+        Raise LostRankError if the rank died before it sent the message, or did not send it within
+        `seconds`.
         """
         received = self._pass(_Letter(channel, number), [], [sender], action, seconds)
         for key in list(self._inbox):
@@ -137,7 +140,7 @@ class Messages:
         return received[sender]
 
     def take_in(self) -> None:
-        """Take all messages from the socket, for whoever asks for them later."""
+        """Take all messages from the socket, and keep them until they are asked for."""
         while self._endpoints and self._receive():
             pass
 
@@ -149,7 +152,7 @@ class Messages:
         action: str,
         seconds: float,
     ) -> dict[int, Message]:
-        """Send a letter, and wait for those of its channel and number from `senders`."""
+        """Send a letter, and wait for the letters of its channel and number from `senders`."""
         key, to_send = (letter.channel, letter.number), set(receivers)
 
         def missing() -> list[int]:
@@ -168,7 +171,7 @@ class Messages:
         return {peer: self._inbox.pop((*key, peer)) for peer in senders}
 
     def _send(self, peer: int, letter: _Letter) -> bool:
-        """Whether the message could be sent."""
+        """Send a message if there is room. Return whether it was sent."""
         endpoint, rights = self._endpoints[peer], []
         if letter.descriptor is not None:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", letter.descriptor))]
@@ -184,7 +187,7 @@ class Messages:
         return True
 
     def _receive(self) -> bool:
-        """Take one message from the socket, if there is any."""
+        """Take one message from the socket. Return whether there was one."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(
                 self._socket, _HEADER.size + _MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC

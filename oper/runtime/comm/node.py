@@ -1,8 +1,8 @@
-"""Nodes: which ranks share memory, what they hand each other, and what all ranks must agree on.
+"""Nodes: the ranks that share memory, their exchange of segments, and the agreement of all ranks.
 
 Ranks of one host and network namespace form a node (membership). They share segments of memory by
-messages (messages.py) that carry descriptors, and know whether each other runs by locks
-(liveness.py). What all ranks of the whole process group compare goes over the group (group.py).
+messages (messages.py) that carry descriptors, and learn from locks whether the others run
+(liveness.py). Comparisons between all ranks of the process group go over the group (group.py).
 """
 
 import contextlib
@@ -34,14 +34,14 @@ Shared = TypeVar("Shared", bound=Segment | DeviceSegment)
 class Node:
     """The ranks that share memory with this one: `peers`, ascending, own rank included.
 
-    `rank` of `ranks` are those of the process group; `group` is for what all of them do together,
-    None if there is one. Not to be used in a forked child.
+    `rank` of `ranks` are those of the process group; `group` is for calls that all of them make
+    together, None if there is one rank. Not to be used in a forked child.
     """
 
     def __init__(
         self, group: "dist.ProcessGroup | None", deadline_seconds: float, table: str = ""
     ) -> None:
-        """Make a node of one rank; `join` makes those of several ranks."""
+        """Make a node of one rank; `join` makes nodes of several ranks."""
         self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self.group: Group | None = None
         self.rank, self.ranks = 0, 1
@@ -66,10 +66,10 @@ class Node:
         """Find the ranks of this rank's node. To be called by all ranks of the group (None: there
         is one rank) together.
 
-        `nodes`, one number a rank, separates ranks that could share memory: those with different
+        `nodes`, one number per rank, separates ranks that could share memory: ranks with different
         numbers then do not. `table` is the first table of the collection that the ranks make, by
         which errors tell collections apart. OperError names ranks that died or did not come in
-        time, here and in whatever the ranks do together later.
+        time, here and in all later calls of the ranks together.
         """
         if group is None:
             return cls(None, deadline_seconds, table)
@@ -86,7 +86,7 @@ class Node:
         return node
 
     def share(self, segment: Shared) -> dict[int, Shared]:
-        """Exchange segments with all ranks of the node, which must call this together: each
+        """Exchange segments with all ranks of the node, which must call this together. Return each
         rank's segment, mapped here."""
         self.check_process()
         received = self._messages.exchange(
@@ -100,21 +100,22 @@ class Node:
         return {peer: segments[peer] for peer in self.peers}
 
     def share_first(self, segment: Shared) -> Shared:
-        """The segment of the node's first rank, mapped here, for all ranks to use. All must call
-        this together, each with a segment of one size; those of the other ranks are let go."""
+        """Return the segment of the node's first rank, mapped here, for all ranks to use. All must
+        call this together, each with a segment of one size; the segments of the other ranks are
+        released."""
         segments = self.share(segment)
         for peer in self.peers[1:]:
             segments[peer].close()
         return segments[self.peers[0]]
 
     def new_channel(self) -> int:
-        """A channel by which ranks send each other segments. All ranks of the node must make theirs
-        in the same order."""
+        """Return a new channel by which ranks send each other segments. All ranks of the node must
+        make theirs in the same order."""
         return self._messages.new_channel()
 
     def send(self, segment: Segment | DeviceSegment, channel: int, number: int) -> None:
-        """Send a segment, as `number` of this rank's in a channel, to all other ranks of the node,
-        which need not wait for it. Its descriptor may be closed then."""
+        """Send a segment, as this rank's `number` in a channel, to all other ranks of the node,
+        which need not wait for it. Its descriptor may be closed afterwards."""
         self.check_process()
         self._messages.send(
             channel,
@@ -126,8 +127,8 @@ class Node:
         )
 
     def receive(self, like: Shared, channel: int, number: int, sender: int) -> Shared:
-        """Segment `number` of a rank's in a channel, mapped here as `like` is. It was sent, or is
-        waited for."""
+        """Return segment `number` of a rank in a channel, mapped here as `like` is. Wait for it if
+        it was not sent yet."""
         self.check_process()
         message = self._messages.receive(
             channel, number, sender, "hand memory over", self.deadline_seconds
@@ -135,15 +136,16 @@ class Node:
         return _attached(like, message)
 
     def take_in(self) -> None:
-        """Take what other ranks have sent for later, so that they do not wait for room. To be
-        called in all waits for them."""
+        """Take the messages that other ranks have sent for later, so that they do not wait for
+        room. To be called in all waits for them."""
         self._messages.take_in()
 
     def gather(self, message: bytes, action: str, extra_seconds: float = 0.0) -> dict[int, bytes]:
-        """The message, of at most 64 KiB, of every rank of the node, which must call this together.
+        """Return the message, of at most 64 KiB, of every rank of the node; all ranks must call
+        this together.
 
-        `action` says in errors what they were waited for, `extra_seconds` how much longer than the
-        deadline they may take where work comes before.
+        `action` completes "rank 0 waited for rank 2 to …" in errors; `extra_seconds` extends the
+        deadline if work precedes the call.
         """
         self.check_process()
         seconds = self.deadline_seconds + extra_seconds
@@ -151,7 +153,7 @@ class Node:
         return {r: message if r == self.rank else received[r].content for r in self.peers}
 
     def agree(self, content: bytes, what: str) -> None:
-        """Check that all ranks of the whole group have the same content, which is `what`.
+        """Check that all ranks of the whole group have the same content, which errors call `what`.
 
         OperError on every rank says which ranks differ.
         """
@@ -216,21 +218,22 @@ class Node:
             )
 
     def fail(self, error: BaseException) -> None:
-        """Let all ranks of the group that wait, now or later, raise for an error of this one's."""
+        """Let all ranks of the group that wait, now or later, raise for an error of this rank."""
         if self.group is not None and os.getpid() == self._process:
             self.group.fail(error)
 
     def at_close(self, call: Callable[[], object]) -> None:
-        """Call this once the node is left, or gone. It may not hold the node."""
+        """Call `call` once the node is left, or gone. It may not hold the node."""
         self._resources.callback(call)
 
     def close(self) -> None:
-        """Leave: to the others, this rank is no longer alive. Segments stay as they are."""
+        """Leave the node: to the others, this rank is no longer alive. Segments stay as they
+        are."""
         self.liveness.closed = True
         self._release()
 
     def _find_peers(self, number: int) -> None:
-        """Exchange cards with all ranks over the group, and locks with those of this host."""
+        """Exchange cards with all ranks over the group, and locks with the ranks of this host."""
         lock = self.liveness.take_lock(self._resources)
         cards = self._gather_in_group(_host_digest(number) + self._messages.open(), "join")
         hosts = [card[:-CARD_BYTES] for card in cards]
@@ -253,7 +256,7 @@ class Node:
         watch_for_deaths(self.liveness)
 
     def _gather_in_group(self, message: bytes, action: str) -> list[bytes]:
-        """The message, of one length, of every rank of the whole group."""
+        """Return the message of every rank of the whole group; all messages have one length."""
         self.check_process()
         return [message] if self.group is None else self.group.gather(message, action)
 
@@ -268,7 +271,7 @@ def _described(segment: Segment | DeviceSegment) -> bytes:
 
 
 def _attached(like: Shared, message: Message) -> Shared:
-    """The segment that a message brought, mapped as `like` is."""
+    """Return the segment that a message brought, mapped as `like` is."""
     bytes = json.loads(message.content)["reserve_bytes"]
     return cast(Shared, like.attach(message.descriptors[0], bytes))
 
@@ -285,7 +288,7 @@ def check_backend(group: dist.ProcessGroup) -> None:
 
 
 def _host_digest(number: int) -> bytes:
-    """A digest that is equal on ranks that can share memory: those of one kernel and network
+    """Return a digest that is equal on ranks that can share memory: ranks of one kernel and network
     namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     network = os.stat("/proc/self/ns/net")

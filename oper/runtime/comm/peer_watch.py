@@ -1,10 +1,10 @@
 """The watch over ranks whose memory kernels read by NVSHMEM: a kernel that asks a rank that is gone
 waits for ever, and nothing but the end of its process ends it.
 
-Threads look for ranks that are gone twice a second: one for those of the node, by their locks
-(liveness.py); and one gives signs of life in the process group's store, and looks there for those
-of the next rank. Whoever finds that a rank is gone tells all others there. Later lookups raise
-then; where a kernel does not end, the process does, with the message.
+Two threads look twice a second for ranks that are gone. One checks the ranks of the node, by their
+locks (liveness.py). The other gives signs of life in the process group's store, and looks there for
+those of the next rank. A rank that finds another gone tells all others there. Later lookups raise
+then; if a kernel does not end, the process ends with the message.
 """
 
 import contextlib
@@ -53,8 +53,9 @@ class PeerWatch:
             threading.Thread(target=run, name="oper-peers", daemon=True).start()
 
     def check(self) -> None:
-        """LostRankError if a rank is gone, and the others have been told, if the store answers:
-        this process may end by it, and they would take it for the one that is gone."""
+        """Raise LostRankError if a rank is gone, once the others have been told, if the store
+        answers: this process may end by the error, and the others would take it for the rank that
+        is gone."""
         if self._lost:
             self._told.wait(_LOOK_SECONDS)
             raise LostRankError(self._lost)
@@ -95,15 +96,15 @@ class PeerWatch:
                 self._answers += 1
 
     def _gone_here(self) -> str:
-        """Why a rank of this node is gone; "" if none is."""
+        """Return why a rank of this node is gone; "" if none is."""
         with contextlib.suppress(OSError, KeyError):  # this rank is leaving
             gone = [peer for peer in self._peers if not self._liveness.alive(peer)]
             return self._liveness.lost(gone, _READS) if gone else ""
         return ""
 
     def _gone_elsewhere(self) -> str:
-        """What another rank said of one that is gone, or that the next one gives no signs of life;
-        "" if all are there."""
+        """Return another rank's report of a rank that is gone, or that the next rank gives no signs
+        of life; "" if all are there."""
         after = (self._rank + 1) % self._ranks
         self._beats += 1
         self._store.set(f"{self._prefix}/{self._rank}", str(self._beats))
@@ -128,7 +129,7 @@ class PeerWatch:
         return False
 
     def _end(self) -> None:
-        """End the process, with what the others are to say of it too."""
+        """End the process, and leave the text that the other ranks raise with too."""
         self._liveness.leave_words(self._lost)
         sys.stderr.write(
             f"oper: rank {self._rank}: {self._lost}. A kernel here waits for rows or gradients "

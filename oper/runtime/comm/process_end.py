@@ -1,10 +1,10 @@
-"""The end of this process, before which threads in native code are to be done.
+"""The end of this process, before which threads in native code must finish.
 
 A thread that comes for Python's lock while Python ends is ended in the midst of C++, which ends the
 process by signal 6, after all its work. There are two kinds of such threads: ours, which ask the
 store of a process group (failure_store.py); and gloo's, which drop the tensors of a collective
-after whoever waited for it has gone on. torch joins those only where nothing holds the process
-group any more, and DistributedDataParallel, TorchRec and we do.
+after the rank that waited for it has gone on. torch joins gloo's threads only if nothing holds the
+process group any more, and DistributedDataParallel, TorchRec and we hold it.
 """
 
 import multiprocessing.util
@@ -23,7 +23,7 @@ _ends_in: set[int] = set()  # this process; a forked child has none of its threa
 
 
 def let_threads_finish() -> None:
-    """Let gloo's threads, and those that `wait_for` knows of, be done before this process ends."""
+    """Let gloo's threads, and those that `wait_for` knows of, finish before this process ends."""
     if os.getpid() not in _ends_in:
         _ends_in.add(os.getpid())
         _events.clear()
@@ -32,8 +32,7 @@ def let_threads_finish() -> None:
 
 
 def wait_for(done: threading.Event, seconds: float) -> None:
-    """Wait for it before this process ends, for so long at the most; all such waits go on at
-    once."""
+    """Wait for `done` before this process ends, at most `seconds`; all such waits run at once."""
     let_threads_finish()
     _events[done] = seconds
 

@@ -1,4 +1,4 @@
-"""Signals: counters in shared memory by which ranks of a node tell each other how far they are.
+"""Signals: counters in shared memory that tell the ranks of a node each other's progress.
 
 Each rank has one counter of each name. `wait` sleeps until all ranks' counters have reached a
 value; the sleep is on a futex, taken in slices between which liveness is checked. A rank that fails
@@ -25,9 +25,9 @@ _SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 class Signals:
     """Counters of all ranks of the node, from 0; all ranks make them together, with equal names.
 
-    `done` says whether what this rank started is done, after so many seconds of waiting for it at
-    the most: on a device that is later than when it was started, and what others are told of must
-    be there.
+    `done` waits at most so many seconds for the work that this rank started, and says whether it is
+    done. On a device work ends later than it is started, and its results must be there before
+    others are told of them.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Signals:
 
     @property
     def deadline_seconds(self) -> float:
-        """How long a wait may take: the node's deadline."""
+        """The most seconds that a wait may take: the node's deadline."""
         return self.node.deadline_seconds
 
     def post(self, counter: str, value: int) -> None:
-        """Set this rank's counter, after all that it wrote before, and wake the ranks that wait.
+        """Set this rank's counter, after all its earlier writes, and wake the ranks that wait.
 
-        LostRankError names ranks of the node that died while what this rank started went on: a
-        collective on its device may wait for them. OperError, if that takes longer than
+        LostRankError names ranks of the node that died while this rank's work was running: a
+        collective on its device may wait for them. Raise OperError if the work takes longer than
         `deadline_seconds`.
         """
         if os.getpid() != self._process:
@@ -69,7 +69,8 @@ class Signals:
             self._post_signal(self._counters[counter], self._mine, value)
 
     def wait(self, counter: str, value: int, action: str) -> None:
-        """Until every rank of the node has posted `value` or more; what they wrote before is seen.
+        """Wait until every rank of the node has posted `value` or more; their earlier writes are
+        visible then.
 
         `action` completes "rank 0 waited for rank 2 to …". OperError names ranks that failed,
         died, or did not come within `deadline_seconds`.
@@ -127,7 +128,7 @@ class Signals:
             self.node.liveness.check(missing, action, deadline)
 
     def _why(self, rank: int, action: str) -> str:
-        """Why a rank has failed, or that it left before it did."""
+        """Return why a rank has failed, or that it left before it did."""
         if rank == self.node.rank:
             return self._failure
         liveness = self.node.liveness

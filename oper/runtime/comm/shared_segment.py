@@ -1,4 +1,4 @@
-"""Segments: anonymous shared memory that grows in place, named by nothing but its descriptors.
+"""Segments: anonymous shared memory that grows in place, reached only by its descriptors.
 
 A segment is a memfd. The kernel frees it when the last process that has it open or mapped is
 gone, however that ended, so nothing is left behind; /dev/shm and its limits are not involved.
@@ -28,10 +28,10 @@ _PIECE_BYTES = 1 << 26
 
 
 class Segment:
-    """Shared memory of `bytes` bytes, zero where it was never written, at `pointer`."""
+    """Shared memory of `bytes` bytes, zero until it is written, at `pointer`."""
 
     def __init__(self, descriptor: int, reserve_bytes: int) -> None:
-        """Map what `descriptor` refers to, and own the descriptor. See `create` and `attach`."""
+        """Map the file of `descriptor`, and own the descriptor. See `create` and `attach`."""
         self.descriptor = descriptor
         # Closes the descriptor now: no views or growth after this, and views that exist stay valid.
         self.close = weakref.finalize(self, os.close, descriptor)
@@ -50,10 +50,10 @@ class Segment:
     def create(
         cls, bytes: int, reserve_bytes: int, name: str, used_bytes: int | None = None
     ) -> "Segment":
-        """New shared memory. `name` is seen in /proc/PID/maps; several may have the same.
-        `used_bytes` of it are all that will be written to for now, where that is less.
+        """Return new shared memory. `name` is seen in /proc/PID/maps; several segments may have the
+        same. `used_bytes`, if given, is the smaller part of it that will be written to for now.
 
-        OperError, if the machine or the control group has less memory than that left.
+        Raise OperError if the machine or the control group has less memory left.
         """
         descriptor = os.memfd_create(f"oper-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         segment = cls(descriptor, max(bytes, reserve_bytes))
@@ -64,17 +64,17 @@ class Segment:
 
     @classmethod
     def attach(cls, descriptor: int, reserve_bytes: int) -> "Segment":
-        """Shared memory that a peer created; the segment owns the descriptor from now on."""
+        """Return shared memory that a peer created; the segment owns the descriptor from now on."""
         return cls(descriptor, reserve_bytes)
 
     @property
     def bytes(self) -> int:
-        """Its size now; any process may have grown it."""
+        """The segment's size now; any process may have grown it."""
         return os.fstat(self.descriptor).st_size
 
     def grow(self, bytes: int, used_bytes: int | None = None) -> None:
-        """Make it at least this large, of which `used_bytes` are new memory: all that it grows by,
-        if not given. Peers see it without mapping it again; nothing moves."""
+        """Make the segment at least `bytes` large, of which `used_bytes` are new memory: the whole
+        growth unless given. Peers see it without mapping the segment again; nothing moves."""
         if bytes <= self.bytes:
             return
         new_bytes = bytes - self.bytes if used_bytes is None else used_bytes
@@ -92,7 +92,8 @@ class Segment:
         os.ftruncate(self.descriptor, bytes)
 
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
+        """Return a view of the bytes from `offset` on; it keeps the memory mapped as long as it
+        lives."""
         end = offset + math.prod(shape) * dtype.itemsize
         if end > self._known_bytes:
             self._known_bytes = self.bytes
@@ -103,9 +104,10 @@ class Segment:
         return self._map[offset:end].view(dtype).view(tuple(shape))
 
     def use_huge_pages(self, offset: int, bytes: int) -> bool:
-        """Allocate a part now, in pages of 2 MiB, of which random reads miss far fewer in the TLB.
+        """Allocate a part now, in pages of 2 MiB, in which random reads miss the TLB far less
+        often.
 
-        Whether the kernel had enough of them; what is left gets small pages when first touched.
+        Return whether the kernel had enough of them; the rest gets small pages when first touched.
         To be called before others use the segment. Needs Linux 6.1 and no setting or privilege.
         """
         # In pieces, as signals are handled between them.
@@ -113,8 +115,8 @@ class Segment:
         return all(native.ops().huge_pages(piece) for piece in part.split(_PIECE_BYTES))
 
     def protect(self, writable: bool) -> None:
-        """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
-        decide for themselves."""
+        """Make the memory writable in this process, or read-only: a write to read-only memory ends
+        the process (SIGSEGV). Peers decide for themselves."""
         native.ops().protect(self._map, writable)
 
 
@@ -127,20 +129,21 @@ class DeviceMemory:
         self.pointer: int = memory.data_ptr()
 
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
+        """Return a view of the bytes from `offset` on; it keeps the memory mapped as long as it
+        lives."""
         end = offset + math.prod(shape) * dtype.itemsize
         return self.memory[offset:end].view(dtype).view(tuple(shape))
 
     def use_huge_pages(self, offset: int, bytes: int) -> bool:
-        """The driver's pages are 2 MiB already."""
+        """Return True: the driver's pages are 2 MiB already."""
         return True
 
     def protect(self, writable: bool) -> None:
-        """Devices have no such protection that could be changed while kernels run."""
+        """Do nothing: devices have no protection that could be changed while kernels run."""
 
 
 class DeviceSegment(DeviceMemory):
-    """Memory of a device that others map by a descriptor."""
+    """Memory of a device that other ranks map by a descriptor."""
 
     def __init__(self, memory: torch.Tensor, descriptor: int) -> None:
         """See `create` and `attach`. The descriptor is owned."""
@@ -150,7 +153,7 @@ class DeviceSegment(DeviceMemory):
 
     @classmethod
     def create(cls, bytes: int, device: torch.device) -> "DeviceSegment":
-        """New memory of at least so many bytes, whose content is anything."""
+        """Return new memory of at least `bytes` bytes, with undefined content."""
         try:
             memory, descriptor = native.ops().create_device_segment(max(bytes, 1), device)
         except RuntimeError as error:
@@ -160,7 +163,7 @@ class DeviceSegment(DeviceMemory):
         return cls(memory, descriptor)
 
     def attach(self, descriptor: int, reserve_bytes: int) -> "DeviceSegment":
-        """Memory that another rank created, mapped for this segment's device."""
+        """Return memory that another rank created, mapped for this segment's device."""
         try:
             memory = native.ops().attach_device_segment(
                 descriptor, reserve_bytes, self.memory.device
@@ -176,10 +179,10 @@ class DeviceSegment(DeviceMemory):
         return DeviceSegment(memory, descriptor)
 
     def zero(self) -> None:
-        """Set all of it to zero, once the device has come to that."""
+        """Set all of it to zero, in the order of the device's work."""
         self.memory.zero_()
 
 
 def aligned(bytes: int) -> int:
-    """The next offset at which a line of the caches begins."""
+    """Return the next offset at which a cache line begins."""
     return -(-bytes // LINE_BYTES) * LINE_BYTES

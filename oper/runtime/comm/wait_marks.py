@@ -1,9 +1,10 @@
-"""Wait marks: which ranks of a node wait for others now, and for what, in memory that they share.
+"""Wait marks: the present waits of the ranks of a node, and their actions, in memory that they
+share.
 
 A rank that did not come by a deadline may itself wait, for a third rank or for something else, and
 the rank that is late is another one. So a rank marks each slice of its waits, in the marks of all
-nodes that its process is in: those of a model's other collections too. A rank whose mark changes
-around a deadline waits.
+nodes that its process is in, such as those of a model's other collections. A rank whose mark
+changes around a deadline waits.
 """
 
 import itertools
