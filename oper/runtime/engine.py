@@ -457,10 +457,11 @@ class EmbeddingEngine:
             yield
 
     def unequal_replicas(self) -> list[UnequalReplica]:
-        """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
-        something else wrote to the heap. To be called on all ranks; the parts are rows and states
-        of each width in turn, slots count the width's replicas. In plans for training parts follow,
-        in the same way, of the rows with a copy on each node, by their holders' first."""
+        """Return the replicas whose copies, or their optimizer state, differ between ranks: none,
+        unless something else wrote to the heap. To be called on all ranks; the parts are rows and
+        states of each width in turn, slots count the width's replicas. In plans for training, the
+        parts of rows with a copy on each node follow, in the same way, ordered by their first
+        holder."""
         self.signals.barrier("compare replicas")
         layout = self.plan.layout
         parts = _replicas(self.plan, self.heap)
@@ -515,8 +516,7 @@ def _check_agreement(
 ) -> None:
     """Check that all ranks have the same plan, tables and settings, that the plan is for them, and
     that it can be trained if it is for training. For all ranks to call; OperError on all of them:
-    they compare what they were given before any of them checks its own.
-    """
+    they compare their settings before any of them checks its own."""
     node.agree(runtime_plan.plan_digest(plan), "plan")
     settings = {"weighted features": str(weighted), "gradient_scale": str(gradient_scale)}
     for number, table in enumerate(tables):
@@ -562,7 +562,7 @@ def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
 
 
 def _node_copies(plan: Plan, heap: Heap, holders: list[int], mine: bool) -> list[torch.Tensor]:
-    """Return the rows and the states of rows with copies on these ranks alone, of each width in
+    """Return the rows and the states of rows with copies on exactly these ranks, of each width in
     turn; as many zeros if this rank has no copies."""
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):

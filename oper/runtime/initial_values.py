@@ -37,18 +37,18 @@ _BY_VALUE = (
 
 
 def block_rows(fill: Fill | None, table: Table) -> int:
-    """How many rows of a table are made at once.
+    """Return the number of rows of a table that are made at once.
 
-    TorchRec hands a config's `init_fn` the whole table, and it may look at the shape, count rows or
-    copy trained ones. Only functions that are known to draw each value by itself, which are those
-    of torch.nn.init, alone or in a functools.partial, get BLOCK_ROWS; others get the whole table.
+    TorchRec hands a config's `init_fn` the whole table, and the function may look at the shape,
+    count rows or copy trained ones. Only functions that are known to draw each value by itself get
+    BLOCK_ROWS: those of torch.nn.init, alone or in a functools.partial. Others get the whole table.
     """
     function = fill.func if isinstance(fill, functools.partial) else fill
     return BLOCK_ROWS if fill is None or function in _BY_VALUE else max(table.rows, 1)
 
 
 def initial_rows(fill: Fill | None, table: Table, seed: int, first: int, count: int) -> Tensor:
-    """The initial values of rows [first, first + count) of a table, float32 [count, dim].
+    """Return the initial values of rows [first, first + count) of a table, float32 [count, dim].
 
     Args:
         fill: writes values into a tensor [n, dim] that it is given, drawing from torch's global
@@ -112,8 +112,8 @@ def fill_tables(engine: EmbeddingEngine, fills: Sequence[Fill | None]) -> None:
 
 
 def copy_tables(engine: EmbeddingEngine, weights: Sequence[torch.Tensor]) -> None:
-    """Give all rows the values that rank 0 has of them: of each table [rows, dim]. To be called on
-    all ranks."""
+    """Give all rows the values that rank 0 has of them, [rows, dim] per table. To be called on all
+    ranks."""
     tables = planned_tables(engine)
     for t, first, count in _blocks(tables, [BLOCK_ROWS] * len(tables)):
         block = [RowBlock(t, first, weights[t][first : first + count])]
@@ -122,12 +122,12 @@ def copy_tables(engine: EmbeddingEngine, weights: Sequence[torch.Tensor]) -> Non
 
 
 def planned_tables(engine: EmbeddingEngine) -> list[Table]:
-    """The tables of an engine as its plan has them."""
+    """Return the tables of an engine as its plan has them."""
     return [engine.plan.tables[table.index] for table in engine.tables]
 
 
 def _blocks(tables: Sequence[Table], sizes: Sequence[int]) -> list[RowRange]:
-    """All rows in blocks."""
+    """Return all rows in blocks."""
     return [
         RowRange(number, first, min(size, table.rows - first))
         for number, (table, size) in enumerate(zip(tables, sizes, strict=True))

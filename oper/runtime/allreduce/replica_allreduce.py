@@ -104,8 +104,8 @@ class ReplicaAllReduce:
 
     @property
     def bytes(self) -> torch.Tensor:
-        """Bytes that this rank read in the last step and others wrote, as the methods are charged:
-        int64 [1], on the device."""
+        """Bytes written by other ranks that this rank read in the last step, as the methods are
+        charged: int64 [1], on the device."""
         read, network = self._method.read_bytes, self.network_bytes
         return torch.as_tensor(read + network if network else read).view(1)
 
@@ -116,7 +116,7 @@ class ReplicaAllReduce:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of this rank's shared memory; they grow with what is touched in a step."""
+        """Bytes of this rank's shared memory; they grow with the replicas touched in a step."""
         return self._method.shared_bytes
 
     @property
@@ -125,14 +125,15 @@ class ReplicaAllReduce:
         return self._method.segments.known if isinstance(self._method, DeviceMethod) else []
 
     def begin(self, step: int, rows: SortedRows) -> None:
-        """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave
-        in the last step are no longer used."""
+        """Begin a step: mark the replicas among the rows of this rank's batch. The tensors that
+        `result` returned in the last step are no longer used."""
         self._proxies.received_bytes = 0
         self._method.mark(rows)
         self._signals.post("marked", step)
 
     def contribute(self, step: int, sums: RowGradients) -> None:
-        """Their gradients, for the others to read when `published`."""
+        """Write the gradients of these replicas, for the others to read once they are
+        `published`."""
         self._signals.wait("marked", step, f"mark its replicas (step {step})")
         self._method.write(sums)
 
@@ -142,8 +143,8 @@ class ReplicaAllReduce:
         self._signals.post("reduced", step)
 
     def result(self, step: int) -> RowGradients:
-        """The replicas that any rank touched and their summed gradients, a group of each bucket;
-        they may lie in shared memory, and are to be used before the next `begin`."""
+        """Return the replicas that any rank touched and their summed gradients, one group per
+        bucket; they may lie in shared memory, and are to be used before the next `begin`."""
         self._signals.wait("reduced", step, f"sum replicas' gradients (step {step})")
         return self._method.read()
 
@@ -174,5 +175,5 @@ class NoReplicas:
 
 
 def _are_numbers(slots: torch.Tensor) -> bool:
-    """Whether ascending slots are 0, 1, 2, …"""
+    """Say whether ascending slots are 0, 1, 2, …"""
     return not len(slots) or int(slots[-1]) == len(slots) - 1

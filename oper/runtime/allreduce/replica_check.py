@@ -28,11 +28,11 @@ class UnequalReplica:
 def unequal_replicas(
     parts: Sequence[torch.Tensor], group: Group | None, holders: Sequence[int] = ()
 ) -> list[UnequalReplica]:
-    """The replicas that are not equal on all `holders`, all ranks if none are given; the same list
-    on every rank.
+    """Return the replicas that are not equal on all `holders`, all ranks if none are given; the
+    same list on every rank.
 
-    `parts` are a rank's copies, uint8 [rows, bytes] each and of equal shapes on all ranks: rows,
-    or optimizer state; what others than the holders give does not matter. All ranks call this
+    `parts` are a rank's copies, uint8 [rows, bytes] each and of equal shapes on all ranks: rows, or
+    optimizer state; the parts of ranks other than the holders do not matter. All ranks call this
     together, when none of them is writing.
     """
     held = list(holders) or slice(None)
@@ -60,7 +60,7 @@ def _minority(digests: list[int], holders: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gather(vectors: Sequence[torch.Tensor], group: Group | None) -> list[torch.Tensor]:
-    """The vectors of all ranks, [ranks, n] each."""
+    """Return the vectors of all ranks, [ranks, n] each."""
     if not vectors:
         return []
     own = torch.cat(list(vectors))

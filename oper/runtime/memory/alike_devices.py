@@ -1,4 +1,4 @@
-"""Whether ranks may work together on the devices that they have."""
+"""The check that the devices of all ranks can be used together."""
 
 from oper.base.errors import OperError
 from oper.runtime.comm.lost_ranks import rank_names
@@ -8,7 +8,7 @@ from oper.runtime.memory.device import Cpu, Device
 
 def check_alike(node: Node, device: Device) -> None:
     """Check that all ranks are on the CPU, or all on devices of one architecture. For all ranks to
-    call; where they differ, OperError on all of them."""
+    call; OperError on all of them if they differ."""
     if node.group is None:
         return
     found = node.group.gather(device.architecture.encode().ljust(8), "compare devices")

@@ -1,4 +1,4 @@
-"""The device of an engine: where its rows are, and the kernels that read them there."""
+"""The device of an engine: the memory of its rows, and the kernels that read them there."""
 
 import contextlib
 import gc
@@ -27,17 +27,17 @@ _captures: dict[torch.device, StepCapture] = {}
 
 
 class OnTheWay:
-    """A tensor of a device that is brought to the host beside its other work."""
+    """A tensor of a device on its way to the host, alongside the host's other work."""
 
     def __init__(self, tensor: torch.Tensor, event: Any = None) -> None:
         self._tensor, self._event = tensor, event
 
     def there(self) -> bool:
-        """Whether `get` would not wait."""
+        """Say whether the tensor has arrived, so that `get` would not wait."""
         return self._event is None or bool(self._event.query())
 
     def get(self) -> torch.Tensor:
-        """The tensor in the host's memory."""
+        """Return the tensor in the host's memory, once it has arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensor
@@ -52,30 +52,30 @@ class Cpu:
     capture: StepCapture | None = None
 
     def ops(self) -> Any:
-        """The operators on this device's tensors."""
+        """Return the operators on this device's tensors."""
         return native.ops()
 
     def segment(self, bytes: int, used_bytes: int) -> Segment:
-        """New memory for a heap, to be shared with the node's other ranks; zero. All but
-        `used_bytes` of it are addresses alone for now."""
+        """Return new memory for a heap, to be shared with the node's other ranks; zero. All but
+        `used_bytes` of it is only address space for now."""
         return Segment.create(bytes, bytes, "heap", used_bytes)
 
     def check_no_capture(self) -> None:
-        """Nothing: there are no graphs here."""
+        """Do nothing: there are no graphs here."""
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Nothing: work here is done when it was started."""
+        """Do nothing: work here is done when it was started."""
 
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
-        """The tensor itself, as it is now."""
+        """Return a copy of the tensor as it is now."""
         return OnTheWay(tensor.clone())
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
     def memory_bytes(self, ranks: int) -> int:
-        """A rank's share of the machine's memory, where so many share it."""
+        """Return a rank's share of the machine's memory, if `ranks` share it."""
         return machine_memory_bytes() // ranks
 
     def free_memory(self) -> list[FreeMemory]:
@@ -83,33 +83,33 @@ class Cpu:
         return free_memory()
 
     def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor, in memory that is kept from step to step."""
+        """Return an uninitialised tensor, in memory that is kept from step to step."""
         found: torch.Tensor = native.ops().reused_tensor(elements, dtype)
         return found
 
     def done(self, seconds: float) -> bool:
-        """Whether all that was started is done, as it is."""
+        """Return True: work here is done when it was started."""
         return True
 
     def point(self) -> None:
-        """Nothing: there are no streams here."""
+        """Do nothing: there are no streams here."""
 
     def after(self, points: Iterable[None]) -> None:
-        """Nothing: work here is done when it was started."""
+        """Do nothing: work here is done when it was started."""
 
     def synchronize(self) -> None:
-        """Wait until all that was started is done."""
+        """Do nothing: work here is done when it was started."""
 
 
 def capture_on(device: torch.device) -> StepCapture | None:
-    """The step that is captured on a device now, None while none is."""
+    """Return the step that is captured on a device now, None while none is."""
     return _captures.get(device)
 
 
 @contextlib.contextmanager
 def _gradients_are_added_up_here() -> Iterator[None]:
-    """Inside, gradients of parameters that were first used on the default stream, as by
-    DistributedDataParallel where it was made, are added up on the stream that is captured."""
+    """Add up, inside, the gradients of parameters that were first used on the default stream, such
+    as by DistributedDataParallel when it was made, on the stream that is captured."""
     override = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
     if override is None:
         yield
@@ -123,8 +123,8 @@ def _gradients_are_added_up_here() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_is_freed() -> Iterator[None]:
-    """Inside, no garbage is collected, and shared memory whose last tensor dies stays mapped: to
-    unmap it waits for the device, which would end a capture."""
+    """Suspend garbage collection inside, and keep shared memory mapped after its last tensor dies:
+    unmapping waits for the device, which would end a capture."""
     collects = gc.isenabled()
     gc.disable()
     native.ops().hold_segments(True)
@@ -137,19 +137,19 @@ def _nothing_is_freed() -> Iterator[None]:
 
 
 class GraphPiece:
-    """A CUDA graph of a part of a step; all of a step take their memory from one pool. A step's
-    backward is captured in a thread of autograd's, so that pieces may begin in one thread and end
+    """A CUDA graph of a part of a step; all graphs of a step take their memory from one pool. A
+    step's backward is captured in a thread of autograd's, so pieces may begin in one thread and end
     in another."""
 
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
     def begin(self) -> None:
-        """Capture what is started on this thread's stream from now on."""
+        """Capture the work that is started on this thread's stream from now on."""
         self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
 
     def end(self) -> bool:
-        """Capture no more. Whether anything was captured."""
+        """Stop capturing. Return whether anything was captured."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             self._graph.capture_end()
@@ -157,7 +157,7 @@ class GraphPiece:
         return not any("graph is empty" in str(each.message).lower() for each in told)
 
     def replay(self) -> None:
-        """Start it on this thread's stream."""
+        """Start the graph on this thread's stream."""
         self._graph.replay()
 
 
@@ -187,7 +187,7 @@ class Cuda:
 
     @property
     def stream(self) -> int:
-        """The stream that work is started on, as the kernels take it."""
+        """The stream on which work is started, as the kernels take it."""
         return torch.cuda.current_stream(self.torch_device).cuda_stream
 
     @property
@@ -197,27 +197,27 @@ class Cuda:
         return found if found is None or self._captures_here() else None
 
     def _captures_here(self) -> bool:
-        """Whether what this thread starts is captured: other threads may go on meanwhile."""
+        """Say whether this thread's work is captured: other threads may go on meanwhile."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def ops(self) -> Any:
-        """The operators on this device's tensors."""
+        """Return the operators on this device's tensors."""
         return native.device_ops()
 
     def load_nvshmem(self) -> None:
-        """Load NVSHMEM and its kernels. OperError if they are not there."""
+        """Load NVSHMEM and its kernels. Raise OperError if they are not there."""
         native.load_nvshmem()
 
     def segment(self, bytes: int, used_bytes: int) -> DeviceSegment:
-        """New memory for a heap, to be shared with the node's other ranks; zero. All of it is
-        used."""
+        """Return new memory for a heap, to be shared with the node's other ranks; zero. All of it
+        is used."""
         segment = DeviceSegment.create(bytes, self.torch_device)
         segment.zero()
         self.synchronize()  # so that others find it zero
         return segment
 
     def check_no_capture(self) -> None:
-        """Raise OperError while others than oper.graph_step capture a CUDA graph here."""
+        """Raise OperError while anything but oper.graph_step captures a CUDA graph here."""
         if self.capture is None and torch.cuda.is_current_stream_capturing():
             raise OperError(
                 "a CUDA graph is being captured, and lookups of tables cannot be in it as they are:"
@@ -227,8 +227,8 @@ class Cuda:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Inside, work is started on a stream of its own, as graphs ask for: after what was started
-        before, and before what comes later."""
+        """Start work inside on a stream of its own, as graphs require: after earlier work, and
+        before later work."""
         if self._beside is None:
             self._beside = torch.cuda.Stream(self.torch_device)
         stream, current = self._beside, torch.cuda.current_stream(self.torch_device)
@@ -267,8 +267,8 @@ class Cuda:
         return capture, result
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep the memory of tensors that were made on another stream until the work that was
-        started on this one is done: a batch may be prepared beside the training of another."""
+        """Keep the memory of tensors that were made on another stream until this stream's work so
+        far is done: a batch may be prepared during the training of another."""
         if self.capture is not None:  # which keeps all of its memory
             return
         stream = torch.cuda.current_stream(self.torch_device)
@@ -295,21 +295,22 @@ class Cuda:
         return OnTheWay(brought, event)
 
     def written_by_it(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Memory of the host that kernels can write, int64 and zero."""
+        """Return memory of the host that kernels can write, int64 and zero."""
         return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host on the device, once the work that was started before is done. It is
-        copied before, as the device may read the host's memory only then."""
+        """Return a tensor of the host on the device, filled once the device's earlier work is done.
+        The tensor is copied first, because the device may read the host's memory only then."""
         self.check_no_copies()
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def memory_bytes(self, ranks: int) -> int:
-        """All memory of the device, which is one rank's, however many share the machine."""
+        """Return all memory of the device, which one rank has to itself, however many share the
+        machine."""
         return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
     def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor on the device, whose memory torch keeps."""
+        """Return an uninitialised tensor on the device, whose memory torch keeps."""
         return torch.empty(elements, dtype=dtype, device=self.torch_device)
 
     def free_memory(self) -> list[FreeMemory]:
@@ -321,8 +322,8 @@ class Cuda:
         return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
 
     def done(self, seconds: float) -> bool:
-        """Whether what was started on this thread's stream is done, after so many seconds of
-        waiting for it at the most."""
+        """Wait at most so many seconds for the work that was started on this thread's stream.
+        Return whether it is done."""
         milliseconds = int(1000 * seconds)
         return bool(self.ops().stream_is_done(self.stream, milliseconds, self.torch_device))
 
@@ -334,7 +335,7 @@ class Cuda:
         return event
 
     def after(self, points: Iterable[Any]) -> None:
-        """Let what will be started on this thread's stream come after these."""
+        """Let later work on this thread's stream come after these points."""
         stream = torch.cuda.current_stream(self.torch_device)
         for point in points:
             stream.wait_event(point)
@@ -348,7 +349,8 @@ Device = Cpu | Cuda
 
 
 def device_of(given: torch.device | str | None) -> Device:
-    """The device that torch names so; None is the CPU. OperError if it cannot be used."""
+    """Return the device that torch names so; None is the CPU. Raise OperError if it cannot be
+    used."""
     try:
         named = torch.device("cpu" if given is None else given)
     except RuntimeError as error:

@@ -1,9 +1,9 @@
 """Lists of slots, and rows on their way, that each rank of a node has for the others on devices.
 
-As on the processor (shared_slots.py), but that the memory of a device is replaced by more where it
-must grow (growing_segments.py). What is written goes with the device's other work: it is there for
-others once this rank has waited for its device, and then said so by a signal. How many slots there
-are of what stands in the host's memory, where the others find it without waiting.
+They work as on the processor (shared_slots.py), except that a device's memory is replaced by more
+when it must grow (growing_segments.py). Writes are part of the device's other work: the others see
+them once this rank has waited for its device, and then signalled that. The number of slots stands
+in the host's memory, in which the others find it without waiting.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ class DeviceBytes:
     together."""
 
     def __init__(self, node: Node, device: Cuda, what: str) -> None:
-        """`what` says in errors what the memory is for."""
+        """`what`: the purpose of the memory, for errors."""
         create = partial(device_segment, device, what)
         self._segments = GrowingSegments(node, create, LINE_BYTES)
 
@@ -33,14 +33,14 @@ class DeviceBytes:
         return self._segments.mine.reserve_bytes
 
     def room(self, bytes: int) -> torch.Tensor:
-        """This rank's, uint8 [bytes], whose content is anything. To be called once nobody reads any
-        more what was there before."""
+        """Return this rank's memory, uint8 [bytes], with undefined content. To be called once
+        nobody reads its earlier content any more."""
         if bytes > self.bytes:
             self._segments.grow(aligned(with_slack(bytes)))
         return self._segments.mine.tensor(0, [bytes], torch.uint8)
 
     def of(self, rank: int, bytes: int) -> torch.Tensor:
-        """That of a rank which has said that it is written, uint8 [bytes]."""
+        """Return the memory of a rank that has said that it is written, uint8 [bytes]."""
         return self._segments.of(rank).tensor(0, [bytes], torch.uint8)
 
 
@@ -62,13 +62,13 @@ class DeviceSlots:
         return self._slots.bytes
 
     def write(self, header: torch.Tensor, slots: torch.Tensor) -> None:
-        """Replace this rank's: the first words of the header, on the host, and slots [n]."""
+        """Replace this rank's list: the first words of the header, on the host, and slots [n]."""
         words = self._words[self._rank]
         words[0] = len(slots)
         words[1 : 1 + header.numel()] = header.reshape(-1)
         self._slots.room(slots.nbytes).view(torch.int64).copy_(slots, non_blocking=True)
 
     def read(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A rank's header [header], and its slots."""
+        """Return a rank's header [header], and its slots."""
         words = self._words[rank]
         return words[1:], self._slots.of(rank, 8 * int(words[0])).view(torch.int64)

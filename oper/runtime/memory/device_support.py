@@ -1,6 +1,5 @@
-"""Why a CUDA device cannot be used here, said before the first kernel is: afterwards CUDA's own
-errors say little, such as "initialization error".
-"""
+"""Checks that a CUDA device can be used here, made before the first kernel: afterwards CUDA's own
+errors say little, such as "initialization error"."""
 
 import os
 import re
@@ -12,10 +11,10 @@ from oper.base.errors import OperError, first_line
 
 
 class LibraryFacts(NamedTuple):
-    """What the library of device kernels was built for (csrc/include/oper/cuda/launchers.h).
+    """Build facts of the library of device kernels (csrc/include/oper/cuda/launchers.h).
 
-    driver, runtime: versions of CUDA, as 13000: what the driver supports, 0 if there is none,
-    and that of the runtime in the library. architectures: major and minor version each.
+    driver, runtime: versions of CUDA, as 13000: the version that the driver supports, 0 if there is
+    none, and that of the runtime in the library. architectures: major and minor version each.
     """
 
     driver: int
@@ -24,14 +23,14 @@ class LibraryFacts(NamedTuple):
 
     @staticmethod
     def of(driver: int, runtime: int, architectures: str) -> "LibraryFacts":
-        """From what the operator describe_device_library returns."""
+        """Return the facts in the result of the operator describe_device_library."""
         numbers = [int(number) for number in re.findall("[0-9]+", architectures)]
         return LibraryFacts(driver, runtime, tuple((n // 100, n // 10 % 10) for n in numbers))
 
 
 def why_no_device() -> str:
-    """Why torch finds no CUDA device: it was built without CUDA, devices are hidden, or what the
-    driver says."""
+    """Return why torch finds no CUDA device: it was built without CUDA, devices are hidden, or the
+    driver's own words."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA; install one for CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -45,16 +44,16 @@ def why_no_device() -> str:
 
 
 def said_visible() -> str:
-    """Which devices the environment shows, for an error; nothing where it shows all."""
+    """Return the devices that the environment shows, for an error; nothing if it shows all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
 
 
 def check_library(facts: LibraryFacts, device: str, capability: tuple[int, int]) -> None:
-    """OperError if the kernels do not run on a device of this capability, or with its driver.
+    """Raise OperError if the kernels do not run on a device of this capability, or with its driver.
 
-    A driver runs what was built by a runtime of its own major version, and kernels of an
-    architecture run on devices of its major version and no lower minor one.
+    A driver runs code that was built by a runtime of its own major version, and kernels of an
+    architecture run on devices of its major version and no lower minor version.
     """
     if facts.driver // 1000 < facts.runtime // 1000:
         raise OperError(

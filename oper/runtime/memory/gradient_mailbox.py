@@ -86,8 +86,8 @@ class Mailboxes:
 class DeviceMailboxes:
     """The mailboxes of the ranks of a node on devices, of buckets of the given dims.
 
-    What is written goes with the device's other work: it is there for others once this rank has
-    waited for its device, and then said so by a signal.
+    Writes are part of the device's other work: the others see them once this rank has waited for
+    its device, and then signalled that.
     """
 
     def __init__(self, node: Node, device: Cuda, dims: Sequence[int]) -> None:
@@ -128,7 +128,8 @@ class DeviceMailboxes:
         return known[1]
 
     def _content(self, segment: DeviceSegment) -> RowGradients:
-        """A segment's parts, which are as long as it has room for: all ranks find the same."""
+        """Return a segment's parts, which are as long as it has room for: all ranks find the
+        same."""
         rows = self._room(segment.reserve_bytes)
         values_at = aligned(self._slots_at + 8 * rows)
         values = (segment.reserve_bytes - values_at) // 4

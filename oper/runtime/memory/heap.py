@@ -1,13 +1,13 @@
 """The heap: rows of all tables and their optimizer state, of all ranks of a node (§5.1).
 
-A rank has two arenas per width, one of rows and one of optimizer state, both indexed by slot.
-They lie in one segment of shared memory, the host's or a device's, which the others of the node
-have mapped. Where a plan is for inference, it is read-only between lookups and the next `writable`,
+A rank has two arenas per width, one of rows and one of optimizer state, both indexed by slot. They
+lie in one segment of shared memory, the host's or a device's, which the others of the node have
+mapped. If a plan is for inference, the heap is read-only between lookups and the next `writable`,
 except on devices.
 
-When rows migrate, arenas grow where they lie (`resize`). For that there are addresses behind each:
-in the host's memory as many again, which take none of it before they are written to, and on devices
-the spare slots that were asked for.
+When rows migrate, arenas grow in place (`resize`). For that, each arena is followed by reserved
+address space: as much again in the host's memory, of which none is used before it is written, and
+on devices the spare slots that were asked for.
 """
 
 import json
@@ -40,15 +40,15 @@ _FEW_SLOTS = 1024  # by which arenas of the host's memory can grow, however smal
 
 
 class Heap:
-    """Arenas of W widths: rows of `row_bytes[w]` and state of `state_bytes[w]` bytes a slot.
+    """Arenas of W widths: rows of `row_bytes[w]` and state of `state_bytes[w]` bytes per slot.
 
-    `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together, all on the
-    CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's; 0
-    of ranks whose memory is not mapped here; `bases_on_host` is the same for the host. In
-    `symmetric` memory, where that is given, `far` [W, M + 1] is where their rows would begin here.
-    `touched` has which of this rank's rows were updated, once that is begun.
-    `spare` is how far the arenas of a width can grow on devices, as a share of the largest of
-    them. `advice`: what to do where there is no memory for them.
+    `slots` [W, M] are the slots of each rank; all begin as zero. Made by all ranks together, all on
+    the CPU or all on devices. `bases` [W, M + 1] are the addresses of each rank's rows, on this
+    rank's device, 0 for ranks whose memory is not mapped here; `bases_on_host` is a copy for the
+    host. In `symmetric` memory, if given, `far` [W, M + 1] are the addresses at which their rows
+    would begin here. `touched` holds this rank's updated rows, once it is begun. `spare` is the
+    growth that arenas of a width can have on devices, as a share of the largest of them. `advice`:
+    the remedy in errors if there is no memory for them.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Heap:
         symmetric: SymmetricMemory | None = None,
         spare: float = 0.0,
     ) -> "Heap":
-        """The heap of a plan whose tables are in these buckets, with the state of their
+        """Return the heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
         advice = _ADVICE
         if device is not None and device.kind != "cpu":
@@ -134,12 +134,13 @@ class Heap:
         return self._segments.keys()
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
-        """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
+        """Return the rows of a width at a rank of the node (None: this one), uint8 [slots,
+        row_bytes]."""
         self.node.check_process()
         return self.views[0][width][self.node.rank if rank is None else rank]
 
     def state(self, width: int, rank: int | None = None) -> torch.Tensor:
-        """Optimizer state by slot, uint8 [slots, state_bytes]."""
+        """Return the optimizer state of a width at a rank by slot, uint8 [slots, state_bytes]."""
         self.node.check_process()
         return self.views[1][width][self.node.rank if rank is None else rank]
 
@@ -154,8 +155,9 @@ class Heap:
         return np.asarray(self._sizes.sum(axis=0))
 
     def resize(self, slots: Ints) -> None:
-        """Give the arenas these sizes [W, M], of at most `most_slots`; what lies in slots that stay
-        is kept. For all ranks, between two barriers. Memory that is left is not given back."""
+        """Give the arenas these sizes [W, M], of at most `most_slots`; the content of slots that
+        stay is kept. For all ranks, between two barriers. Memory beyond the new ends is not given
+        back."""
         assert (slots <= self.most_slots).all()
         self._slots, self.views = slots, self._views_of(slots)
         self.touched.resize(slots[:, self.node.rank])
@@ -167,7 +169,8 @@ class Heap:
         self.touched.begin(self._slots[:, self.node.rank])
 
     def bytes_at(self, slots: Ints) -> int:
-        """What this rank's arenas take in the host's memory where all have these sizes [W, M]."""
+        """Return the bytes of this rank's arenas in the host's memory if the arenas of all ranks
+        have these sizes [W, M]."""
         return int(_bytes_of(slots, self._sizes)[self.node.rank])
 
     def _views_of(self, slots: Ints) -> list[list[dict[int, torch.Tensor]]]:
@@ -183,12 +186,12 @@ class Heap:
         ]
 
     def all_slots(self, width: int) -> int:
-        """Slots of a width at all ranks, those of other nodes too."""
+        """Return the slots of a width at all ranks, other nodes included."""
         return int(self._slots[width].sum())
 
     def seal(self) -> None:
-        """Make all arenas, also those of peers, read-only in this process, unless it is writing:
-        a stray write then ends the process instead of changing what it serves."""
+        """Make all arenas, also those of peers, read-only in this process, unless it is writing: a
+        stray write then ends the process instead of changing rows that it serves."""
         if self._sealed or self._writers:
             return
         with self._lock:
@@ -197,7 +200,7 @@ class Heap:
 
     @contextmanager
     def writable(self) -> Iterator[None]:
-        """Inside, arenas can be written to; `seal` does nothing."""
+        """Keep arenas writable inside; `seal` does nothing meanwhile."""
         with self._lock:
             self._writers += 1
             self._protect(writable=True)
@@ -216,9 +219,9 @@ class Heap:
 
 @dataclass(frozen=True)
 class TableMemory:
-    """A module's tables in the memory of all ranks, and how these reach each other: what the parts
-    of an engine share. `all_to_all` leads to other nodes, None if all ranks share memory;
-    `symmetric` is where kernels read the rows of ranks there, None if they do not."""
+    """A module's tables in the memory of all ranks, and the ways to reach it, shared by the parts
+    of an engine. `all_to_all` leads to other nodes, None if all ranks share memory; `symmetric` is
+    the memory in which kernels read the rows of other ranks, None if they do not."""
 
     buckets: Sequence[Bucket]
     heap: Heap
@@ -253,13 +256,13 @@ def _aligned(bytes: Ints, alignment: int) -> Ints:
 
 
 def _bytes_of(slots: Ints, sizes: Ints) -> Ints:
-    """Bytes of each rank's arenas of `slots` [W, M], of a row and its state of `sizes` [2, W]
-    bytes: [M]."""
+    """Return the bytes of each rank's arenas of `slots` [W, M], if a row and its state take `sizes`
+    [2, W] bytes: [M]."""
     return np.asarray(_aligned(slots * sizes[:, :, None], _ALIGNMENT).sum(axis=(0, 1)))
 
 
 def slot_bytes(plan: Plan, buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:
-    """Bytes of a row and of its state in a slot of each width of a plan, [W] each."""
+    """Return the bytes of a row and of its state in a slot of each width of a plan, [W] each."""
     widths = len(plan.layout.slots)
     row_bytes, state_bytes = [0] * widths, [0] * widths
     for table, width in zip(plan.tables, plan.layout.width_of_table, strict=True):
@@ -277,10 +280,10 @@ def check_memory(
     free: Sequence[FreeMemory],
     advice: str = _ADVICE,
 ) -> None:
-    """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
+    """Raise OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
-    `free` is what is left under each limit of this rank. To be called by all of them before any
-    allocates its part. `advice`: what to do if there is none.
+    `free` is the memory left under each limit of this rank. To be called by all of them before any
+    allocates its part. `advice`: the remedy if there is no room.
     """
     mine = {
         "bytes": bytes,

@@ -1,8 +1,8 @@
-"""Where the rows are now: the layout, and the address map by which a rank reads them.
+"""The present places of the rows: the layout, and the address map by which a rank reads them.
 
 Both change when rows migrate. Each change makes a new VERSION of the map: a batch is prepared under
-one, and is prepared again before it is used under another. Who reads by the map and who changes it
-wait for each other, within this rank; that no other rank reads meanwhile, the migration sees to.
+one, and is prepared again before it is used under another. Readers of the map and its changes wait
+for each other, within this rank; the migration makes sure that no other rank reads meanwhile.
 """
 
 import threading
@@ -24,7 +24,7 @@ from oper.runtime.memory.runtime_plan import FLAT_BYTES, runtime_map
 
 
 class Reading:
-    """Entered by any number of threads at a time, and by none while the placement changes."""
+    """A context for any number of threads at a time, and for none while the placement changes."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -70,7 +70,7 @@ class Reading:
 
 class Placement:
     """The placement of one engine's rows: `plan` has its tables in the engine's order, and its
-    layout says where the rows are."""
+    layout has the rows' places."""
 
     def __init__(self, plan: Plan, rank: int, device: Device) -> None:
         self.reading = Reading()
@@ -85,24 +85,25 @@ class Placement:
 
     @property
     def layout(self) -> Layout:
-        """Where the rows are."""
+        """The layout of the rows at their present places."""
         return self.plan.layout
 
     def replace(self, layout: Layout) -> None:
-        """The same rows at the same places, by another layout."""
+        """Describe the same rows at the same places by another layout."""
         self._set(replace(self.plan, layout=layout))
 
     def resized(self, slots: Ints) -> None:
-        """Arenas have so many slots, [W, M]; rows are where they are, and found as before."""
+        """Take note that arenas have these slots, [W, M]; rows stay at their places, and are found
+        as before."""
         self.plan = replace(self.plan, layout=replace(self.layout, slots=slots))
 
     def planned_from(self, profile: str) -> None:
-        """The rows are where a plan from this profile has them."""
+        """Take note that the rows are at their places in a plan from this profile."""
         self.plan = replace(self.plan, profile=profile)
 
     def moved(self, tables: Ints, rows: Ints, index: Ints, codes: np.ndarray) -> None:
-        """Follow rows that have moved, and whose codes in the layout, at `index`, are others now:
-        [n] each. What was prepared before is out of date."""
+        """Follow rows that have moved, and whose codes in the layout, at `index`, have changed: [n]
+        each. Batches that were prepared before are out of date."""
         self.version += 1
         for t in np.intersect1d(tables, self.map.flat_tables):
             ids = torch.from_numpy(rows[tables == t])

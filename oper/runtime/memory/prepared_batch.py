@@ -1,9 +1,9 @@
-"""A batch that is ready to be looked up: its addresses, the rows that it reads, whose they are, and
-which accesses are of which row.
+"""A batch that is ready to be looked up: its addresses, the rows that it reads, their owners, and
+the accesses of each row.
 
 Rows are ordered by bucket, then by owner, then by slot. The replicas of a bucket, which every rank
-holds, come before the rows of rank 0. Accesses are sorted by row, all those of one together: a RUN.
-Or they stay in their order, and each has the number of its row.
+holds, come before the rows of rank 0. Accesses are sorted by row, all those of one row together: a
+RUN. Or they stay in their order, and each has the number of its row.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _HAS_GRADIENT = (FEATURE.names or ()).index("has_gradient")
 
 @dataclass(frozen=True, eq=False)
 class SortedRows:
-    """Distinct rows in order of bucket, owner and slot; of each bucket the replicas first. On
-    devices `slots` is as long as the batch has accesses, and what lies beyond the rows is anything.
+    """Distinct rows in order of bucket, owner and slot; in each bucket the replicas come first. On
+    devices `slots` is as long as the batch has accesses, with undefined content beyond the rows.
 
     `before` counts the rows before those of each bucket and owner: replicas and `ranks` owners of
     the first bucket, of the second, and so on, and then all rows.
@@ -37,23 +37,23 @@ class SortedRows:
     ranks: int
 
     def __len__(self) -> int:
-        """How many there are; on devices how many there may be."""
+        """Return the number of rows; on devices an upper bound."""
         return len(self.slots)
 
     def owned(self, bucket: int, owner: int) -> slice:
-        """The rows of a bucket that a rank owns."""
+        """Return the slice of a bucket's rows that a rank owns."""
         return self._slice(bucket, 1 + owner, 2 + owner)
 
     def bucket(self, bucket: int) -> slice:
-        """All rows of a bucket."""
+        """Return the slice of all rows of a bucket."""
         return self._slice(bucket, 0, 1 + self.ranks)
 
     def groups(self, bucket: int) -> range:
-        """The numbers of a bucket's groups: of the replicas, and of each owner's rows."""
+        """Return the numbers of a bucket's groups: of the replicas, and of each owner's rows."""
         return range(bucket * (1 + self.ranks), (bucket + 1) * (1 + self.ranks))
 
     def first(self, buckets: int) -> "SortedRows":
-        """The rows of the first buckets."""
+        """Return the rows of the first buckets."""
         if buckets == self.buckets:
             return self
         before = self.before[: buckets * (1 + self.ranks) + 1]
@@ -64,12 +64,12 @@ class SortedRows:
         return (len(self.before) - 1) // (1 + self.ranks)
 
     def row_counts(self) -> np.ndarray:
-        """Rows by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        """Return the rows by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
         return np.diff(self.before_on_host.numpy()).reshape(-1, 1 + self.ranks)
 
     @cached_property
     def before_on_host(self) -> torch.Tensor:
-        """`before` in the host's memory, which waits for a device's, once."""
+        """`before` in the host's memory; the first access waits for a device."""
         return self.before.cpu()
 
     @cached_property
@@ -84,9 +84,9 @@ class SortedRows:
 
 @dataclass(frozen=True, eq=False)
 class Runs(SortedRows):
-    """The rows of a batch, with the accesses of each: run i is
-    positions[starts[i] : starts[i + 1]]. Where they go `by_bag`, those are not the accesses'
-    positions but their bags, which is all that unweighted sums of gradients must know."""
+    """The rows of a batch, with the accesses of each: run i is positions[starts[i] : starts[i +
+    1]]. If runs are `by_bag`, they hold the accesses' bags instead of positions, which is all that
+    unweighted sums of gradients need."""
 
     positions: torch.Tensor  # int32 [accesses], in the batch
     starts: torch.Tensor  # int32 [rows + 1]
@@ -95,52 +95,52 @@ class Runs(SortedRows):
     def redirected(
         self, addresses: torch.Tensor, targets: torch.Tensor, device: Device
     ) -> torch.Tensor:
-        """The addresses [N] with which the accesses of each row read it at `targets` [rows], or
-        where they did if that is negative."""
+        """Return addresses [N] with which the accesses of each row read it at `targets` [rows], or
+        at its old address if the target is negative."""
         found = addresses.clone()
         of_runs = (self.positions, self.starts, targets)
         device.ops().redirect(found, *of_runs, device.stream)
         return found
 
     def tensors(self) -> list[torch.Tensor]:
-        """What the operator oper::sort_accesses returned."""
+        """Return the tensors that the operator oper::sort_accesses returned."""
         return [self.positions, self.starts, self.slots, self.before]
 
     @property
     def accesses(self) -> int:
-        """How many accesses were sorted; those of frozen tables may be left out."""
+        """The number of sorted accesses; accesses of frozen tables may be left out."""
         return len(self.positions)
 
     def access_counts(self) -> np.ndarray:
-        """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        """Return the accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
         counts = np.diff(self.starts.numpy()[self.before.numpy()]).astype(np.int64)
         return counts.reshape(-1, 1 + self.ranks)
 
 
 @dataclass(frozen=True, eq=False)
 class NumberedRows(SortedRows):
-    """The rows of a batch, and the row of each access by its number: −1 of one that is of a frozen
+    """The rows of a batch, and the row of each access by its number: −1 for an access of a frozen
     table. `accesses_before` counts accesses as `before` counts rows."""
 
     row_of: torch.Tensor  # int32 [N]
     accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
 
     def redirected(self, addresses: torch.Tensor, targets: torch.Tensor, _: Device) -> torch.Tensor:
-        """As `Runs.redirected`, on the CPU alone."""
+        """Return addresses as `Runs.redirected` does, on the CPU only."""
         found: torch.Tensor = native.ops().redirect_numbered(addresses, self.row_of, targets)
         return found
 
     def tensors(self) -> list[torch.Tensor]:
-        """What the operator oper::number_rows returned."""
+        """Return the tensors that the operator oper::number_rows returned."""
         return [self.row_of, self.slots, torch.stack([self.before, self.accesses_before])]
 
     @property
     def accesses(self) -> int:
-        """How many accesses there are, but for those of frozen tables."""
+        """The number of accesses, without those of frozen tables."""
         return int(self.accesses_before[-1])
 
     def access_counts(self) -> np.ndarray:
-        """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        """Return the accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
         return np.diff(self.accesses_before.numpy()).reshape(-1, 1 + self.ranks)
 
 
@@ -148,7 +148,8 @@ BatchRows = Runs | NumberedRows
 
 
 def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> BatchRows:
-    """From what oper::sort_accesses or oper::number_rows returned, which differ in number."""
+    """Return the rows in the result of oper::sort_accesses or oper::number_rows, which differ in
+    number."""
     if len(tensors) == 3:
         row_of, slots, (before, accesses_before) = tensors
         return NumberedRows(slots, before, ranks, row_of, accesses_before)
@@ -160,13 +161,13 @@ def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -
 class PreparedBatch:
     """N accesses of F features, and the rows they read (sort.py) if anything needs those.
 
-    `offsets` are those of what is pooled: None if every access is put out by itself, be it that
-    each sample has one, or that the module pools nothing. Which accesses are whose sample's say
-    `bags`, None if each sample has one of every feature. A graph's batch has no samples.
+    `offsets` are those of pooled features: None if every access has an output row of its own,
+    because each sample has one access or the module pools nothing. `bags` assign the accesses to
+    samples, None if each sample has one of every feature. A graph's batch has no samples.
 
-    Where bags were forwarded between nodes, accesses and features are those of the joined batch:
-    this rank's own, as far as they read rows of its node, and then its clients' (`forwarded`).
-    Output, samples and bags are its own.
+    If bags were forwarded between nodes, accesses and features are those of the joined batch: this
+    rank's own, as far as they read rows of its node, and then its clients' (`forwarded`). Output,
+    samples and bags are its own.
     """
 
     addresses: torch.Tensor  # int64 [N]
@@ -189,7 +190,7 @@ class PreparedBatch:
 
     @property
     def features_there(self) -> torch.Tensor:
-        """`features` where the accesses are."""
+        """`features` on the device of the accesses."""
         return self.features if self.on_device is None else self.on_device
 
     @property
@@ -199,12 +200,12 @@ class PreparedBatch:
 
     @property
     def own_features(self) -> torch.Tensor:
-        """Those of `features` that are put out."""
+        """The rows of `features` that belong to this rank's output."""
         return self.features if self.forwarded is None else self.forwarded.features
 
     @property
     def lengths(self) -> torch.Tensor:
-        """How many accesses of each feature each sample has, [F, samples]."""
+        """The number of accesses of each feature in each sample, [F, samples]."""
         assert self.keys, "a graph's batch has no samples"
         shape = (len(self.keys), self.samples)
         if self.bags is None:
@@ -213,7 +214,7 @@ class PreparedBatch:
 
     @property
     def read(self) -> list[torch.Tensor]:
-        """What a step reads of it."""
+        """The tensors of the batch that a step reads."""
         found = (
             self.addresses,
             self.segment_offset,
@@ -228,8 +229,8 @@ class PreparedBatch:
         return [*rows, *(tensor for tensor in (*found, *bags) if tensor is not None)]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep what lies on a device until the work that `stream` has by now is done, as TorchRec's
-        pipelines ask for where a batch was prepared on another stream."""
+        """Keep the batch's device memory until the work that `stream` has by now is done, as
+        TorchRec's pipelines ask for if a batch was prepared on another stream."""
         for tensor in (*self.read, self.bags):
             if tensor is not None and tensor.device.type != "cpu":
                 tensor.record_stream(stream)
@@ -241,10 +242,10 @@ class PreparedBatch:
 
     @property
     def all_sorted(self) -> bool:
-        """Whether all accesses are sorted, those of frozen tables too."""
+        """True if all accesses are sorted, those of frozen tables too."""
         return bool(self.features[:, _HAS_GRADIENT].all())
 
     @property
     def sorting(self) -> bool:
-        """Whether asking for the rows would wait."""
+        """True if asking for the rows would wait."""
         return isinstance(self.sort, Future) and not self.sort.done()
