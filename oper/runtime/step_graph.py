@@ -2,7 +2,7 @@
 run again and again, with other values in the tensors that it reads.
 
 An operator takes the host some microseconds to start, and a step of a small batch is dozens of
-them, which the device waits for; a graph of them all is started as one.
+them, for which the device waits; a graph starts them all at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,12 @@ from oper.runtime.memory.device import Cuda
 
 
 class StepGraph:
-    """One step of engines on one device, as `step` starts it: what it returns is in `result`, and
-    has its values each time the step was run.
+    """One step of engines on one device, as `step` starts it: `result` is the return value of
+    `step`, and has its values each time the step was run.
 
-    The step was run as it is before, with batches of the same shapes, since what it reads was
-    last replaced (`out_of_date`). OperError if a step of such engines cannot be captured.
+    The step must have been run uncaptured before, with batches of the same shapes, since the memory
+    that it reads was last replaced (`out_of_date`). Raises OperError if a step of such engines
+    cannot be captured.
     """
 
     def __init__(self, engines: Sequence[EmbeddingEngine], step: Callable[[], Any]) -> None:
@@ -35,12 +36,12 @@ class StepGraph:
 
     @property
     def pieces(self) -> int:
-        """How many graphs it is: ranks wait for each other between them."""
+        """The number of graphs: ranks wait for each other between them."""
         return self._capture.pieces
 
     @property
     def out_of_date(self) -> bool:
-        """Whether rows, gradients or what they are found by lie elsewhere now."""
+        """True if rows, gradients or their addresses lie elsewhere now."""
         return not same_memory(memory_of(self._engines), self._memory)
 
     def run(
@@ -48,11 +49,12 @@ class StepGraph:
         fill: Callable[[], Mapping[int, Any]] = dict,
         take: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
-        """One step, and what `take` makes of its result. `fill` puts values into what it reads;
-        where those are batches, it says by the `id` of each which one was put there, for errors
-        that name something in it.
+        """Run one step, and return what `take` makes of its result. `fill` puts values into the
+        tensors that the step reads. For batches it returns, by the `id` of each captured batch, the
+        batch that was put there, for errors that name something in it.
 
-        Raises what the step itself would have raised, of the tables; of earlier batches as well.
+        Raise the errors of tables that the step itself would have raised; those of earlier batches
+        as well.
         """
         self._settle()
         self._capture.run_before()
@@ -76,18 +78,18 @@ class StepGraph:
 
 
 def memory_of(engines: Sequence[EmbeddingEngine]) -> list[object]:
-    """What steps of these engines read, write and find rows by now."""
+    """Return the objects that steps of these engines read, write and find rows by now."""
     return [part for engine in engines for part in engine.training_step.memory]
 
 
 def same_memory(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two steps have the same memory: the very objects."""
+    """Say whether two steps have the same memory: the very objects."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(new is old for new, old in pairs)
 
 
 def device_of(engines: Sequence[EmbeddingEngine]) -> Cuda:
-    """The device that engines share. OperError, if it is not one CUDA device."""
+    """Return the device that engines share. Raise OperError if it is not one CUDA device."""
     device = engines[0].device
     places = {str(engine.device.torch_device) for engine in engines}
     if not isinstance(device, Cuda) or len(places) > 1:

@@ -1,9 +1,9 @@
 """Reading and writing rows of tables by id, wherever they are: for initial values and checkpoints.
 
-A rank reads the copy that its own address map names. It writes all copies, those too that their own
-rank does not read. A state of an optimizer is read and written in the buckets that
-have it, and in no others: tables of one module may have different optimizers, and frozen ones have
-none. Which rows were touched since a moment is put together here from what all ranks know.
+A rank reads the copy that its own address map names. It writes all copies, even those that their
+own rank does not read. A state of an optimizer is read and written only in the buckets that have
+it: tables of one module may have different optimizers, and frozen tables have none. The rows that
+were touched since a moment are found here from all ranks' marks.
 """
 
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ class TableIO:
     def read(
         self, requests: Sequence[RowRange | ListedRows], state: str | None
     ) -> list[torch.Tensor]:
-        """Rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim] or
-        [rows]."""
+        """Return rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim]
+        or [rows]."""
         self._barrier()
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
         for bucket in self._buckets_with(state, [asked.table for asked in requests]):
@@ -109,8 +109,8 @@ class TableIO:
         self._barrier()
 
     def touched(self, asked: Sequence[RowRange]) -> torch.Tensor:
-        """Which of the rows that this rank asks for were touched, bool [rows]; `asked` is what each
-        rank asks for."""
+        """Return a mask of the rows that this rank asks for: true for rows that any rank touched,
+        bool [rows]. `asked` has the request of each rank."""
         known = [torch.from_numpy(np.packbits(self._touched_here(rows))) for rows in asked]
         group, rows = self._node.group, asked[self._node.rank].rows
         parts = known if group is None else AllToAll(group).send(known, "say which rows it updated")
@@ -118,7 +118,7 @@ class TableIO:
         return torch.from_numpy(np.unpackbits(every, count=rows).astype(bool))
 
     def _touched_here(self, rows: RowRange) -> NDArray[np.bool_]:
-        """Which of some rows this rank knows to be touched."""
+        """Return a mask of the rows that this rank knows to be touched, bool [rows]."""
         touched, table = self._heap.touched, self._tables[rows.table].index
         at = self._address(self._map_of_copies(self._node.rank), rows)
         held = (at >> SLOT_BITS) == LOCAL
@@ -129,7 +129,7 @@ class TableIO:
         return found
 
     def _barrier(self) -> None:
-        """Wait until every rank has read or written what it was to."""
+        """Wait until every rank has finished its reads or writes."""
         self._device.synchronize()
         self._signals.barrier(_BARRIER_ACTION)
 
@@ -159,8 +159,8 @@ class TableIO:
             self._put(bucket, self._node.rank, at, given, state)
 
     def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
-        """The buckets that have a state; all where rows are meant. OperError if one of `tables`
-        is in none of them."""
+        """Return the buckets that have a state, or all buckets if `state` is None. Raise OperError
+        if one of `tables` is in none of them."""
         # All ranks find equal buckets, whatever each asks for, as they exchange rows one after the
         # other.
         found = [b for b in self._buckets if state is None or state in b.states]
@@ -184,7 +184,8 @@ class TableIO:
         return by.translate(self._tables[rows.table].index, _ids(rows))
 
     def _gather(self, bucket: Bucket, addresses: torch.Tensor, state: bool) -> torch.Tensor:
-        """Values at addresses, float32 [n, dim], or the optimizer's [n, state values]."""
+        """Return the values at addresses, float32 [n, dim], or the optimizer's [n, state
+        values]."""
         arenas = {
             rank: (self._heap.state if state else self._heap.rows)(bucket.width, rank)
             for rank in self._node.peers
@@ -217,7 +218,7 @@ class TableIO:
     def _with_fetched(
         self, addresses: torch.Tensor, buffer: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Addresses on the device, and there what they read of the fetched rows."""
+        """Return the addresses on the device, and the fetched rows that they read there."""
         if self._device.kind == "cpu":
             return addresses, buffer
         fetched = addresses >> SLOT_BITS == self._node.ranks
@@ -227,14 +228,15 @@ class TableIO:
         return moved.to(self._device.torch_device), rows.to(self._device.torch_device)
 
     def _pieces(self, given: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, ...]:
-        """The parts of a tensor that are on the device at once, so that tables that fill a device
-        can be read and written: all of it on the CPU."""
+        """Return the parts of a tensor that are on the device one at a time, so that tables that
+        fill a device can be read and written; the whole tensor on the CPU."""
         if self._device.kind == "cpu":
             return (given,)
         return given.split(max(_DEVICE_PIECE_BYTES // row_bytes, 1))
 
     def _fetch(self, addresses: torch.Tensor, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Rows of ranks that share no memory; the addresses are changed to read them here."""
+        """Return rows of ranks that share no memory; the addresses are changed to read them
+        here."""
         if self._all_to_all is None:
             return torch.empty(0, dtype=torch.uint8)
         field, asked, at = addresses >> SLOT_BITS, [], 0

@@ -20,7 +20,6 @@ TO_REVISE = {
     "monitoring": 9,
     "planner": 145,
     "profiling": 26,
-    "runtime": 136,
 }
 
 

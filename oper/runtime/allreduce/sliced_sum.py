@@ -178,7 +178,7 @@ class SlicedSum:
 
 
 def slice_cuts(size: int, ranks: int) -> list[int]:
-    """Return the begins of the ranks' slices of `size` values, and the end of the last slice.
+    """Return the starts of the ranks' slices of `size` values, and the end of the last slice.
     Slices begin at cache lines: otherwise two ranks would write to one line."""
     step = -(-size // (LINE_VALUES * ranks)) * LINE_VALUES
     return [min(step * r, size) for r in range(ranks + 1)]

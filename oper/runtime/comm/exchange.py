@@ -80,7 +80,7 @@ def gather(
 
 class _Outboxes:
     """Exchange in memory that all ranks share: int64 [2 + 2·ranks] of the action's checksum, the
-    round, and the begin and end of each rank's part; then the parts."""
+    round, and the start and end of each rank's part; then the parts."""
 
     def __init__(self, node: Node, signals: Signals) -> None:
         self._node, self._signals, self._round = node, signals, 0

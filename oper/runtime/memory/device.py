@@ -300,7 +300,8 @@ class Cuda:
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the host on the device, filled once the device's earlier work is done.
-        The tensor is copied first, because the device may read the host's memory only then."""
+        The tensor is copied to pinned memory first, because the device reads the host's memory only
+        then."""
         self.check_no_copies()
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 

@@ -11,7 +11,7 @@ from oper.base.errors import OperError, first_line
 
 
 class LibraryFacts(NamedTuple):
-    """Build facts of the library of device kernels (csrc/include/oper/cuda/launchers.h).
+    """Facts about the build of the library of device kernels (csrc/include/oper/cuda/launchers.h).
 
     driver, runtime: versions of CUDA, as 13000: the version that the driver supports, 0 if there is
     none, and that of the runtime in the library. architectures: major and minor version each.

@@ -11,7 +11,7 @@ import torch
 class SentBags:
     """The bags that a rank forwarded to its proxy in one node, feature after feature.
 
-    `places` [bags] are the begins of the bags' sums in the output, `counts` the bags of each pooled
+    `places` [bags] are the starts of the bags' sums in the output, `counts` the bags of each pooled
     feature. `elements` are the values of all sums, `positions` [accesses] the places of the
     accesses in the batch, None for bags without weights. `request_bytes` were sent for them.
     """

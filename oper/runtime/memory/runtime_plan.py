@@ -1,8 +1,9 @@
-"""A plan as the runtime reads it: its addresses, its replicas, and whether it can be trained by.
+"""A plan as the runtime reads it: its addresses, its replicas, and the checks before training by
+it.
 
-The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
-of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
-One with a copy on each node is read there as if that were its only one.
+The plan's map names the reader's own copies LOCAL. Training treats them in two ways, because
+gradients of replicas go through the AllReduce: a row with copies on all ranks gets the field
+REPLICA here. A row with a copy on each node is read there as if that copy were its only one.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ NOT_FOR_TRAINING = (
 
 
 def runtime_map(plan: Plan, rank: int) -> AddressMap:
-    """The address map of one rank, replicas marked."""
+    """Return the address map of one rank, with replicas marked."""
     mine = rank_map(plan.layout, rank)
     local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
     reads_own = mine.group_base >> SLOT_BITS == LOCAL
@@ -44,12 +45,12 @@ def runtime_map(plan: Plan, rank: int) -> AddressMap:
 
 
 def replicated(layout: Layout) -> np.ndarray:
-    """Which groups have copies on all of several ranks, [G]."""
+    """Return a mask of the groups that have copies on all of several ranks, bool [G]."""
     return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
 
 
 def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
-    """The slots that replicas of tables of one width take in its arenas, ascending; other rows may
+    """Return the slots of replicas of tables of one width in its arenas, ascending; other rows may
     lie between them."""
     rows = list(rows_of_tables(layout.listed_offset))
     group, position = layout.listed_places()
@@ -63,13 +64,14 @@ def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
 
 
 def copied_to_nodes(layout: Layout) -> np.ndarray:
-    """Which groups have copies on several ranks and not all, [G]."""
+    """Return a mask of the groups that have copies on several ranks but not on all, bool [G]."""
     copies = layout.holds.sum(axis=1)
     return np.asarray((copies > 1) & (copies < layout.ranks))
 
 
 def node_copy_slots(layout: Layout, tables: Iterable[int], rank: int) -> Ints:
-    """The slots on a rank of rows of these tables of which it has its node's copy, ascending."""
+    """Return the slots on a rank of rows of these tables of which it has its node's copy,
+    ascending."""
     rows = list(rows_of_tables(layout.listed_offset))
     group, position = layout.listed_places()
     held = copied_to_nodes(layout) & layout.holds[:, rank]
@@ -81,8 +83,8 @@ def node_copy_slots(layout: Layout, tables: Iterable[int], rank: int) -> Ints:
 
 
 def check_trainable(plan: Plan) -> None:
-    """OperError unless every row has one owner, a copy on every rank, which that rank reads, or one
-    on each node, and can be updated."""
+    """Raise OperError unless every row can be updated and has one owner, a copy on every rank,
+    which that rank reads, or a copy on each node."""
     for table in plan.tables:
         if table.dtype == "int8":
             raise OperError(
@@ -105,7 +107,8 @@ def check_trainable(plan: Plan) -> None:
 
 
 def check_for_devices(plan: Plan, where: str) -> None:
-    """OperError unless `where`, on CUDA devices, there is all that the plan asks for."""
+    """Raise OperError if the plan asks for something that engines on `where`, CUDA devices,
+    lack."""
     if plan.tier:
         names = ", ".join(plan.tier_names[:3]) + ", …" * (len(plan.tier) > 3)
         raise OperError(
@@ -116,8 +119,7 @@ def check_for_devices(plan: Plan, where: str) -> None:
 
 
 def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
-    """OperError if ranks `where`, on CUDA devices, are on such nodes that the plan cannot be
-    followed."""
+    """Raise OperError if ranks `where`, on CUDA devices, cannot follow the plan on these nodes."""
     if plan.topology.transport == NVSHMEM:
         if len(nodes) > 1 and plan.pooled_tables:
             raise OperError(
@@ -153,8 +155,8 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
 
 
 def check_same_step(plan: Plan, other: Plan) -> None:
-    """OperError unless an engine that runs by a plan can go on by another, which has its tables by
-    name, when rows have moved to where that has them."""
+    """Raise OperError unless an engine that runs by a plan can go on by another once its rows have
+    moved to their places there. The other plan has the engine's tables by name."""
     if plan.ranks != other.ranks:
         raise OperError(
             f"{other!r}: the model runs on {plan.ranks} ranks, and rows cannot move to others "
@@ -202,12 +204,12 @@ def check_same_step(plan: Plan, other: Plan) -> None:
 
 
 def _shown(tables: Iterable[str], names: Collection[str]) -> str:
-    """Those of some tables that have these names, in words."""
+    """Return the names of the tables that are among `names`, in words."""
     return ", ".join(sorted(set(names).intersection(tables))) or "none"
 
 
 def nodes_of(plan: Plan) -> list[list[int]]:
-    """The ranks of each node of a plan's topology."""
+    """Return the ranks of each node of a plan's topology."""
     found: dict[int, list[int]] = {}
     for rank, node in enumerate(plan.topology.node_of):
         found.setdefault(node, []).append(rank)
@@ -215,7 +217,8 @@ def nodes_of(plan: Plan) -> list[list[int]]:
 
 
 def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.ndarray:
-    """Which tables may have rows that `rank` reads from one of `owners`, bool [T]."""
+    """Return a mask of the tables that may have rows that `rank` reads from one of `owners`, bool
+    [T]."""
     of_owners = np.isin(np.arange(layout.ranks), list(owners))
     everything = np.arange(len(layout.rows))
     striped = layout.rows - np.diff(layout.listed_offset)
@@ -230,7 +233,7 @@ def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.nd
 
 
 def plan_digest(plan: Plan) -> bytes:
-    """What ranks compare to find that they hold different plans."""
+    """Return the digest that ranks compare to find that they hold different plans."""
     digest = hashlib.sha256()
     layout = plan.layout
     for array in (

@@ -1,10 +1,10 @@
 """Shared slots: lists of slots that each rank of a node has for the others, with a header.
 
-    int64    [header]   what the lists' reader must know of them: where each begins
+    int64    [header]   the starts of the lists, for their readers
     int64    [slots]
 
-Written by its rank and read by all others of the node, which a signal tells when. A segment is as
-long as the most slots so far needed, so that no rank must ask another where it ends.
+Written by its rank and read by all others of the node, after a signal. A segment is as long as the
+most slots so far needed, so that no rank must ask another for its end.
 """
 
 import torch
@@ -34,14 +34,14 @@ class SharedSlots:
         return self._segments[self._rank].bytes
 
     def write(self, header: torch.Tensor, slots: torch.Tensor) -> None:
-        """Replace this rank's: the first words of the header, and slots [n]."""
+        """Replace this rank's list: the first words of the header, and slots [n]."""
         self._segments[self._rank].grow(self._slots_at + slots.nbytes)
         words, mine = self.read(self._rank)
         words[: header.numel()] = header.reshape(-1)
         mine[: len(slots)] = slots
 
     def read(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A rank's header [header] and slots, of which there is room for more: [n or more]. The
+        """Return a rank's header [header] and slots, with room for more: [n or more]. They are the
         same objects until there is more room."""
         segment = self._segments[rank]
         size = segment.bytes
@@ -69,10 +69,10 @@ class SharedBytes:
         return self._segments[self._rank].bytes
 
     def room(self, bytes: int) -> torch.Tensor:
-        """This rank's, uint8 [bytes], which stays where it is and only grows."""
+        """Return this rank's memory, uint8 [bytes], which stays at its address and only grows."""
         self._segments[self._rank].grow(bytes)
         return self.of(self._rank, bytes)
 
     def of(self, rank: int, bytes: int) -> torch.Tensor:
-        """That of a rank which has said that it is written, uint8 [bytes]."""
+        """Return the memory of a rank that has said that it is written, uint8 [bytes]."""
         return self._segments[rank].tensor(0, (bytes,), torch.uint8)

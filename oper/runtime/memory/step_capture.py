@@ -1,11 +1,10 @@
-"""A captured step: pieces of a device's work, each of which is started as a whole, and what the
-host does before and between them.
+"""A captured step: pieces of a device's work, each of which is started as a whole, and the host's
+work before and between them.
 
 A CUDA graph has the work of a stream as it was when it was captured; starting it takes the host as
-long as starting a kernel or two. What is captured is not run. Ranks of a node wait for each other
-on the host (comm/progress_signals.py), which no graph has in it: so a step is captured in pieces,
-which end where the host has something to do, and is run by going through pieces and host's work in
-their order.
+long as starting a kernel or two. Captured work is not run. Ranks of a node wait for each other on
+the host (comm/progress_signals.py), which no graph can hold. So a step is captured in pieces that
+end at the host's work, and is run by going through pieces and host's work in their order.
 """
 
 from collections.abc import Callable
@@ -16,13 +15,13 @@ class Piece(Protocol):
     """Work of a device that is captured, and then started as a whole any number of times."""
 
     def begin(self) -> None:
-        """Capture what is started on this thread's stream from now on."""
+        """Capture the work that is started on this thread's stream from now on."""
 
     def end(self) -> bool:
-        """Capture no more. Whether anything was captured."""
+        """Stop capturing. Return whether anything was captured."""
 
     def replay(self) -> None:
-        """Start it on this thread's stream."""
+        """Start the piece on this thread's stream."""
 
 
 class StepCapture:
@@ -44,15 +43,15 @@ class StepCapture:
         self._piece = piece
 
     def end(self) -> None:
-        """The last piece ends here."""
+        """End the step's last piece."""
         piece, self._piece = self._piece, None
         if piece is not None and piece.end():
             self._in_order.append(piece.replay)
             self.pieces += 1
 
     def here(self, work: Callable[[], object]) -> None:
-        """Let the host do this where the capture has come to, each time the step is run. What the
-        device has before was started then, and is not done."""
+        """Let the host do this at the present place of the capture, each time the step is run. The
+        device's work before it was started by then, and is not done."""
         self.end()
         self._in_order.append(work)
         self.begin()
@@ -72,20 +71,21 @@ class StepCapture:
             self._after.append(work)
 
     def keep(self, memory: object) -> None:
-        """Hold memory that was there before, and which the captured work reads or writes."""
+        """Hold memory that was there before the capture and that the captured work reads or
+        writes."""
         self._kept.append(memory)
 
     def run_before(self) -> None:
-        """What the host does before all else."""
+        """Do the host's work that comes before all else."""
         for work in self._before:
             work()
 
     def run_after(self) -> None:
-        """What the host does after all else."""
+        """Do the host's work that comes after all else."""
         for work in self._after:
             work()
 
     def run(self) -> None:
-        """The step, but for that."""
+        """Run the step, without `run_before` and `run_after`."""
         for work in self._in_order:
             work()

@@ -49,7 +49,7 @@ class StepRoom:
         sends: bool = False,
         fetched_row_bytes: int = 0,
     ) -> None:
-        """`sends`: rows of other nodes, or their gradients, are on their way in messages.
+        """`sends`: rows of other nodes, or their gradients, travel in messages.
         `fetched_row_bytes`: see DeviceStep."""
         self._dim, self._ranks, self._training = max(dims, default=0), ranks, training
         self._sends, self._fetched_row_bytes = sends, fetched_row_bytes

@@ -1,11 +1,11 @@
-"""Symmetric memory: where ranks on devices of several nodes keep the rows that others read by
-NVSHMEM.
+"""Symmetric memory: the memory in which ranks on devices of several nodes keep the rows that others
+read by NVSHMEM.
 
-All ranks have as much of it, at equal places in what NVSHMEM has: a rank names another's row by
-where it would lie here. Ranks of one node, and others whose memory NVSHMEM maps, read each other's
-rows by pointer; the rest is asked for by the kernels (csrc/include/oper/nvshmem/). Gets keep no
-order with what other ranks do: so whoever writes rows waits before for all ranks' lookups, and all
-wait for it after that (table_io.py).
+All ranks have the same amount of it, at equal places in NVSHMEM's memory: a rank names another's
+row by the address that it would have here. Ranks of one node, and others whose memory NVSHMEM maps,
+read each other's rows by pointer; kernels ask for the rest (csrc/include/oper/nvshmem/). Gets keep
+no order with the work of other ranks: so a rank that writes rows first waits for all ranks'
+lookups, and all wait for it afterwards (table_io.py).
 """
 
 import threading
@@ -33,14 +33,15 @@ _started: list[tuple[int, list[int]]] = []
 
 
 class RegisteredBuffer:
-    """Memory of a device into which kernels bring what other ranks have; it grows and is kept."""
+    """Memory of a device into which kernels bring rows or gradients of other ranks; it grows and is
+    kept."""
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8, device=device.torch_device)
 
     def of(self, bytes: int) -> torch.Tensor:
-        """The memory, of at least so many bytes; what was in it may be lost."""
+        """Return the memory, of at least so many bytes; its earlier content may be lost."""
         if self._memory.numel() < bytes:
             self._device.synchronize()
             self.give_back()
@@ -52,7 +53,7 @@ class RegisteredBuffer:
         return self._memory
 
     def give_back(self) -> None:
-        """Nothing is brought there any more."""
+        """Free the memory, once nothing is brought there any more."""
         if len(self._memory):
             native.ops().unregister_buffer(self._memory)
         self._memory = self._memory.new_empty(0)
@@ -61,8 +62,8 @@ class RegisteredBuffer:
 class SymmetricMemory:
     """NVSHMEM's memory of one engine, and the lookups that read it. Made by all ranks together.
 
-    `stage` is where rows lie on their way, and `rows` this rank's, once they are allocated;
-    `fetched` is for distinct rows, `inbox` for gradients.
+    `stage` holds rows on their way, and `rows` this rank's own, once they are allocated; `fetched`
+    is for distinct rows, `inbox` for gradients.
     """
 
     def __init__(self, node: Node, device: Cuda) -> None:
@@ -92,8 +93,8 @@ class SymmetricMemory:
         return largest + STAGE_BYTES
 
     def allocate(self, largest: int) -> dict[int, DeviceMemory]:
-        """Memory for the rows of all ranks, of the bytes of the one that has the most; zero. Each
-        rank's that is mapped here, its own included."""
+        """Allocate memory for the rows of all ranks, `largest` bytes each; zero. Return the memory
+        of each rank that is mapped here, this one included."""
         ops, problem = native.ops(), ""
         self.stage = self._allocated(STAGE_BYTES)
         own = self._allocated(largest).zero_()
@@ -116,8 +117,8 @@ class SymmetricMemory:
         return mapped
 
     def outbox(self, most: int) -> torch.Tensor:
-        """Memory of this rank from which others bring what is in it, of at least `most` bytes. To
-        be called on all ranks together, with one `most`, once nobody reads what was in it."""
+        """Return memory of this rank, of at least `most` bytes, whose content other ranks bring. To
+        be called on all ranks together, with one `most`, once nobody reads the earlier content."""
         if len(self._outbox) < most:
             self._device.synchronize()
             self._device.free_memory()  # gives back what torch has unused
@@ -130,10 +131,12 @@ class SymmetricMemory:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, work is started that asks other ranks for rows. LostRankError where one is gone.
+        """Let work start inside that asks other ranks for rows. Raise LostRankError if a rank is
+        gone.
 
-        Stage and buffers are this work's until it is done: what is started next comes after it, on
-        other streams too, and other threads wait until this one has started it."""
+        Stage and buffers belong to this work until it is done: later work comes after it, on other
+        streams too, and other threads wait until this one has started it.
+        """
         with self._using, self._waits.of_host():
             self._watch.check()
             if self._waits.last is not None:
@@ -145,7 +148,7 @@ class SymmetricMemory:
 
     def close(self, signals: Signals) -> None:
         """Give the memory back to NVSHMEM, which keeps it for the next engine, once no rank reads
-        it any more. To be called on all ranks; nothing is waited for where one is gone."""
+        it any more. To be called on all ranks; if a rank is gone, nothing is waited for."""
         try:
             if self.rows is not None:
                 self._device.synchronize()
@@ -180,8 +183,8 @@ class SymmetricMemory:
 
 
 class _Waits:
-    """Whether something here waits for other ranks that only they can end, for any thread to ask:
-    lookups that ask them for rows, or calls of NVSHMEM that all ranks make together."""
+    """Waits for other ranks that only they can end, for any thread to look at: lookups that ask
+    them for rows, or calls of NVSHMEM that all ranks make together."""
 
     def __init__(self) -> None:
         self._lock, self._calls = threading.Lock(), 0
@@ -189,7 +192,7 @@ class _Waits:
 
     @contextmanager
     def of_host(self) -> Iterator[None]:
-        """Inside, the host may wait for other ranks."""
+        """Count inside as a wait of the host for other ranks."""
         with self._lock:
             self._calls += 1
         try:
@@ -205,7 +208,7 @@ class _Waits:
 
 
 def _load(node: Node, device: Cuda) -> None:
-    """Load NVSHMEM on all ranks, or say on all of them which has none."""
+    """Load NVSHMEM on all ranks, or raise OperError on all of them with the rank that has none."""
     problem = ""
     try:
         device.load_nvshmem()
@@ -216,8 +219,8 @@ def _load(node: Node, device: Cuda) -> None:
 
 
 def _check_versions(node: Node) -> None:
-    """Raise OperError on all ranks unless they have NVSHMEM of one version, for which the kernels
-    were built, or of a later one of its first number."""
+    """Raise OperError on all ranks unless they have NVSHMEM of one version: the version for which
+    the kernels were built, or a later one of the same major version."""
     assert node.group is not None
     built, found = native.ops().nvshmem_versions()
     given = [int.from_bytes(v) for v in node.group.gather(found.to_bytes(8), "compare NVSHMEM")]
@@ -242,7 +245,7 @@ def _version(number: int) -> str:
 
 
 def _start(node: Node, device: Cuda) -> None:
-    """Start NVSHMEM on all ranks together, if it is not: it does so once a process."""
+    """Start NVSHMEM on all ranks together, unless it runs: it starts once per process."""
     assert node.group is not None
     here = (node.rank, node.group.members)
     if _started and _started[0] != here:

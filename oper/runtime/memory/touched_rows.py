@@ -1,10 +1,9 @@
-"""Touched rows: which rows got other values since a moment, as far as one rank knows.
+"""Touched rows: the rows that got other values since a moment, as far as one rank knows.
 
-Rows are marked by their slots in this rank's arenas, by the kernels that update them: a byte a
-slot.
-Those that were written by their ids, and marked rows that leave their slots as rows migrate, are
-set aside by table and id. A row is touched if any rank has it marked or set aside
-(runtime/table_io.py puts that together). Before `begin` nothing is kept, and nothing costs time.
+Rows are marked by their slots in this rank's arenas, one byte per slot, by the kernels that update
+them. Rows that were written by their ids, and marked rows that leave their slots when rows migrate,
+are set aside by table and id. A row is touched if any rank has it marked or set aside
+(runtime/table_io.py unites them). Before `begin` nothing is kept, and nothing costs time.
 """
 
 import numpy as np
@@ -25,11 +24,12 @@ class TouchedRows:
 
     @property
     def begun(self) -> bool:
-        """Whether rows are marked."""
+        """True if rows are being marked."""
         return self._marks is not None
 
     def begin(self, slots: Ints) -> None:
-        """From now on, with none touched so far; `slots` [W] are those of this rank's arenas."""
+        """Mark rows from now on, with none touched so far; `slots` [W] are those of this rank's
+        arenas."""
         place = self._device.torch_device
         self._marks = [torch.zeros(int(n), dtype=torch.bool, device=place) for n in slots]
         self._aside, self._compacted = {}, {}
@@ -39,7 +39,7 @@ class TouchedRows:
         self._marks, self._aside, self._compacted = None, {}, {}
 
     def resize(self, slots: Ints) -> None:
-        """The arenas have so many slots now, [W]; marks of those that stay are kept."""
+        """Follow the arenas, which have these slots now, [W]; marks of slots that stay are kept."""
         if self._marks is None:
             return
         for w, (marks, size) in enumerate(zip(self._marks, slots.tolist(), strict=True)):
@@ -48,12 +48,13 @@ class TouchedRows:
             self._marks[w][:kept] = marks[:kept]
 
     def marks(self, width: int) -> torch.Tensor | None:
-        """What kernels mark the rows of a width in, bool [slots]; None before `begin`."""
+        """Return the marks of a width's rows, which kernels set, bool [slots]; None before
+        `begin`."""
         return None if self._marks is None else self._marks[width]
 
     @property
     def all_marks(self) -> list[torch.Tensor]:
-        """Those of all widths; none before `begin`."""
+        """The marks of all widths; none before `begin`."""
         return self._marks or []
 
     def mark(self, width: int, slots: Ints) -> None:
@@ -62,12 +63,12 @@ class TouchedRows:
             self._marks[width].index_fill_(0, as_int64(slots), True)
 
     def marked(self, width: int, slots: torch.Tensor) -> torch.Tensor:
-        """Whether the rows of these slots are marked, bool [n] in the host's memory."""
+        """Return the marks of these slots, bool [n] in the host's memory."""
         assert self._marks is not None
         return self._marks[width][slots.to(self._device.torch_device)].cpu()
 
     def set_aside(self, table: int, ids: Ints) -> None:
-        """Rows of a table are touched, wherever they are."""
+        """Take rows of a table for touched, wherever they are."""
         if self._marks is None or not len(ids):
             return
         held = self._aside.setdefault(table, [])
@@ -76,7 +77,8 @@ class TouchedRows:
             self._compact(table)
 
     def leave(self, width: int, slots: Ints, tables: Ints, ids: Ints) -> None:
-        """Rows of a width leave these slots, which others may get, [n] each: they stay touched."""
+        """Keep rows of a width touched that leave these slots, which other rows may get, [n]
+        each."""
         if self._marks is None:
             return
         at = as_int64(slots)
@@ -86,7 +88,8 @@ class TouchedRows:
             self.set_aside(table, ids[touched & (tables == table)])
 
     def aside(self, table: int, first: int, rows: int) -> Ints:
-        """The rows [first, first + rows) of a table that are set aside, counted from `first`."""
+        """Return the rows [first, first + rows) of a table that are set aside, counted from
+        `first`."""
         held = self._compact(table)
         begin, end = np.searchsorted(held, [first, first + rows])
         return held[begin:end] - first

@@ -1,7 +1,7 @@
-"""The rows that a new plan has on other ranks than where they are, or has others read.
+"""The rows that a new plan has on other ranks than their present ones, or has others read.
 
-Slots are not compared: a row that stays with its holders keeps the slots that it has, and only
-those that come to a rank need new ones there (schedule.py).
+Slots are not compared: a row that stays with its holders keeps its slots, and only rows that come
+to a rank need new slots there (schedule.py).
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ _CHUNK_ROWS = 1 << 20  # a few arrays of 8 MiB at a time
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """N rows by global id, ascending: by table and width, the holder sets that they are `before`
-    and `after`, of K that begin with the M single owners, and where they are. A listed row is at a
-    position of a `group` of the layout; a striped one's group is -1, and its position is its slot.
-    """
+    """N rows by global id, ascending, with their table and width, the holder sets that they are
+    `before` and `after`, of K that begin with the M single owners, and their present places. A
+    listed row is at a position of a `group` of the layout; a striped row's group is -1, and its
+    position is its slot."""
 
     sets: HolderSets  # [K]
     row: Ints
@@ -42,7 +42,7 @@ class ChangedRows:
         return len(self.row)
 
     def slot(self, index: Ints, rank: Ints) -> Ints:
-        """The slot of rows `index` at a rank of each that holds it, [n]."""
+        """Return the slot of each row of `index` at a rank that holds it, [n]."""
         if not len(self.base):
             return self.position[index]
         group = self.group[index]
@@ -51,8 +51,8 @@ class ChangedRows:
 
 
 def changed_rows(old: Plan, new: Plan) -> ChangedRows:
-    """The rows of `old`, where they are now, that `new` has elsewhere. `new` has its tables by
-    name, and maybe others; the ranks are the same."""
+    """Return the rows of `old`, at their present places, that `new` has elsewhere. `new` has its
+    tables by name, and maybe others; the ranks are the same."""
     layout, first_row = old.layout, first_rows(old.layout)
     here, there = RowLocator(old, HolderSets(new.layout.source, new.layout.holds)), RowLocator(new)
     sets = here.holder_sets
@@ -80,8 +80,8 @@ def changed_rows(old: Plan, new: Plan) -> ChangedRows:
 
 
 def _map_of_sets(plan: Plan, set_of_extent: Ints) -> AddressMap:
-    """A map of no real rank, whose addresses have the number of a row's holder set as their field;
-    `set_of_extent` [G + M] is that of each extent (row_locator.py)."""
+    """Return a map of no real rank, whose addresses have the number of a row's holder set as their
+    field; `set_of_extent` [G + M] is the holder set of each extent (row_locator.py)."""
     groups, fields = len(plan.layout.group_width), set_of_extent << SLOT_BITS
     stripes = np.broadcast_to(fields[groups:], plan.layout.stripe_base.shape)
     return AddressMap(plan.tables, plan.layout, RankMap(0, fields[:groups], stripes))

@@ -1,8 +1,8 @@
 """A layout whose rows move one after the other.
 
-Rows that are to move are listed, each with a code (plan/row_codes.py): for now of the place where
-it is, and of another as soon as it has moved. So the address map of a migration differs from one
-before it and one after it by nothing but codes, and translates ids as fast.
+Rows that are to move are listed, each with a code (plan/row_codes.py): the code of its present
+place, and of another as soon as it has moved. So the address map of a migration differs from the
+maps before it and after it only by codes, and translates ids as fast.
 """
 
 import numpy as np
@@ -16,8 +16,8 @@ from oper.runtime.migration.changed_rows import ChangedRows
 
 
 class MovableRows:
-    """`layout` with the rows of `changed` listed at their places. Positions of the groups that they
-    come to are slots, of which arenas have at most `most_slots`."""
+    """`layout` with the rows of `changed` listed at their places. Positions in the groups to which
+    they come are slots; arenas have at most `most_slots`."""
 
     def __init__(self, layout: Layout, changed: ChangedRows, most_slots: int) -> None:
         sets = changed.sets
@@ -48,8 +48,8 @@ class MovableRows:
         self._code_index, self._width = codes, changed.width
 
     def move(self, rows: Ints, sets: Ints, slots: Ints) -> tuple[Ints, np.ndarray]:
-        """Rows, by number, are at these slots of these holder sets from now on, [n] each; the
-        places of their codes in the layout's, and the codes."""
+        """Put rows, by number, at these slots of these holder sets, [n] each. Return the places of
+        their codes in the layout's codes, and the codes."""
         codes, index = self.layout.codes, self._code_index[rows]
         group = self._group(self._width[rows], sets).astype(np.uint64)
         made = (slots.astype(np.uint64) << self._bits | group).astype(codes.dtype)
@@ -61,8 +61,8 @@ class MovableRows:
 
     @staticmethod
     def _marked(layout: Layout, changed: ChangedRows, number: Ints) -> Ints | None:
-        """The group of each table's rows that keep their marks: none of those whose rows move, as
-        marks count the rows before them."""
+        """Return the group of each table's rows that keep their marks: none if rows of that group
+        move, because marks count the rows before them."""
         if layout.everywhere_group is None:
             return None
         marked = np.where(layout.everywhere_group >= 0, number[layout.everywhere_group], -1).astype(

@@ -1,17 +1,17 @@
-"""Moving the rows of one engine, a part of them in each step.
+"""The migration of one engine's rows, a part of them in each step.
 
-A step is collective, and made between two iterations, when no rank reads or updates rows:
+A step is collective, and made between two training steps, when no rank reads or updates rows:
 
-    read      each rank copies the rows that come to it, and their optimizer state, from the rank
-              that is nearest of those that have them: by pointer where it shares this one's memory,
-              else over the network
+    read      each rank copies the rows that come to it, and their optimizer state, from the
+              nearest rank that has them: by pointer if that rank shares memory with this one, else
+              over the network
     write     once all ranks have read, it writes them into their slots, some of which other rows of
               the step have just left
     follow    the address map has the new places, which makes a new version of it (placement.py)
 
-So every row is at one place at every moment at which anything can read it, and what a step takes
-beside the heap is what comes to a rank in it. Bytes are copied as they are: a row that has moved
-trains on with the bits that it would have had.
+So every row is at one place at every moment at which anything can read it, and a step takes no more
+memory in addition to the heap than the rows that come to a rank in it. Bytes are copied as they
+are: a row that has moved trains on with the bits that it would have had.
 """
 
 from collections.abc import Sequence
@@ -34,28 +34,27 @@ from oper.runtime.migration.schedule import Schedule
 
 
 class Mover(Protocol):
-    """Whose rows move: an engine, which follows them."""
+    """The engine whose rows move, and which follows them."""
 
     def rows_can_move(self) -> None:
-        """OperError if they cannot now."""
+        """Raise OperError if rows cannot move now."""
 
     def rows_begin_to_move(self, layout: Layout, rows: ChangedRows, schedule: Schedule) -> None:
-        """They are about to, and are found by `layout` from now on."""
+        """Prepare for rows that are about to move, and are found by `layout` from now on."""
 
     def rows_leave(self, rows: ChangedRows, moving: Ints, schedule: Schedule) -> None:
-        """Those by these numbers are about to be read where they are."""
+        """Prepare reads of the rows with the numbers `moving` from their places."""
 
     def copies_moved(self) -> None:
-        """Some have that have copies on some ranks, or had."""
+        """Follow moved rows that have copies on some ranks, or had."""
 
     def rows_have_moved(self, plan: Plan, schedule: Schedule) -> None:
-        """All have, to where this plan has them."""
+        """Take note that all rows are at their places in this plan."""
 
 
 class RowMigration:
     """The migration of one engine's rows, of which `step` makes the next step. For all ranks to
-    make and call together. Nothing has moved or changed before the first step.
-    """
+    make and call together. Nothing has moved or changed before the first step."""
 
     def __init__(
         self,
@@ -80,21 +79,21 @@ class RowMigration:
 
     @property
     def bytes(self) -> Ints:
-        """What comes to each rank from others, rows and state, [M]."""
+        """Bytes that come to each rank from others, rows and state, [M]."""
         held = self.rows.sets.holds[self.rows.before[self.schedule.order]]
         ranks = range(self._node.ranks)
         return np.array([self._copied(r)[~held[:, r]].sum() for r in ranks], dtype=np.int64)
 
     def _copied(self, rank: int) -> Ints:
-        """The bytes that a rank writes of each row, in the order in which they move."""
+        """Return the bytes that a rank writes of each row, in the order in which rows move."""
         moving, rows = self.schedule.order, self.rows
         written = rows.sets.holds[rows.after[moving], rank] & ~self.schedule.stays[moving]
         return np.asarray(written * self._heap.slot_bytes[rows.width[moving]])
 
     @property
     def extra_bytes(self) -> int:
-        """The memory that it takes of this rank beside the heap as it is: what comes in a step,
-        and the slots by which arenas in the host's memory grow."""
+        """Bytes of this rank's memory that the migration takes in addition to the present heap: the
+        rows that come in a step, and the slots by which arenas in the host's memory grow."""
         heap, first = self._heap, self.schedule.starts[:-1]
         received = self._copied(self._node.rank)
         most = int(np.add.reduceat(received, first).max()) if len(first) else 0
@@ -103,15 +102,15 @@ class RowMigration:
 
     @property
     def done(self) -> bool:
-        """Whether all rows have moved."""
+        """True if all rows have moved."""
         return self.steps_made == self.schedule.steps
 
     @torch.inference_mode(
         mode=False
     )  # what it makes is written to later, and outside of such modes
     def step(self) -> bool:
-        """Move the rows of the next step; whether there is another. OperError on all ranks where
-        one of them does not come, or has gradients that are held back."""
+        """Move the rows of the next step. Return whether there is another. Raise OperError on all
+        ranks if one of them does not come, or holds gradients back."""
         if self.done:
             return False
         self._guard.check()
@@ -152,7 +151,7 @@ class RowMigration:
         self._signals.barrier(what)
 
     def _read(self, w: int, rows: Ints, what: str) -> tuple[Ints, torch.Tensor, torch.Tensor]:
-        """What comes to this rank of rows of a width: their slots here, rows and states."""
+        """Return the rows of a width that come to this rank: their slots here, rows and states."""
         mine = self._node.rank
         after = self.rows.sets.holds[self.rows.after[rows]]
         source = self._source[self.rows.before[rows]]  # [n, M]
@@ -178,7 +177,7 @@ class RowMigration:
         return np.concatenate(slots), both[:, :row_bytes], both[:, row_bytes:]
 
     def _copy(self, w: int, rank: int, rows: Ints) -> torch.Tensor:
-        """Rows and their states as a rank of the node has them, uint8 [n, bytes of both]."""
+        """Return rows and their states as a rank of the node has them, uint8 [n, bytes of both]."""
         slots = as_int64(self.rows.slot(rows, np.full(len(rows), rank)))
         slots = slots.to(self._heap.device.torch_device)
         return torch.cat([self._heap.rows(w, rank)[slots], self._heap.state(w, rank)[slots]], 1)
@@ -188,7 +187,7 @@ class RowMigration:
         self._heap.rows(w)[at], self._heap.state(w)[at] = rows, state
 
     def _leave(self, moving: Ints) -> None:
-        """Rows stay touched where their slots are marked for others."""
+        """Keep rows touched whose slots are going to be marked for other rows."""
         rows, mine = self.rows, self._node.rank
         here = moving[rows.sets.holds[rows.before[moving], mine]]
         slots = rows.slot(here, np.full(len(here), mine))
@@ -203,8 +202,8 @@ class RowMigration:
 
 
 def _nearest(holds: np.ndarray, nodes: Sequence[Sequence[int]]) -> Ints:
-    """The holder of each set that each rank copies rows from, [K, M]: itself, else one of its node,
-    else any, ranks taking turns."""
+    """Return the holder of each set from which each rank copies rows, [K, M]: itself, else a holder
+    on its node, else any, ranks taking turns."""
     ranks = holds.shape[1]
     node_of = np.empty(ranks, dtype=np.int64)
     for n, members in enumerate(nodes):
@@ -220,7 +219,7 @@ def _nearest(holds: np.ndarray, nodes: Sequence[Sequence[int]]) -> Ints:
 
 
 def check_room(heap: Heap, slots: Ints) -> None:
-    """OperError unless the arenas of a heap can grow to so many slots, [W, M]."""
+    """Raise OperError unless the arenas of a heap can grow to so many slots, [W, M]."""
     beyond = np.argwhere(slots > heap.most_slots)
     if not len(beyond):
         return

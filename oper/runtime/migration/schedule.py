@@ -1,8 +1,8 @@
-"""The schedule of a migration: which rows each step moves, and the slots that they get.
+"""The schedule of a migration: the rows that each step moves, and the slots that they get.
 
 Rows of each kind of change, from one holder set to another, are spread evenly over the steps, so
-that on every rank rows leave as others come. A step reads all of its rows before it writes any: so
-the slots that its rows leave are free for those that come. Slots are given in this order:
+that on every rank rows leave as others come. A step reads all of its rows before it writes any, so
+the slots that its rows leave are free for the rows that come. Slots are given in this order:
 
     a row that several of its holders keep, and no others get, stays in its slot
     other rows of several holders take slots that are free at all of them, the lowest, or new ones
@@ -36,18 +36,18 @@ class SlotPool:
         self._free = [[nothing] * ends.shape[1] for _ in ends]
 
     def copy(self) -> "SlotPool":
-        """Another, of the same slots."""
+        """Return another pool, of the same slots."""
         made = SlotPool(self.ends)
         made._free = [list(of_width) for of_width in self._free]
         return made
 
     def release(self, w: int, rank: int, slots: Ints) -> None:
-        """Slots that rows have left."""
+        """Take back slots that rows have left."""
         if len(slots):
             self._free[w][rank] = np.sort(np.concatenate([self._free[w][rank], slots]))
 
     def take(self, w: int, ranks: Sequence[int], rows: int) -> Ints:
-        """Slots for so many rows, the same at all of some ranks, [rows]."""
+        """Return slots for so many rows, the same at all of some ranks, [rows]."""
         free, ends = self._free[w], self.ends[w]
         common: Ints = reduce(_both, (free[r] for r in ranks))
         if len(ranks) == 1 and len(free) > 1 and len(common) > rows:
@@ -83,7 +83,7 @@ class Schedule:
     """N rows in the order in which they move: step s moves order[starts[s] : starts[s + 1]].
 
     A row gets the same slot at all of its new holders. `most_slots` [W, M] are the largest sizes
-    that the arenas come to have, and `pool` the slots afterwards.
+    that the arenas reach, and `pool` the slots afterwards.
     """
 
     order: Ints  # [N] numbers of the changed rows
@@ -99,8 +99,8 @@ class Schedule:
 
     @staticmethod
     def of(rows: ChangedRows, pool: SlotPool, slot_bytes: Ints, bytes_per_step: int) -> "Schedule":
-        """The schedule by which no rank receives more than `bytes_per_step` in a step, but for a
-        single row; `slot_bytes` [W] are those of a row and its state."""
+        """Return the schedule by which no rank receives more than `bytes_per_step` in a step,
+        except for a single row; `slot_bytes` [W] are those of a row and its state."""
         order, stays = _interleaved(rows), _stays(rows)
         starts = _starts(rows, order, stays, slot_bytes, bytes_per_step)
         pool, slot = pool.copy(), np.full(len(rows), -1, dtype=np.int64)
@@ -115,7 +115,8 @@ class Schedule:
 
 
 def _interleaved(rows: ChangedRows) -> Ints:
-    """The rows in an order of which every part has about the same share of each kind of change."""
+    """Return the rows in an order of which every part has about the same share of each kind of
+    change."""
     number = (rows.width * len(rows.sets) + rows.before) * len(rows.sets) + rows.after
     _, kind, size = np.unique(number, return_inverse=True, return_counts=True)
     by_kind = np.argsort(kind, kind="stable")
@@ -125,7 +126,8 @@ def _interleaved(rows: ChangedRows) -> Ints:
 
 
 def _stays(rows: ChangedRows) -> np.ndarray:
-    """Whether several new holders of a row, all of them, have it already, at one slot, [N]."""
+    """Return a mask of the rows that several new holders, all of them, have already, at one slot,
+    [N]."""
     kept = np.zeros(len(rows), dtype=bool)
     for k in np.unique(rows.after[rows.sets.copies[rows.after] > 1]):
         index = np.flatnonzero(rows.after == k)
@@ -140,7 +142,7 @@ def _stays(rows: ChangedRows) -> np.ndarray:
 def _starts(
     rows: ChangedRows, order: Ints, stays: np.ndarray, slot_bytes: Ints, bytes_per_step: int
 ) -> Ints:
-    """Where the steps begin in the order, and its end."""
+    """Return the starts of the steps in the order, and its end."""
     ranks = rows.sets.holds.shape[1]
     # Every row comes to some rank, unless it stays: about as many as a step can have at the most.
     most = ranks * bytes_per_step // int(slot_bytes.min()) + 1
@@ -165,7 +167,8 @@ def _starts(
 def _give_slots(
     rows: ChangedRows, moving: Ints, w: int, stays: np.ndarray, pool: SlotPool, slot: Ints
 ) -> None:
-    """Slots for the rows of one width that a step moves, once it has released those they leave."""
+    """Give slots to the rows of one width that a step moves, once it has released the slots that
+    they leave."""
     holds = rows.sets.holds
     for k in np.unique(rows.before[moving]):
         leaving = moving[rows.before[moving] == k]

@@ -98,7 +98,8 @@ def replace_bad_ids(
     rank: int,
     bounds: str,
 ) -> torch.Tensor:
-    """Values [N] with row 0 in the place of ids that are out of range, unless those are fatal."""
+    """Return values [N] with row 0 in the place of ids that are out of range, unless those are
+    fatal."""
     replaced = values.clone()
     first = segment_offset.tolist()
     for n, (feature, table) in enumerate(lookups):

@@ -1,8 +1,8 @@
 """The optimizers' settings of a captured step, in a device's memory.
 
-Kernels that are started take the settings as arguments, which stay as they were captured; but
-learning rates change, and Adam's settings, and random bits, go by the number of the step. So those
-of a captured step read the settings from memory, which the host fills before the step is run.
+Kernels take the settings as arguments, which stay as they were captured; but learning rates change,
+and Adam's settings and random bits depend on the number of the step. So the kernels of a captured
+step read the settings from memory, which the host fills before the step is run.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ class CapturedSettings:
         self._filled: tuple[object, ...] = ()
 
     def of(self, bucket: int, number: int) -> torch.Tensor:
-        """Where a bucket's are of the update of this number in the step that is captured."""
+        """Return the place of a bucket's settings for update `number` in the step that is
+        captured."""
         later = number - self._first
         if self._ended and later >= self._updates:
             raise OperError(
@@ -52,13 +53,14 @@ class CapturedSettings:
         return self._all[later, self._place[bucket]]
 
     def rates_are_used(self) -> bool:
-        """Whether there was an update; there will be no more."""
+        """Return whether there was an update. If so, let no other update follow."""
         self._ended = self._updates > 0
         return self._ended
 
     def fill(self, learning_rates: Sequence[float], first: int) -> None:
-        """Those of a step that is about to be run, by these rates of all buckets, and of which
-        `first` is the first update's number. What was started before still finds its own."""
+        """Write the settings of a step that is about to be run, given the learning rates of all
+        buckets and the number of its first update. Work that was started before still finds its own
+        settings."""
         now = (*learning_rates, first * self._counts_steps)
         if now == self._filled:
             return

@@ -1,9 +1,9 @@
-"""Checks of batches on a device, which the host does not wait for: what the kernels found wrong in
-a batch is told with one of the next.
+"""Checks of batches on a device without a wait of the host: errors that the kernels find in a batch
+are raised with a later batch.
 
-An id out of range reads row 0, and of a batch whose lengths do not fit its values nothing is read,
-so that waiting harms nothing but the outputs in between. Neither is trained, but where `bounds`
-lets ids be out of range, whose gradients go to row 0. The report of a batch, `BatchReport` of
+An id out of range reads row 0, and a batch whose lengths do not fit its values reads nothing, so
+the delay harms only the outputs in between. Neither is trained, unless `bounds` lets ids be out of
+range; their gradients then go to row 0. The report of a batch, `BatchReport` of
 csrc/include/oper/cuda/launchers.h, is int64 [2]: the first bad id, and the first bad bag.
 """
 
@@ -25,7 +25,7 @@ _MOST_BATCHES = 16  # of a step that is captured
 
 
 class _Checked(NamedTuple):
-    """A batch whose report is on its way, with what its error has to name."""
+    """A batch whose report is on its way, with the facts that its error names."""
 
     report: OnTheWay
     batch: Any  # KeyedJaggedTensor, as it was given
@@ -33,13 +33,13 @@ class _Checked(NamedTuple):
     lookups: Sequence[tuple[Feature, Table]]
 
     def ordered(self) -> Any:
-        """The batch with its keys in the module's order."""
+        """Return the batch with its keys in the module's order."""
         return self.batch if self.order is None else self.batch.permute(self.order)
 
 
 class _Posted:
-    """Where captured steps leave the reports of one of their batches: in the host's memory, one
-    slot after another, as the host looks at each some runs later. It starts no copy for it."""
+    """Reports that captured steps leave of one of their batches: in the host's memory, one slot
+    after another, because the host looks at each some runs later. It starts no copy for them."""
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
@@ -53,7 +53,7 @@ class _Posted:
         self._device.ops().post_report(*given, self._device.stream)
 
     def next(self, done: Any) -> OnTheWay:
-        """The report of the run that was started last, which is `done` at that point."""
+        """Return the report of the run that was started last, which is `done` at that point."""
         slot = self._slots[self._expected % len(self._slots)]
         self._expected += 1
         return OnTheWay(slot, done)
@@ -79,7 +79,7 @@ class LateChecks:
         self._posted: list[_Posted] = []
 
     def report(self) -> torch.Tensor:
-        """A report for the kernels to write."""
+        """Return a report for the kernels to write."""
         return torch.full((2,), NOTHING_BAD, dtype=torch.int64, device=self._device.torch_device)
 
     def expect(
@@ -89,8 +89,8 @@ class LateChecks:
         order: Sequence[int] | None,
         lookups: Sequence[tuple[Feature, Table]],
     ) -> None:
-        """Bring a report to the host, once the work that was started is done; of a batch as it was
-        given, and then brought into `order` where that is not None."""
+        """Bring a report to the host, once the work that was started is done. The `batch` is as it
+        was given, before its keys were brought into `order` if that is not None."""
         if self._device.capture is None:
             brought = self._device.bring(report)
             self._on_the_way.append(_Checked(brought, batch, order, lookups))
@@ -105,26 +105,28 @@ class LateChecks:
         self._captured.append(CapturedCheck(posted, batch, order, lookups))
 
     def begin_capture(self) -> None:
-        """To be called before a step is captured, as what that makes is its own."""
+        """Make the memory for reports of a step that is going to be captured: memory made inside
+        would be the step's own. To be called before the capture."""
         missing = _MOST_BATCHES - len(self._posted)
         self._posted += [_Posted(self._device) for _ in range(missing)]
 
     def take_captured(self) -> list[CapturedCheck]:
-        """Those of the step that has been captured."""
+        """Return the checks of the step that has been captured, and forget them."""
         found, self._captured = self._captured, []
         return found
 
     def expect_again(self, captured: CapturedCheck, given: Mapping[int, Any], done: Any) -> None:
-        """Look for the report of a captured step that was just run, and is `done` at that point, in
-        which batches that were `given` are in the place of those by whose `id` they are known."""
+        """Look for the report of a captured step that was just run, and is `done` at that point.
+        Batches that were `given` took the place of the captured batches with these `id`s."""
         batch = given.get(id(captured.batch), captured.batch)
         report = captured.posted.next(done)
         self._on_the_way.append(_Checked(report, batch, captured.order, captured.lookups))
 
     def tell(self, all_of_them: bool = False, now: Any = None) -> None:
-        """OperError of the first batch whose report is there and names something; ids out of range
-        as `bounds` says. `all_of_them` waits for those on the way. `now` is the batch that is
-        prepared, of whose errors nothing is said of earlier ones."""
+        """Raise OperError for the first batch whose report has arrived and names an error; ids out
+        of range are treated as `bounds` says. `all_of_them` waits for reports on their way. `now`
+        is the batch that is being prepared; errors of other batches are said to be of an earlier
+        batch."""
         while self._on_the_way:
             enough = len(self._on_the_way) > _MOST_ON_THE_WAY or all_of_them
             if not (enough or self._on_the_way[0].report.there()):

@@ -1,8 +1,8 @@
-"""Sort: which accesses of a batch read the same row, found while the batch is looked up (§5.3).
+"""Sort: the accesses of a batch grouped by row, found while the batch is looked up (§5.3).
 
-Accesses are sorted by row, or their rows numbered, which takes less time where a rank of one thread
-reads few rows many times. Only backward needs either, unless distinct rows are fetched. So where a
-rank has twice the cores that its threads take, this is done in a thread of its own, beside the
+Accesses are sorted by row, or their rows are numbered, which takes less time if a rank of one
+thread reads few rows many times. Only backward needs either, unless distinct rows are fetched. So
+if a rank has twice the cores that its threads take, a thread of its own does this during the
 forward pass.
 """
 
@@ -32,10 +32,10 @@ _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 
 class Sorter:
-    """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's, of
-    the rank that has the most, and `dims` the values of its rows. `by_position`: where accesses are
-    sorted their positions are needed, and not their bags; `always`: they must be sorted. Where
-    `bad_ids_too`, no rows are found of a batch whose report names a bad id."""
+    """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's
+    slots at the rank that has the most, and `dims` the values of its rows. `by_position`: sorted
+    accesses are given by their positions, not by their bags; `always`: accesses must be sorted.
+    With `bad_ids_too`, no rows are found for a batch whose report names a bad id."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class Sorter:
         self._thread = ThreadPoolExecutor(1, "oper-sort") if beside else None
 
     def resize(self, bucket_slots: Sequence[int]) -> None:
-        """Each bucket's slots are these from now on, of the rank that has the most."""
+        """Follow the arenas: each bucket has these slots from now on, at the rank that has the
+        most."""
         self.bucket_slots = list(bucket_slots)
 
     def sort(
@@ -71,8 +72,8 @@ class Sorter:
         at_once: bool,
         report: torch.Tensor | None = None,
     ) -> BatchRows | Future[BatchRows]:
-        """The rows of a batch, or a future of them, if they are not needed `at_once`. None of a
-        batch whose `report` names a bad bag, or a bad id that is fatal."""
+        """Return the rows of a batch, or a future of them if they are not needed `at_once`. There
+        are no rows for a batch whose `report` names a bad bag, or a bad id that is fatal."""
         read = (addresses, segment_offset, features, self.rank, self._ranks)
         bag_count = len(addresses) if offsets is None else len(offsets) - 1
         if self._numbers(len(addresses), bag_count):
@@ -81,12 +82,12 @@ class Sorter:
         return self._done(at_once, self._sort, *read, bags, report)
 
     def by_bag(self, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> bool:
-        """Whether the runs of such a batch are of bags."""
+        """Say whether the runs of such a batch hold bags."""
         return offsets is not None and weights is None and not self._by_position
 
     def _numbers(self, accesses: int, bags: int) -> bool:
-        """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
-        sums rows of its own, for which accesses must be sorted."""
+        """Say whether a batch's rows are numbered instead of its accesses sorted. Each of several
+        threads sums rows of its own, for which accesses must be sorted."""
         rows = (1 + self._ranks) * sum(self.bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
         widest = MOST_DIM if accesses >= LONG_BAG * bags else NARROW_DIM

@@ -1,4 +1,5 @@
-"""The lookups of a module: which features read which tables, and what the kernels know of each.
+"""The lookups of a module: the features that read each table, and their descriptors for the
+kernels.
 
 The values of a KeyedJaggedTensor lie feature by feature. Pooled lookups write bag i of a feature to
 row i of the output, at the columns of the feature; unpooled ones write each access to a row of its
@@ -55,9 +56,9 @@ class FeatureSet:
         return tuple(self._names)
 
     def order(self, keys: Sequence[str]) -> list[int] | None:
-        """Return which of a batch's keys to take, in order, if it holds others or too few; None if
-        every feature is used exactly once, in any order. Features of several tables are wanted
-        several times, in the tables' order."""
+        """Return the numbers of the batch's keys to take, in order, if the batch holds other keys
+        or too few; None if every feature is used exactly once, in any order. Features of several
+        tables are wanted several times, in the tables' order."""
         keys = list(keys)
         index = {key: n for n, key in enumerate(keys)}
         if len(index) != len(keys):
@@ -82,8 +83,8 @@ class FeatureSet:
     def describe(
         self, keys: tuple[str, ...], samples: int, segment_offset: torch.Tensor, trained_only: bool
     ) -> tuple[torch.Tensor, int]:
-        """The kernels' descriptors [F, FEATURE_WORDS] of a batch's features, and the size of the
-        output in elements. With `trained_only`, accesses of frozen tables are not sorted."""
+        """Return the kernels' descriptors [F, FEATURE_WORDS] of a batch's features, and the size of
+        the output in elements. With `trained_only`, accesses of frozen tables are not sorted."""
         if not self.pooled:
             return self._describe_accesses(keys, segment_offset.numpy(), trained_only)
         known = (keys, samples, trained_only)
@@ -108,7 +109,7 @@ class FeatureSet:
         return as_words(features), int(size.sum())
 
     def without_gradients(self, descriptors: torch.Tensor, tables: Collection[int]) -> torch.Tensor:
-        """The descriptors with the lookups of these tables marked as untrained."""
+        """Return the descriptors with the lookups of these tables marked as untrained."""
         found = descriptors.clone()
         features = as_features(found)
         numbers = [n for n, lookup in enumerate(self.features) if lookup.table in tables]
@@ -116,23 +117,23 @@ class FeatureSet:
         return found
 
     def name_of(self, table: int) -> str:
-        """The name of a table of the module."""
+        """Return the name of a table of the module."""
         return self._plan.tables[self._tables[table].index].name
 
     def in_tier(self, table: int) -> bool:
-        """Whether a table of the module is trained in the tier."""
+        """Say whether a table of the module is trained in the tier."""
         return self._buckets[self._bucket_of[table]].tier
 
     def index(self, lookup: Feature) -> int:
-        """The number in the plan of a lookup's table."""
+        """Return the number in the plan of a lookup's table."""
         return self._tables[lookup.table].index
 
     def planned(self, lookup: Feature) -> Table:
-        """A lookup's table as the plan has it."""
+        """Return a lookup's table as the plan has it."""
         return self._plan.tables[self.index(lookup)]
 
     def lookups(self, keys: tuple[str, ...]) -> list[Feature]:
-        """The lookups in the order of a batch's keys."""
+        """Return the lookups in the order of a batch's keys."""
         return [self.features[n] for n in self._numbers(keys)]
 
     def _numbers(self, keys: tuple[str, ...]) -> Sequence[int]:

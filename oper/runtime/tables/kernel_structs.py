@@ -39,11 +39,11 @@ for _dtype, _code in DTYPE_CODE.items():
 
 
 def as_words(features: np.ndarray) -> torch.Tensor:
-    """An array of FEATURE [F] as the kernels take it, int64 [F, FEATURE_WORDS]."""
+    """Return an array of FEATURE [F] as the kernels take it, int64 [F, FEATURE_WORDS]."""
     return struct_words(features)
 
 
 def as_features(words: torch.Tensor) -> np.ndarray:
-    """The other way round; of the same memory."""
+    """Return the features in words of the kernels, as a view of the same memory."""
     found: np.ndarray = words.numpy().view(FEATURE)[:, 0]
     return found

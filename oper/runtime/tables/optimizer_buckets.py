@@ -1,9 +1,8 @@
 """The tables of one embedding module, and the buckets that its rows are sorted and updated in.
 
 A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
-arenas, one under the other, and one call updates all that were touched. Pooled tables are in
-buckets of their own, as nothing of these goes to other nodes but bags. Those of the tier's tables
-that are trained come last.
+arenas, one under the other, and one call updates all touched rows. Pooled tables are in buckets of
+their own, because only their bags go to other nodes. Trained tables of the tier come last.
 """
 
 from collections.abc import Sequence
@@ -47,12 +46,13 @@ class Bucket:
 
     @property
     def states(self) -> set[str]:
-        """The names of its optimizer's states."""
+        """The names of the states of the bucket's optimizer."""
         return {state.name for state in self.optimizer.states}
 
 
 def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
-    """The buckets of a module's tables, in the order of their first tables, the tier's last."""
+    """Return the buckets of a module's tables, in the order of their first tables, the tier's
+    last."""
     found: dict[tuple[int, str, int, Optimizer, bool, bool], list[int]] = {}
     for number, table in enumerate(tables):
         planned = plan.tables[table.index]

@@ -48,7 +48,7 @@ VALUE_BYTES = 4  # state is float32, whatever the rows are
 
 @dataclass(frozen=True)
 class State:
-    """A part of an optimizer's state, float32: [rows, dim], or [rows] where it is row-wise."""
+    """A part of an optimizer's state, float32: [rows, dim], or [rows] if it is row-wise."""
 
     name: str
     rowwise: bool = False
@@ -133,17 +133,17 @@ class Optimizer:
             )
 
     def for_rows(self, dtype: str) -> "Optimizer":
-        """The optimizer of rows of this dtype: those in fp32 are never rounded."""
+        """Return the optimizer for rows of this dtype: fp32 rows are never rounded."""
         return replace(self, stochastic_rounding=False) if dtype == "fp32" else self
 
     @property
     def corrects_bias(self) -> bool:
-        """Whether steps are Adam's, which depend on how many there were."""
+        """True if steps are Adam's, which depend on the number of earlier steps."""
         return self.kind in ("adam", "partial_rowwise_adam")
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the number of steps is a part of the state that a checkpoint needs."""
+        """True if the number of steps is a part of the state that a checkpoint needs."""
         return self.corrects_bias or (self.stochastic_rounding and self.kind != "none")
 
     @property
@@ -152,7 +152,7 @@ class Optimizer:
         return STATES[self.kind]
 
     def state_bytes(self, dim: int) -> int:
-        """Bytes of state of a slot."""
+        """Return the bytes of state of a slot."""
         return VALUE_BYTES * sum(state.values(dim) for state in self.states)
 
     def state_slices(self, dim: int) -> dict[str, slice]:
@@ -196,11 +196,11 @@ class Optimizer:
         fused_params: Mapping[str, Any] | None = None,
         warn: Callable[[str], None] = logger.warning,
     ) -> "Optimizer":
-        """The optimizer that `apply_optimizer_in_backward` gave a table.
+        """Return the optimizer that `apply_optimizer_in_backward` gave a table.
 
-        As in TorchRec, what `kwargs` leave open is taken from the sharder's `fused_params`, or else
-        from FBGEMM's defaults (learning rate 0.01), not from the class's own. Weight decay is L2
-        for SGD and Adagrad, and decoupled for Adam, as FBGEMM has it.
+        As in TorchRec, settings that `kwargs` leave open are taken from the sharder's
+        `fused_params`, or else from FBGEMM's defaults (learning rate 0.01), not from the class's
+        own. Weight decay is L2 for SGD and Adagrad, and decoupled for Adam, as in FBGEMM.
 
         Raises:
             OperError: names a class or a setting that is not supported.
@@ -238,11 +238,11 @@ class Optimizer:
     def of_fused(
         cls, fused_params: Mapping[str, Any], warn: Callable[[str], None] = logger.warning
     ) -> "Optimizer":
-        """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
+        """Return the optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
 
-        Settings that the sharders read are passed over. Rows are rounded at random only
-        where `stochastic_rounding` is given: FBGEMM's default is True, and has no effect on CPUs.
-        `warn` is told of settings without effect.
+        Settings that the sharders read are passed over. Rows are rounded at random only if
+        `stochastic_rounding` is given: FBGEMM's default is True, and has no effect on CPUs. `warn`
+        is called with settings without effect.
 
         Raises:
             OperError: names an optimizer or a setting that is not supported.
@@ -378,8 +378,8 @@ _OF_TORCH = {
 
 
 def check_without_effect(fused_params: Mapping[str, Any]) -> None:
-    """Raise OperError if a setting of FBGEMM's that OPER has no use for has another value than one
-    that changes nothing."""
+    """Raise OperError if a setting of FBGEMM for which OPER has no use differs from its value
+    without effect."""
     for setting in sorted(fused_params.keys() & _WITHOUT_EFFECT.keys()):
         value, (harmless, remedy) = fused_params[setting], _WITHOUT_EFFECT[setting]
         number = getattr(value, "value", value)  # of an enumeration

@@ -1,9 +1,9 @@
 """Row gradients: the sums of gradients of a batch's rows, by group, as ranks exchange them.
 
 A group is the rows of one bucket and owner (prepared_batch.py); its gradients lie together, one
-group after another, and each bucket's begin where a line of the caches does. Where a group begins
-is a tensor's to say, not the host's: on a device the host does not know it without waiting, and
-tensors are as long as they may become.
+group after another, and each bucket's begin at a cache line. The starts of groups are in a tensor,
+because on a device the host does not know them without waiting; tensors are as long as they may
+become.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class RowGradients:
 
     @classmethod
     def of_rows(cls, slots: torch.Tensor, gradients: torch.Tensor) -> "RowGradients":
-        """Slots [n] and their gradients [n, dim], as one group."""
+        """Return slots [n] and their gradients [n, dim] as one group."""
         groups = torch.tensor([[0, slots.numel()], [0, gradients.numel()]])
         return cls(slots, groups, gradients.reshape(-1))
 
@@ -39,8 +39,8 @@ class RowGradients:
     def of_pieces(
         cls, pieces: Sequence["Piece"], dims: Sequence[int], on: torch.device
     ) -> "RowGradients":
-        """A group of each of these, of which the host knows how many they are; each begins at a
-        line, as a bucket of such a dim."""
+        """Return the pieces as one group each; the host knows the rows of each piece. A group
+        begins at a line, as a bucket of its dim does."""
         before = torch.tensor([0, *(len(slots) for slots, _ in pieces)]).cumsum(0)
         groups = laid_out_on_host(before, dims)
         begins: list[int] = groups[1].tolist()
@@ -54,19 +54,20 @@ class RowGradients:
         return cls(slots, there, torch.cat([*values, padding[: begins[-1] - end]]))
 
     def piece(self, group: int, dim: int, groups: Ints) -> "Piece":
-        """A group of a bucket of that dim; `groups` are these gradients' in the host's memory."""
+        """Return a group of a bucket of that dim; `groups` is a copy of these gradients' `groups`
+        in the host's memory."""
         (begin, end), (value, _) = groups[:, group : group + 2].tolist()
         gradients = self.values[value : value + (end - begin) * dim]
         return self.slots[begin:end], gradients.view(end - begin, dim)
 
     def within(self, rows: int, values: int) -> "RowGradients":
-        """These gradients, of which there are at most so many rows and values, without the room
-        beyond that."""
+        """Return these gradients, of which there are at most so many rows and values, without the
+        room beyond that."""
         return RowGradients(self.slots[:rows], self.groups, self.values[:values])
 
     def gradients_of(self, groups: range, dim: int) -> torch.Tensor:
-        """Those of groups of one bucket, [rows, dim]. The host must know the counts for it, and
-        waits for a device's."""
+        """Return the gradients of groups of one bucket, [rows, dim]. The host must know the counts
+        for it, and waits for a device's."""
         rows, values = self.groups[:, [groups.start, groups.stop]].tolist()
         count = rows[1] - rows[0]
         return self.values[values[0] :][: count * dim].view(count, dim)
@@ -77,27 +78,28 @@ Piece = tuple[torch.Tensor, torch.Tensor]
 
 
 def groups_on_host(parts: Sequence[RowGradients]) -> Ints:
-    """The groups of parts of one shape, [parts, 2, G + 1]. The host waits for a device's, once."""
+    """Return the groups of parts of one shape, [parts, 2, G + 1]. The host waits for a device's,
+    once."""
     found: Ints = torch.stack([part.groups for part in parts]).cpu().numpy()
     return found
 
 
 def laid_out(before: torch.Tensor, dims: Sequence[int], on: Kernels) -> torch.Tensor:
-    """The groups of rows of buckets of those dims, int64 [2, G + 1], from the rows before each of G
-    groups; a bucket of dim 0 has no gradients."""
+    """Return the groups of rows of buckets of those dims, int64 [2, G + 1], from the rows before
+    each of G groups; a bucket of dim 0 has no gradients."""
     found: torch.Tensor = on.ops().lay_out_gradients(before, list(dims), on.stream)
     return found
 
 
 def laid_out_on_host(before: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """The same of counts in the host's memory."""
+    """Return the groups as `laid_out` does, from counts in the host's memory."""
     found: torch.Tensor = native.ops().lay_out_gradients(before, list(dims))
     return found
 
 
 def merged(parts: Sequence[RowGradients], dims: Sequence[int], on: Kernels) -> RowGradients:
-    """The rows of any of the parts, and the sums of their gradients in the order of the parts;
-    `dims` are the buckets'."""
+    """Return the rows of any of the parts, and the sums of their gradients in the order of the
+    parts; `dims` are the buckets'."""
     slots, groups, values = on.ops().merge_gradients(
         [part.slots for part in parts],
         [part.values for part in parts],
@@ -109,8 +111,9 @@ def merged(parts: Sequence[RowGradients], dims: Sequence[int], on: Kernels) -> R
 
 
 def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Kernels) -> int:
-    """How many values to have room for, of rows of buckets of those dims that are laid out so. The
-    host does not know how many a device has of which bucket: as many as if all had the widest."""
+    """Return the number of values for which to have room, for rows of buckets of those dims that
+    are laid out so. The host does not know how many rows a device has of each bucket, so it counts
+    as if all had the widest."""
     if on.kind == "cpu":
         return int(groups[1, -1])
     return most_values(len(slots), dims)
