@@ -367,7 +367,7 @@ class EmbeddingEngine:
         self.placement.planned_from(plan.profile)
 
     def _follow_layout(self, coming: Sequence[Ints] = ()) -> None:
-        """Follow the placement's layout, with the rows where they are."""
+        """Follow the placement's layout, with the rows at their present places."""
         slots = self.heap.slots
         self.table_io = TableIO(self.plan, self.tables, self._memory)
         self._sorter.resize(_most_slots(self.buckets, slots))

@@ -1,8 +1,8 @@
 """The initial values of tables: a function of the seed, the table's name and the row.
 
-A plan decides where rows are, and must not decide their values. So rows are made in blocks, each by
-the table's own function with a generator that is seeded by a hash of seed, table and block; any
-rank can make any block. Tables are filled in rounds of one block of each rank, which writes it to
+A plan decides the places of rows, and must not decide their values. So rows are made in blocks,
+each by the table's own function with a generator that is seeded by a hash of seed, table and block;
+any rank can make any block. Tables are filled in rounds of one block per rank, which writes it to
 the ranks that hold its rows, so that little memory is needed.
 """
 
@@ -108,7 +108,7 @@ def fill_tables(engine: EmbeddingEngine, fills: Sequence[Fill | None]) -> None:
             engine.fail(error)
             raise
         engine.write_rows(rows)
-    native.ops().trim_memory()  # the blocks are larger than what steps allocate
+    native.ops().trim_memory()  # the blocks are larger than the allocations of steps
 
 
 def copy_tables(engine: EmbeddingEngine, weights: Sequence[torch.Tensor]) -> None:

@@ -24,7 +24,7 @@ from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE, Bucket, EmbeddingTable
 
 _BARRIER_ACTION = "read or write tables"
-# What lies on a device beside its rows at a time, while rows go through the host's memory.
+# Bytes on a device at a time, in addition to its rows, while rows go through the host's memory.
 _DEVICE_PIECE_BYTES = 1 << 26
 
 
@@ -92,7 +92,7 @@ class TableIO:
                 if any(s.rowwise for s in bucket.optimizer.states if s.name == state):
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
-                # A part of more would keep all of it in memory.
+                # A view would keep the whole tensor in memory.
                 found[n] = (
                     part if part.nbytes == values.untyped_storage().nbytes() else part.clone()
                 )
@@ -161,8 +161,8 @@ class TableIO:
     def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
         """Return the buckets that have a state, or all buckets if `state` is None. Raise OperError
         if one of `tables` is in none of them."""
-        # All ranks find equal buckets, whatever each asks for, as they exchange rows one after the
-        # other.
+        # All ranks must find equal buckets, whatever each asks for, because they exchange rows
+        # bucket by bucket.
         found = [b for b in self._buckets if state is None or state in b.states]
         if lacking := set(tables).difference(*(bucket.tables for bucket in found)):
             number = min(lacking)
@@ -255,8 +255,8 @@ class TableIO:
         return torch.cat(self._all_to_all.send(answers, "read tables"))
 
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:
-        """Values as they are stored: [n, row bytes], or float32 [n, values] of a state. On the
-        host, wherever they were."""
+        """Return values as they are stored: [n, row bytes], or float32 [n, values] of a state. The
+        result is on the host, wherever the values were."""
         values = values.cpu()
         if state is not None:
             return values.to(torch.float32).reshape(len(values), self._columns(bucket, state))

@@ -33,11 +33,11 @@ class Replicas:
     """The replicas of each bucket, as the operators take them. They are numbered in the order of
     their slots."""
 
-    slots: Sequence[torch.Tensor]  # int64 ascending; empty where number n is slot n
+    slots: Sequence[torch.Tensor]  # int64 ascending; empty if number n is slot n
     counts: Sequence[int]
     dims: Sequence[int]
-    groups: Sequence[int]  # which of a rank's groups are theirs; a bucket of none has no say
-    node_sum: NodeSum  # how their gradients are summed over nodes
+    groups: Sequence[int]  # each bucket's number among a rank's groups; unused without replicas
+    node_sum: NodeSum  # the way to sum their gradients over nodes
 
     @property
     def words(self) -> list[int]:

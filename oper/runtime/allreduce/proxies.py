@@ -39,7 +39,7 @@ class Proxies:
             if node.rank not in members
         )
         self.clients = self.clients_of(node.rank)
-        # Where nodes are of equal size, this rank and those at its position in the nodes after its
+        # If nodes are of equal size, this rank and those at its position in the nodes after its
         # own, in a circle; else none.
         self.same_position: tuple[int, ...] = ()
         if len({len(members) for members in self.nodes}) == 1:

@@ -2,9 +2,8 @@
 
 Rows with a copy on every rank are updated by every rank, with the sum of all ranks' gradients. Of R
 replicas a rank touches u in a step, all P ranks together U. The plan names one of three methods
-(methods.py); this is how many bytes a rank reads in each that another rank wrote, where ring(x) =
-2(P - 1)/P · x is what a ring AllReduce of x bytes moves, and a row is its float32 gradient of
-4 · dim bytes:
+(methods.py). In each, a rank reads this many bytes that another rank wrote; a ring AllReduce of x
+bytes moves ring(x) = 2(P - 1)/P · x bytes, and a row is its float32 gradient of 4 · dim bytes:
 
     bitmap     P · R/8 + ring(U · row)   bitmaps of touched replicas, whose union numbers the rows
                that are summed
@@ -14,8 +13,8 @@ replicas a rank touches u in a step, all P ranks together U. The plan names one 
 A bucket's replicas are numbered in the order of their slots, between which those of other buckets
 may lie. The sums are equal bit by bit on all ranks, and for all methods within one node. A rank's
 own bitmap is counted, as in the formula; headers of a few numbers are not. Over several nodes each
-rank's own figure depends on what it transfers for its node (proxies.py); where every
-rank is a node, all of the formula comes over the network.
+rank's own figure depends on its transfers for its node (proxies.py); if every rank is a node, all
+bytes of the formula come over the network.
 
 Devices carry out each method with the bits and the bytes of CPU ranks (device_bitmap.py,
 device_dense.py, device_allgather.py).
@@ -89,7 +88,7 @@ class ReplicaAllReduce:
             )
         self._proxies = Proxies(node, device)
         replicas = Replicas(
-            # Where a width has one bucket, its replicas take the arena's first slots.
+            # If a width has one bucket, its replicas take the arena's first slots.
             [b.slots[:0] if _are_numbers(b.slots) else b.slots for b in buckets],
             [len(b.slots) for b in buckets],
             [b.dim for b in buckets],

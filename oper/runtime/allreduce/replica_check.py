@@ -12,7 +12,7 @@ from oper.base import native
 from oper.runtime.comm.group import Group
 
 _BLOCK_ROWS = 1024
-_MOST_BLOCKS = 64  # whose rows are compared: enough to find out what is wrong
+_MOST_BLOCKS = 64  # whose rows are compared: enough to find the fault
 
 
 @dataclass(frozen=True)

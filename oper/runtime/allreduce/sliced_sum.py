@@ -139,8 +139,8 @@ class SlicedSum:
     def buffer(self, size: int) -> torch.Tensor:
         """Return the buffer for this rank's `size` elements, the same number on all ranks."""
         if size > self._capacity:
-            # Every rank of the node computes the same capacity, and touches what others have grown
-            # after they have signalled that.
+            # Every rank of the node computes the same capacity, and touches memory that others
+            # have grown only after their signal.
             self._capacity = min(size + size // 4, self._most)
             self._segments[self._node.rank].grow(self._start + 4 * self._capacity)
             if self._node.rank == self._node.peers[0]:

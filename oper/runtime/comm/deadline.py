@@ -3,11 +3,10 @@ count."""
 
 import time
 
-SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
+SLICE_SECONDS = 0.1  # of a wait; other ranks and this process's signals are checked in between
 HEARTBEAT_SECONDS = 0.5  # between two heartbeats of a rank that waits; marks are more frequent
 COMPARE_SECONDS = 1.0  # before a deadline: each rank that waits gives heartbeats from then on
-# What a slice of a wait may take on a busy machine, with the checks after it: a longer one is a
-# pause.
+# The longest slice of a wait on a busy machine, with the checks after it: a longer one is a pause.
 _MAX_SLICE_SECONDS = 5.0
 
 

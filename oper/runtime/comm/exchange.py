@@ -104,7 +104,7 @@ class _Outboxes:
         head = [zlib.crc32(action.encode()), self._round]
         places: dict[int, tuple[int, torch.Tensor]] = {}
         for part in parts:
-            # What several ranks get is written once.
+            # A part for several ranks is written once.
             if id(part) not in places:
                 places[id(part)] = (end, part)
                 end = aligned(end + part.numel())

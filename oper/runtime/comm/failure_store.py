@@ -18,7 +18,7 @@ from oper.runtime.comm import process_end
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
 _LEAST_SECONDS = 0.5  # for an answer, at a deadline too
-_made: Counter[str] = Counter()  # how many of each group
+_made: Counter[str] = Counter()  # stores made so far, by group
 
 
 class FailureStore:
@@ -34,7 +34,7 @@ class FailureStore:
         self._store: Any = group.get_group_store()
         self._answered: threading.Event | None = None  # by the thread that asks, if there is one
         self._beats = 0
-        self.lost = False  # whether the store did not answer the last question
+        self.lost = False  # true if the store did not answer the last question
 
     def fail(self, text: str, passed_on: bool = False) -> None:
         """Let all ranks read why one of them has failed, unless another rank was first. A failure

@@ -73,7 +73,7 @@ class Group:
         self.members: list[int] = dist.get_process_group_ranks(group)  # by their number in the job
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
-        # Takes in what ranks of this host have sent for later, so that they do not wait for room.
+        # Takes in messages that ranks of this host have sent for later: they do not wait for room.
         self.take_in: Callable[[], object] = lambda: None
         self._failures = FailureStore(group)
         process_end.let_threads_finish()
@@ -98,7 +98,7 @@ class Group:
         collective ends."""
         with self._failing(action):
             work = collective(*arguments, group=self._group, async_op=True, **options)
-        # Of tensors on a device: such work is done when the device is.
+        # Work on tensors of a device is done when the device is.
         on_device = any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in arguments)
         return lambda: (
             self._finish_on_device(work, action)
@@ -110,8 +110,8 @@ class Group:
         try:
             self._finish(work, action, _ended_on_device)
         except BaseException:
-            # Else the device waits for the others in it, until NCCL's own timeout, and with it who
-            # frees its memory.
+            # Otherwise the device, and whoever frees its memory, waits for the other ranks until
+            # NCCL's own timeout.
             with contextlib.suppress(RuntimeError):
                 self._group._get_backend(torch.device("cuda")).abort()
             raise
@@ -126,7 +126,7 @@ class Group:
                 left = deadline.left()
                 if deadline.seen is None and left <= COMPARE_SECONDS:
                     deadline.seen = self._waits(left)
-                if left <= -HEARTBEAT_SECONDS:  # who came at the deadline has given one too
+                if left <= -HEARTBEAT_SECONDS:  # ranks that came in time have given one
                     _raise(self._late(deadline.seen, action))
                 if time.monotonic() - began >= HEARTBEAT_SECONDS:
                     self.heartbeat(waiting, left)
@@ -191,7 +191,7 @@ class Group:
         def text(late: list[int]) -> str:
             return did_not_come(late, self.deadline_seconds, self.rank, action, self.processes)
 
-        if first is None or last is None:  # then who is stopped, if that can be seen
+        if first is None or last is None:  # then name stopped ranks, if any can be seen
             stopped = [r for r in others if is_stopped(self.processes.get(r))]
             return f"{text(stopped or others)}; {_NO_STORE}"
         if late := [r for r in others if first.get(r) == last.get(r)]:
@@ -260,7 +260,7 @@ def own_gloo_group(ranks: Sequence[int], deadline_seconds: float, what: str) -> 
     try:
         own = dist.new_group(
             list(ranks),
-            # Our own deadline comes first, as it names who is missing.
+            # Our own deadline comes first, because it names the missing ranks.
             timeout=timedelta(seconds=deadline_seconds + 60),
             backend="gloo",
             # Ranks that are not in the group have no part in making it.

@@ -29,11 +29,11 @@ class GrowingSegments:
         size = LINE_BYTES * len(node.peers)  # a line a generation
         lines = node.share_first(Segment.create(size, size, "generations"))
         shared = lines.tensor(0, [len(node.peers), LINE_BYTES // 8], torch.int64)
-        # Of NumPy, whose elements are read in a tenth of the time.
+        # NumPy arrays, whose elements are read in a tenth of the time.
         self._generations = dict(zip(node.peers, shared[:, :1].numpy(), strict=True))
         self._segments = node.share(create(bytes))
         self._known = dict.fromkeys(node.peers, 0)
-        lines.close()  # what is mapped stays
+        lines.close()  # mapped memory stays
         for segment in self._segments.values():
             segment.close()
 

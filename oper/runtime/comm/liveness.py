@@ -65,8 +65,8 @@ class Liveness:
         self._locks_guard = threading.RLock()  # a collection of garbage may close the node inside
         self._process = os.getpid()
         self.wait_marks: WaitMarks | None = None  # None until the ranks share memory
-        self.closed = False  # whether this rank has left the node
-        self._failed = False  # whether this rank has given up, as it does when it loses another
+        self.closed = False  # true if this rank has left the node
+        self._failed = False  # true if this rank has given up, such as after losing another
 
     def take_lock(self, resources: contextlib.ExitStack) -> int:
         """Take this rank's lock, which ends with `resources` or with the process. Return the
@@ -123,7 +123,7 @@ class Liveness:
         dead = [rank for rank, said in words.items() if not said]
         if dead:
             return died(dead, self._rank, action)
-        for said in words.values():  # after those that died, for which a launcher ends the others
+        for said in words.values():  # after ranks that died: then a launcher ends the others
             if said[:1] == _TERMINATED:
                 return said[1:].decode(errors="replace")
         return left(gone, self._rank, action) if gone else ""
@@ -170,12 +170,12 @@ class Liveness:
     def forget(self) -> None:
         """Drop the locks' descriptors, which are about to be closed and whose numbers other files
         will get."""
-        if os.getpid() == self._process:  # the guard may have been held where a child was forked
+        if os.getpid() == self._process:  # a fork may have copied the guard while it was held
             with self._locks_guard:
                 for lock in filter(None, [self._lock, *self._locks.values()]):
                     native.ops().forget_lock(lock)
                 # A script may catch the error, drop its model and end: ranks that die until then
-                # are named too. Closing these descriptors ends no lock, as the locks are others'.
+                # are named too. Closing these descriptors ends no lock: others hold the locks.
                 kept = self._locks if self._failed else {}
                 self.closed, self._group, self.wait_marks = True, None, None
                 self._locks = {rank: os.dup(lock) for rank, lock in kept.items()}
@@ -209,7 +209,7 @@ class Liveness:
         if self.closed:
             raise OperError(f"rank {self._rank} waits for others after it has left them by close()")
         dead = {peer for peer in missing() if not self.alive(peer)}
-        late = missing()  # what a rank did before it died counts
+        late = missing()  # work that a rank did before it died counts
         dead &= set(late)
         if text := self.lost(dead, action):
             raise LostRankError(text)
@@ -222,7 +222,7 @@ class Liveness:
         left = deadline.left()
         if deadline.seen is None and left <= COMPARE_SECONDS:
             deadline.seen = self.waits()
-        if left <= -HEARTBEAT_SECONDS and late:  # who came at the deadline has a mark by then
+        if left <= -HEARTBEAT_SECONDS and late:  # ranks that came in time have marks by then
             raise LostRankError(self._late(late, deadline, action))
         if late and self._group is not None and 1 + len(self._sockets) < self._group.ranks:
             self._group.heartbeat(waiting, left)  # other nodes may wait for this rank
@@ -273,12 +273,12 @@ def _cut(text: str, most: int) -> bytes:
     return given[: most - len(mark)].decode(errors="ignore").encode() + mark
 
 
-# What this process does for all of its nodes: as it ends, and while it runs.
+# The process's work for all of its nodes: at its end, and while it runs.
 
 _nodes: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
 _ends_in: set[int] = set()  # this process, once its end is heard of; a forked child is another
 _watched: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
-_kept: set[Liveness] = set()  # of models that are gone, where this rank gave up
+_kept: set[Liveness] = set()  # of models that are gone and whose rank gave up
 _watches_in: set[int] = set()
 _logged: set[str] = set()  # deaths
 
@@ -297,7 +297,7 @@ def _end() -> None:
     if error is None and not hasattr(sys, "ps1"):  # there it may be of any earlier line
         error = getattr(sys, "last_value", None)
     failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-    lost = isinstance(error, LostRankError)  # whose text says it
+    lost = isinstance(error, LostRankError)  # its text names the death
     if not lost:
         _log_deaths()
         if failed and _watched:
@@ -317,7 +317,7 @@ def watch_for_deaths(liveness: Liveness) -> None:
     liveness.prepare_last_words()
     _watched.add(liveness)
     if os.getpid() not in _watches_in:
-        # Not a threading.Thread, whose `start` may wait without end where memory is short.
+        # Not a threading.Thread, whose `start` may wait without end if memory is short.
         with contextlib.suppress(RuntimeError, MemoryError):
             _thread.start_new_thread(_watch, ())
             _watches_in.add(os.getpid())
@@ -338,6 +338,6 @@ def _log_deaths(advice: str = "") -> bool:
     for text, lock in found:
         if text not in _logged:
             _log.error("%s%s", text, advice)
-            _logged.add(text)  # after it, as this thread may be halted where the process ends
+            _logged.add(text)  # afterwards, because the end of the process may halt this thread
         native.ops().forget_lock(lock)
     return bool(found)

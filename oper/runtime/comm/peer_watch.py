@@ -21,7 +21,7 @@ from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.comm.node import Node
 
 _LOOK_SECONDS = 0.5
-_KERNEL_SECONDS = 2.0  # which what was started before may still take
+_KERNEL_SECONDS = 2.0  # that work started before may still take
 _READS = "answer reads of its rows"
 _watches: Counter[str] = Counter()  # made so far by each group's name
 
@@ -39,11 +39,11 @@ class PeerWatch:
         self._prefix = f"oper/peers/{_watches[name]}"
         _watches[name] += 1
         self._lost, self._ended = "", threading.Event()
-        # To ask the store at once; and that the others have been told of who is gone.
+        # Set to ask the store at once; and once the others have been told which rank is gone.
         self._hurry, self._told = threading.Event(), threading.Event()
         self._beats, self._last_beat = 0, b""
         self._beat_comes = Deadline(self._seconds)
-        self._answers, self._lost_elsewhere = 0, ""  # what the store's thread found
+        self._answers, self._lost_elsewhere = 0, ""  # found by the store's thread
         self._store.set(f"{self._prefix}/{self._rank}", "0")
         # Until then nobody looks for another's signs of life.
         node.check_all("", "begin to answer reads of their rows")

@@ -124,7 +124,7 @@ class Signals:
 
         while self._wait_signals(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
             self.node.take_in()
-            # It asks again what is missing after it found a rank dead, which may have failed first.
+            # `check` calls `missing` again if it finds a rank dead, which may have failed first.
             self.node.liveness.check(missing, action, deadline)
 
     def _why(self, rank: int, action: str) -> str:

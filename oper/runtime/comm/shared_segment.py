@@ -22,7 +22,7 @@ from oper.base.errors import OperError, first_line
 from oper.base.free_memory import free_memory
 
 LINE_BYTES = 64  # of the caches
-RESERVE_BYTES = 1 << 38  # addresses, not memory, for what grows with the largest batch
+RESERVE_BYTES = 1 << 38  # addresses, not memory, for segments that grow with the largest batch
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PIECE_BYTES = 1 << 26
 
@@ -110,7 +110,7 @@ class Segment:
         Return whether the kernel had enough of them; the rest gets small pages when first touched.
         To be called before others use the segment. Needs Linux 6.1 and no setting or privilege.
         """
-        # In pieces, as signals are handled between them.
+        # In pieces, because signals are handled between them.
         part = self._map[offset : offset + bytes]
         return all(native.ops().huge_pages(piece) for piece in part.split(_PIECE_BYTES))
 

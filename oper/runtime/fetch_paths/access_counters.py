@@ -33,7 +33,7 @@ _VECTORS = (
     "fetched_bytes",
     "gradient_rows",  # summed gradients for each owner, itself included
     "gradient_bytes",
-    # Of other nodes, by owner: what crossed the network for this rank, or, where distinct rows are
+    # Of other nodes, by owner: traffic over the network for this rank, or, if distinct rows are
     # fetched, for all ranks of its node whose relay it is. Rows that are fetched again for the
     # gradients of weights count again.
     "relayed_rows",
@@ -60,7 +60,7 @@ _Named = Callable[[np.ndarray], Mapping[str, Any]]
 
 class Counters:
     """The counters of one engine on one of `ranks` ranks: int64 scalars and vectors [ranks] by
-    name. Those that `device` adds to in place it adds to in one order, whatever the streams."""
+    name. Additions on `device`, made in place, happen in one order, whatever the streams."""
 
     def __init__(self, ranks: int, device: Device | None = None) -> None:
         self._ranks = ranks
@@ -126,8 +126,8 @@ class Counters:
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """Inside, this thread's stream may add to counts on the device: after what other streams
-        have added, and before what they add later."""
+        """Let this thread's stream add to counts on the device inside: after the additions of other
+        streams so far, and before their later ones."""
         self._order.before_write()
         try:
             yield
@@ -157,5 +157,5 @@ class Counters:
                 counts.zero_()
 
     def to_dict(self) -> dict[str, Any]:
-        """The totals as numbers and lists, which JSON holds."""
+        """Return the totals as numbers and lists, which JSON holds."""
         return self.totals | {name: vector.tolist() for name, vector in self.by_rank.items()}

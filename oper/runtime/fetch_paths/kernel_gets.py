@@ -183,7 +183,7 @@ class KernelGets(FetchPath):
     def _tell_nodes(self, action: str) -> None:
         """Wait until all ranks of all nodes come here, and all work that they started is done."""
         assert self._node.group is not None
-        self._device.synchronize()  # no signal has waited for it where a rank is alone on its node
+        self._device.synchronize()  # if a rank is alone on its node, no signal has waited for it
         self._node.group.gather(b"0", action)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class RowsByAccess(FetchPath):
     def _fetch_far(
         self, runs: Runs, buckets: Sequence[int], addresses: torch.Tensor, bases: Ints
     ) -> torch.Tensor:
-        """Fetch rows of other nodes, and have the accesses read them where they came to."""
+        """Fetch rows of other nodes, and redirect the accesses to their places here."""
         exchange = self._exchange
         accesses = [
             slice(*runs.starts[[rows.start, rows.stop]].tolist())

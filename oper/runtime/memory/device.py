@@ -22,7 +22,7 @@ from oper.runtime.memory.step_capture import Piece, StepCapture
 
 Result = TypeVar("Result")
 
-# Which step is captured on a device, as torch has one capture of a stream for all who use it.
+# The step that is captured on each device: torch has one capture of a stream for all its users.
 _captures: dict[torch.device, StepCapture] = {}
 
 
@@ -153,7 +153,7 @@ class GraphPiece:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             self._graph.capture_end()
-        # Torch tells it by a warning alone. A graph of nothing, taken for one, would do no harm.
+        # Torch tells of an empty graph only by a warning. Replaying one would do no harm.
         return not any("graph is empty" in str(each.message).lower() for each in told)
 
     def replay(self) -> None:
@@ -241,7 +241,7 @@ class Cuda:
 
     def pieces(self) -> Callable[[], Piece]:
         """Return the function that makes the pieces of a step that is going to be captured."""
-        gc.collect()  # what is freed while it is captured would end that
+        gc.collect()  # memory freed during the capture would end it
         self.synchronize()
         pool = torch.cuda.graph_pool_handle()
         return lambda: GraphPiece(pool)
@@ -269,7 +269,7 @@ class Cuda:
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep the memory of tensors that were made on another stream until this stream's work so
         far is done: a batch may be prepared during the training of another."""
-        if self.capture is not None:  # which keeps all of its memory
+        if self.capture is not None:  # a capture keeps all of its memory
             return
         stream = torch.cuda.current_stream(self.torch_device)
         for tensor in tensors:

@@ -52,7 +52,7 @@ class DeviceSlots:
         self._rank = node.rank
         size = aligned(8 * (1 + header))
         shared = node.share(Segment.create(size, size, name))
-        # How many slots there are, and then the header.
+        # The number of slots, and then the header.
         self._words = {r: s.tensor(0, (1 + header,), torch.int64) for r, s in shared.items()}
         self._slots = DeviceBytes(node, device, "lists of rows of other nodes")
 

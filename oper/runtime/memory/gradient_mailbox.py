@@ -1,17 +1,17 @@
 """Mailbox: a rank's summed gradients, for the owners of the rows to read.
 
-In shared memory, written by its rank once a step and read by all others of the node: how many rows
-there are of each bucket and owner, their slots in ascending order (shared_slots.py), and the
-gradients, which lie in a segment of their own. Both segments are as long as the largest batch so
-far needed, so that no rank must ask another for more than where its segments end.
+In shared memory, written by its rank once a step and read by all others of the node: the number of
+rows of each bucket and owner, their slots in ascending order (shared_slots.py), and the gradients,
+which lie in a segment of their own. Both segments are as long as the largest batch so far needed,
+so that no rank must ask another for more than the ends of its segments.
 
     int64    [2, buckets · (1 + ranks) + 1]   rows and values before each group (row_gradients.py)
     int64    [rows]                           slots
 
     float32  [values]                         bucket after bucket
 
-On devices, of which the host does not know how many rows there are, both are one segment, as long
-as batches of so many accesses may need; it is replaced where it must grow (growing_segments.py).
+On devices the host does not know the number of rows. There both are one segment, as long as batches
+of so many accesses may need; it is replaced when it must grow (growing_segments.py).
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Mailboxes:
         groups = len(dims) * (1 + node.ranks)
         self._rows = SharedSlots(node, 2 * (groups + 1), "mailbox-rows")
         self._values = node.share(Segment.create(0, RESERVE_BYTES, "mailbox"))
-        # What `read` gave of a rank, with the sizes of which it is views (shared_slots.py).
+        # The views that `read` returned for a rank, with their sizes (shared_slots.py).
         self._views: dict[int, tuple[tuple[int, int], RowGradients]] = {}
 
     @property
@@ -94,7 +94,7 @@ class DeviceMailboxes:
         self._rank, self._device, self._dims = node.rank, device, tuple(dims)
         self._groups = (2, len(dims) * (1 + node.ranks) + 1)
         self._slots_at = aligned(8 * self._groups[0] * self._groups[1])
-        # A mailbox of no rows; a line more, as values begin at one.
+        # A mailbox of no rows; a line more, because values begin at a line.
         self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
         self._row_bytes = mailbox_row_bytes(max(dims, default=0))
         self._segments = GradientSegments(node, device, self._fixed_bytes)

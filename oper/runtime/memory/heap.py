@@ -34,9 +34,9 @@ from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
 _ADVICE = "plan for ranks with less memory each, use fewer replicas, or more hosts"
-_MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core does
+_MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of a busy core's speed
 _HUGE_PAGE = 2 << 20  # bytes
-_FEW_SLOTS = 1024  # by which arenas of the host's memory can grow, however small they are
+_FEW_SLOTS = 1024  # by which even the smallest arenas of the host's memory can grow
 
 
 class Heap:

@@ -181,8 +181,8 @@ class PreparedBatch:
     bags: torch.Tensor | None = None  # [F · samples + 1]
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
     trains: bool = False  # whether there may be a backward
-    report: torch.Tensor | None = None  # int64 [2], where the host has not looked (late_checks.py)
-    on_device: torch.Tensor | None = None  # `features` there, where gradients are summed there
+    report: torch.Tensor | None = None  # int64 [2], if the host has not looked (late_checks.py)
+    on_device: torch.Tensor | None = None  # `features` there, if gradients are summed there
     forwarded: ForwardedBags | None = None  # None: nothing is forwarded
     given: Any = None  # the KeyedJaggedTensor, by which it can be prepared again
     version: int = 0  # of the placement (placement.py) that the addresses are of

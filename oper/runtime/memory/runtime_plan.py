@@ -25,7 +25,7 @@ from oper.topology.transports import NVSHMEM
 
 REPLICA = native.shared("field replica", LOCAL - 1)
 _MOST_RANKS = native.shared("ranks of a device's step", 72)
-# What plain arrays for a rank's small tables may take: most accesses are to these, and translate in
+# Most bytes of plain arrays for a rank's small tables: most accesses are to these, and translate in
 # a third of the time.
 FLAT_BYTES = 1 << 21
 NOT_FOR_TRAINING = (
@@ -130,8 +130,8 @@ def check_nodes(nodes: Sequence[Sequence[int]], plan: Plan, where: str) -> None:
         if not plan.workload.training:
             return
         nodes = [range(plan.ranks)]  # every rank sends its gradients by itself
-    # An update merges a list of each rank of the node, of each other node, and of each that adds up
-    # copies: the holders, or where all ranks are on one node, each of its ranks for each holder.
+    # An update merges a list of each rank of the node, of each other node, and of each rank that
+    # adds up copies: the holders, or, if all ranks are on one node, each rank for each holder.
     copies = 0
     if plan.workload.training and (copied := copied_to_nodes(plan.layout)).any():
         on_one = int(plan.layout.holds[copied].sum(axis=1).max()) * plan.ranks

@@ -12,7 +12,7 @@ import torch
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
 
-_MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
+_MOST_ROWS = 1 << 31  # of a batch: the sort numbers accesses by 31 bits
 
 
 class SharedSlots:
@@ -24,8 +24,8 @@ class SharedSlots:
         self._slots_at = aligned(8 * header)
         most = self._slots_at + 8 * _MOST_ROWS
         self._segments = node.share(Segment.create(self._slots_at, most, name))
-        # Views of a rank's segment at the size that it has: making them takes the host longer than
-        # all else that is done here in a step.
+        # Views of a rank's segment at its present size: making them takes the host longer than all
+        # else that this class does in a step.
         self._views: dict[int, tuple[int, tuple[torch.Tensor, torch.Tensor]]] = {}
 
     @property

@@ -34,7 +34,7 @@ def device_segment(device: Cuda, what: str, bytes: int) -> DeviceSegment:
     return DeviceSegment.create(bytes, device.torch_device)
 
 
-# What a step may raise where memory is short: of what ranks share, and of torch's.
+# Errors of a step for which memory is short: shared memory, and torch's.
 NO_ROOM = (NoRoomError, torch.OutOfMemoryError)
 
 

@@ -121,11 +121,11 @@ class SymmetricMemory:
         be called on all ranks together, with one `most`, once nobody reads the earlier content."""
         if len(self._outbox) < most:
             self._device.synchronize()
-            self._device.free_memory()  # gives back what torch has unused
+            self._device.free_memory()  # gives back torch's unused memory
             # A rank that fails until here is named; the calls of NVSHMEM would wait for it.
             self._node.check_all("", "make room for gradients of other nodes' rows")
             self._free(self._outbox)
-            self._outbox = self._outbox.new_empty(0)  # where there is no memory for more
+            self._outbox = self._outbox.new_empty(0)  # if there is no memory for more
             self._outbox = self._allocated(with_slack(most))
         return self._outbox
 

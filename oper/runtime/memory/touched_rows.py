@@ -20,7 +20,7 @@ class TouchedRows:
         self._device = device
         self._marks: list[torch.Tensor] | None = None  # by width, bool [slots]
         self._aside: dict[int, list[Ints]] = {}
-        self._compacted: dict[int, int] = {}  # how many ids were left when all were last compared
+        self._compacted: dict[int, int] = {}  # ids that were left by the last compaction
 
     @property
     def begun(self) -> bool:

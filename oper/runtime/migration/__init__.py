@@ -1,4 +1,4 @@
-"""Migration: rows go to where a new plan has them, by steps, while a model trains or serves.
+"""Migration: rows go to their places in a new plan, by steps, while a model trains or serves.
 
 In: a plan, and an engine's heap and placement. Out: rows that have moved, and the placement with
 their new places.

@@ -66,14 +66,14 @@ class RowMigration:
         plan: Plan,
         mover: Mover,
     ) -> None:
-        self.plan = plan  # that they move to
+        self.plan = plan  # to which they move
         self.schedule, self.rows, self.steps_made = schedule, rows, 0
         self._guard, self._placement = guard, placement
         self._heap, self._node = memory.heap, memory.node
         self._signals, self._all_to_all = memory.signals, memory.all_to_all
         self._mover = mover
         self._source = _nearest(rows.sets.holds, Proxies(self._node).nodes)
-        # Made now, as it takes longer than a step may.
+        # Made now, because it takes longer than a step may.
         most = int(schedule.most_slots.max(initial=1))
         self._movable = MovableRows(placement.layout, rows, most) if schedule.steps else None
 
@@ -105,16 +105,14 @@ class RowMigration:
         """True if all rows have moved."""
         return self.steps_made == self.schedule.steps
 
-    @torch.inference_mode(
-        mode=False
-    )  # what it makes is written to later, and outside of such modes
+    @torch.inference_mode(mode=False)  # its tensors are written to later, outside of such modes
     def step(self) -> bool:
         """Move the rows of the next step. Return whether there is another. Raise OperError on all
         ranks if one of them does not come, or holds gradients back."""
         if self.done:
             return False
         self._guard.check()
-        self._mover.rows_can_move()  # which all ranks find alike, and none has failed
+        self._mover.rows_can_move()  # on all ranks or on none, before any has failed
         what = f"move rows (step {self.steps_made + 1} of {self.schedule.steps})"
         with (
             self._guard.failing_together(everywhere=True),

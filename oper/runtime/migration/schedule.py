@@ -9,7 +9,7 @@ the slots that its rows leave are free for the rows that come. Slots are given i
     beyond the ends of all of their arenas
     rows of one owner take slots that are free there, those first that are not free at all ranks,
     or new ones at its arena's end; so does a row that its owner had as one of several holders,
-    as its slot is worth more to a row that comes to all ranks
+    because its slot is worth more to a row that comes to all ranks
 
 All follows from the plans alone, so that every rank finds the same.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.runtime.migration.changed_rows import ChangedRows
 
-_MOST_CELLS = 1 << 22  # of a matrix of rows by ranks that is looked at
+_MOST_CELLS = 1 << 22  # of a matrix of rows by ranks, at a time
 
 
 class SlotPool:
@@ -89,7 +89,7 @@ class Schedule:
     order: Ints  # [N] numbers of the changed rows
     starts: Ints  # [S + 1]
     slot: Ints  # [N] by the number of the row
-    stays: np.ndarray  # [N] whether its new holders keep it in the slot that they have
+    stays: np.ndarray  # bool [N], true if its new holders keep it in their slot
     most_slots: Ints
     pool: SlotPool
 
@@ -144,7 +144,7 @@ def _starts(
 ) -> Ints:
     """Return the starts of the steps in the order, and its end."""
     ranks = rows.sets.holds.shape[1]
-    # Every row comes to some rank, unless it stays: about as many as a step can have at the most.
+    # Every row comes to some rank, unless it stays: about the most rows that a step can have.
     most = ranks * bytes_per_step // int(slot_bytes.min()) + 1
     most = min(most, max(_MOST_CELLS // ranks, 1))
     starts, first = [0], 0
@@ -179,7 +179,7 @@ def _give_slots(
     slot[kept] = rows.slot(kept, holds[rows.after[kept]].argmax(axis=1))
     coming = moving[~stays[moving]]
     after, copies = rows.after[coming], holds.sum(axis=1)
-    # Those of most holders first, as the fewest slots are free for them.
+    # Rows with the most holders first, because the fewest slots are free for them.
     for k in sorted(np.unique(after), key=lambda k: (-int(copies[k]), k)):
         index = coming[after == k]
         slot[index] = pool.take(w, np.flatnonzero(holds[k]).tolist(), len(index))

@@ -1,14 +1,14 @@
 """Gradients: one optimizer step of all tables, from the gradient of a lookup's output (§5.3).
 
-The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
-all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
-the sparse AllReduce and are updated on every rank. Between nodes, where distinct rows are fetched,
-the owner's relay (relayed_rows.py) adds up what its node's mailboxes hold for it, in the order of
-its ranks, and sends one gradient a row; owners add up node by node, in the order of the nodes'
-first ranks, of their own node mailbox by mailbox. Rows with a copy on each node are added up among
-their holders (node_copies.py). Every sum has a fixed order, so that equal runs give equal bits.
-On a device that has the only rank no other gradients come: the threads that sum a row's gradients
-update it at once.
+The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up the
+gradients that all mailboxes hold for them, in the order of ranks, and update each row once;
+replicas go through the sparse AllReduce and are updated on every rank. Between nodes, if distinct
+rows are fetched, the owner's relay (relayed_rows.py) adds up its node's gradients for the owner, in
+the order of its ranks, and sends one gradient per row; owners add up node by node, in the order of
+the nodes' first ranks, and their own node mailbox by mailbox. Rows with a copy on each node are
+added up among their holders (node_copies.py). Every sum has a fixed order, so that equal runs give
+equal bits. If a device has the only rank, no other gradients come: the threads that sum a row's
+gradients update it at once.
 
 Four counters of the signals order the ranks; each is the number of the step that a rank finished:
 
@@ -61,10 +61,11 @@ class HeldGradients:
 
 
 class Gradients:
-    """The training of one engine's buckets. Rows of all but the first `in_heap` buckets are in
-    `source`, all others in the heap. Gradients go to other nodes by `path`.
+    """The training of one engine's buckets. Rows of the first `in_heap` buckets are in the heap,
+    all others in `source`. Gradients go to other nodes by `path`.
 
-    `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
+    `steps` counts this engine's steps; `optimizer_steps` as well, unless it was loaded from a
+    checkpoint.
     """
 
     trains = True
@@ -107,7 +108,7 @@ class Gradients:
 
     @property
     def _most_held(self) -> tuple[int, int]:
-        """The most rows and values that held gradients have, however many batches they are of: on
+        """The most rows and values that held gradients can have, whatever the number of batches: on
         devices the host does not know their number."""
         slots = [self._heap.all_slots(bucket.width) for bucket in self._buckets]
         values = sum(n * bucket.dim for n, bucket in zip(slots, self._buckets, strict=True))
@@ -119,8 +120,8 @@ class Gradients:
         self._signals.wait("applied", self.steps, "update its rows")
 
     def rates_are_used(self) -> bool:
-        """Return whether the step that is captured has updated rows: learning rates that are taken
-        from now on are those of the next step, and none of its updates may follow."""
+        """Return whether the step that is captured has updated rows. If so, learning rates that are
+        taken from now on belong to the next step, and no other update of this step may follow."""
         return self.captured is not None and self.captured.rates_are_used()
 
     def settings_to_come(self) -> CapturedSettings:
@@ -148,13 +149,13 @@ class Gradients:
     def follow(
         self, replicas: ReplicaAllReduce | NoReplicas, copies: NodeCopies | NoCopies
     ) -> None:
-        """Have these replicas and copies on nodes from now on, as rows move. For all ranks, between
-        two steps."""
+        """Use these replicas and copies on nodes from now on, because rows move. For all ranks,
+        between two steps."""
         self._replicas = replicas
         self.follow_copies(copies)
 
     def follow_copies(self, copies: NodeCopies | NoCopies) -> None:
-        """Have these copies on nodes from now on, and the same replicas."""
+        """Use these copies on nodes from now on, and the same replicas."""
         self._copies = copies
 
     @property
@@ -165,7 +166,7 @@ class Gradients:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Hold the gradients of steps inside back; the next step outside adds them."""
+        """Hold back the gradients of steps inside; the next step outside adds them."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -224,7 +225,7 @@ class Gradients:
         rows: SortedRows,
         held: HeldGradients | None,
     ) -> None:
-        """Update the rows of the source's buckets, by what is held or by a batch."""
+        """Update the rows of the source's buckets, by held gradients or a batch's."""
         tier = self._in_tier
         dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
         sums = _no_sums(rows, dims, self._device) if held is None else held.sums
@@ -242,7 +243,7 @@ class Gradients:
         held: HeldGradients | None,
     ) -> None:
         step = self.steps + 1
-        # All updates add to one counter: on a device each further one takes two kernels a step.
+        # All updates add to one counter: on a device each further one takes two kernels per step.
         updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         if self.mailboxes is None:
             self._count(rows)
@@ -270,7 +271,7 @@ class Gradients:
         held: HeldGradients | None,
         updated: torch.Tensor,
     ) -> None:
-        """Update the rows of a device's only rank, by what is held or by a batch."""
+        """Update the rows of a device's only rank, by held gradients or a batch's."""
         self.optimizer_steps += 1
         for b in self._bucket_numbers:
             if held is None:
@@ -295,7 +296,7 @@ class Gradients:
         if held is None:
             self._sum(batch, grad, self._bucket_numbers, mine)
         else:
-            # The same groups of the same buckets: those in the heap are the first.
+            # The groups and buckets are the same: buckets in the heap come first.
             size = min(len(mine.values), len(held.sums.values))
             mine.values[:size] = held.sums.values[:size]
         self._replicas.contribute(step, mine)
@@ -366,7 +367,8 @@ class Gradients:
         )
 
     def _packed(self, b: int) -> torch.Tensor | None:
-        """Return the place of a bucket's settings when this update of a captured step is run."""
+        """Return the memory for a bucket's settings of this update in the step that is captured;
+        None outside a capture."""
         if self.captured is None:
             return None
         return self.captured.of(b, self.optimizer_steps)

@@ -1,6 +1,6 @@
 """Checks of a batch and of its gradients before anything is read or written by them.
 
-All raise OperError, which names the feature and where in it.
+All raise OperError, which names the feature and the place in it.
 """
 
 import logging
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
-    """Check that a batch is a KeyedJaggedTensor on the device, of as many weights as values. Its
-    lengths are checked where they are looked at (prepare_batch.py)."""
+    """Check that a batch is a KeyedJaggedTensor on the device, with as many weights as values. Its
+    lengths are checked when they are read (prepare_batch.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
             "the batch: expected a KeyedJaggedTensor of TorchRec, got a "

@@ -14,7 +14,7 @@ from oper.runtime.memory.device import Device
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import Optimizer, packed_settings
 
-_MOST_UPDATES = 16  # of a step, which has one, unless it trains several batches
+_MOST_UPDATES = 16  # of a step; it has one, unless it trains several batches
 
 
 class CapturedSettings:
@@ -26,7 +26,7 @@ class CapturedSettings:
         self._place = dict(zip(self._trained, range(len(buckets)), strict=False))
         self._counts_steps = any(of.counts_steps for of in self._trained.values())
         self._device, self._first = device, first
-        # Made before the capture: what it allocates has other tensors in it, as the step goes on.
+        # Made before the capture: memory allocated inside holds other tensors later in the step.
         words = len(packed_settings(Optimizer("sgd").settings(0.0, 1)))
         shape = (_MOST_UPDATES, len(self._trained), words)
         self._all = torch.zeros(shape, dtype=torch.int64, device=device.torch_device)

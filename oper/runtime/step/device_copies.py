@@ -1,4 +1,4 @@
-"""Copies on a device of what the host says of batches, which mostly is the same from one to the
+"""Copies on a device of the host's tensors of batches, which are mostly equal from one batch to the
 next."""
 
 from typing import Any
@@ -12,7 +12,7 @@ _KEPT = 8  # copies: of the batches of a few shapes
 
 
 class DeviceCopies:
-    """Copies of small tensors of the host, those of the last few of which are kept."""
+    """Copies of small tensors of the host; the last few are kept."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -20,9 +20,9 @@ class DeviceCopies:
         self._kept: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copy of a tensor, which is not written to any more. What is started on this
-        thread's stream comes after it was copied, on whichever stream that was. OperError in a
-        step that is captured, if nothing like it was seen before."""
+        """Return the copy of a tensor, which is not written to any more. Later work on this
+        thread's stream comes after the copy, whichever stream made it. Raise OperError in a step
+        that is captured, if no equal tensor was seen before."""
         there, copied = self._known(tensor)
         capture = self._device.capture
         if capture is not None:

@@ -11,15 +11,15 @@ from oper.runtime.memory.step_capture import StepCapture
 
 
 class DeviceSignals(Signals):
-    """The signals of one engine. `steps_later` is by how many steps the one that is run comes after
-    that in whose place it was captured."""
+    """The signals of one engine. `steps_later` is the number of the step that is run minus the
+    number of the step that was captured."""
 
     def __init__(self, node: Node, counters: Sequence[str], device: Device) -> None:
         super().__init__(node, counters, device.done)
         self._device, self.steps_later = device, 0
-        self._alone = len(node.peers) == 1  # for which no step is cut
-        # What was waited for in the step that is captured, or was last. The reference is weak: else
-        # the last one, with its memory, would be let go while the next one is captured.
+        self._alone = len(node.peers) == 1  # then steps are not cut into pieces
+        # The waits of the step that is captured, or was last. The reference is weak: otherwise the
+        # last capture, with its memory, would be released while the next one is made.
         self._waited: tuple[weakref.ref[StepCapture] | None, dict[str, int]] = (None, {})
 
     def post(self, counter: str, value: int) -> None:

@@ -1,10 +1,10 @@
 """Equal settings: settings of optimizers that a script may change, compared by all ranks in a step.
 
-Every rank updates its copies of a row by its own settings, so copies come apart where these differ,
-and a row with one owner is trained by the owner's settings. So each rank leaves a digest of its
-settings with its gradients, and compares the digests of all ranks before it updates any row. Ranks
-of one node leave it in memory that they share. Between nodes it goes with the numbers of gradients
-(row_messages.py), or, where a step sends none, by a collective of its own.
+Every rank updates its copies of a row by its own settings, so copies diverge if these differ, and a
+row with one owner is trained by the owner's settings. So each rank leaves a digest of its settings
+with its gradients, and compares the digests of all ranks before it updates any row. Ranks of one
+node leave it in memory that they share. Between nodes it goes with the numbers of gradients
+(row_messages.py), or by a collective of its own if a step sends none.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ _ACTION = "compare the settings of its optimizers"
 
 
 class StepSettings(NamedTuple):
-    """The settings of one update: the learning rate of each bucket; by how many the optimizers have
-    counted more steps than the engine; and the tables that were frozen in each batch."""
+    """The settings of one update: the learning rate of each bucket; the steps that the optimizers
+    have counted more than the engine; and the tables that were frozen in each batch."""
 
     rates: tuple[float, ...]
     counted_before: int
@@ -52,7 +52,7 @@ class EqualSettings:
         self.digests = digests.numpy()[:, 0]  # torch would take microseconds for each value
 
     def offer(self, settings: StepSettings) -> None:
-        """Let the other ranks read this rank's settings. On one node the signal that tells of it
+        """Let the other ranks read this rank's settings. On one node the signal that announces them
         follows, and comes after the signal that all have taken the step before."""
         if settings != self._settings:
             self._settings = settings
@@ -72,7 +72,8 @@ class EqualSettings:
             self._finish = take
 
     def check(self) -> None:
-        """Compare all ranks' settings. OperError on all of them names the first difference."""
+        """Compare all ranks' settings. Raise OperError on all of them, with the first difference,
+        if they differ."""
         if self._finish is not None:
             self._finish()
             self._finish = None

@@ -20,7 +20,7 @@ from oper.runtime.tables.features import Feature
 from oper.tables.table import Table
 
 NOTHING_BAD = -1
-_MOST_ON_THE_WAY = 2  # batches; the host waits for the report of the oldest where there are more
+_MOST_ON_THE_WAY = 2  # batches; if there are more, the host waits for the oldest report
 _MOST_BATCHES = 16  # of a step that is captured
 
 
@@ -29,7 +29,7 @@ class _Checked(NamedTuple):
 
     report: OnTheWay
     batch: Any  # KeyedJaggedTensor, as it was given
-    order: Sequence[int] | None  # by which its keys were brought into the module's
+    order: Sequence[int] | None  # of its keys for the module's order
     lookups: Sequence[tuple[Feature, Table]]
 
     def ordered(self) -> Any:
@@ -75,7 +75,7 @@ class LateChecks:
         self._device, self._rank, self._bounds = device, rank, bounds
         self._on_the_way = deque[_Checked]()
         self._captured: list[CapturedCheck] = []
-        # Kept for all steps that are captured: one that was let go may still be running.
+        # Kept for all captured steps: a step that was released may still be running.
         self._posted: list[_Posted] = []
 
     def report(self) -> torch.Tensor:

@@ -98,7 +98,7 @@ class _Lookup(torch.autograd.Function):
         step: TrainingStep,
     ) -> torch.Tensor:
         ctx.batch, ctx.step, ctx.frozen = batch, step, step.frozen_tables()
-        # Backward reads the user's weights: where they were written to by then, torch raises.
+        # Backward reads the user's weights: if they were written to by then, torch raises.
         weighs = weights is not None and not weights.is_inference()
         ctx.save_for_backward(anchor, *([weights] if weighs else []))
         return step.forward(batch)
@@ -106,8 +106,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        # Looked at for torch's error where the graph was freed: a second backward of one forward
-        # would be a second update of its rows; or where weights were written to since.
+        # Read for torch's error if the graph was freed, because a second backward of one forward
+        # would update its rows twice; or if weights were written to since.
         _ = ctx.saved_tensors
         contiguous, weights_too = grad.contiguous(), ctx.needs_input_grad[1]
         weight_grad = ctx.step.backward(ctx.batch, contiguous, weights_too, ctx.frozen)

@@ -9,10 +9,11 @@ network. A row has the same slot s at all holders, and the holder of node s mod 
              node, in the order of the nodes' first ranks, and its own node mailbox by mailbox
     totals   it sends the total to the other holders
 
-So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges, each of the
-numbers of rows and then of their slots and gradients. All holders update their copies by the same
-bits. If all ranks run on one node, whatever the plan says, each holder reads all gradients of a row
-in the mailboxes, and adds them up itself: holder by holder, and mailbox by mailbox for each.
+So about 2(N - 1)/N of the gradients cross the network, as in a ring, in two exchanges. Each
+exchange sends the numbers of rows and then their slots and gradients. All holders update their
+copies by the same bits. If all ranks run on one node, against the plan, each holder reads all
+gradients of a row in the mailboxes, and adds them up itself: holder by holder, and mailbox by
+mailbox for each.
 """
 
 from collections.abc import Sequence
@@ -60,8 +61,8 @@ class NodeCopies:
     def __init__(
         self, memory: TableMemory, layout: Layout, buckets: Sequence[int], counters: Counters
     ) -> None:
-        """`buckets` are the numbers of the trained ones in the heap. OperError if the ranks are
-        on several nodes, and others than the plan's."""
+        """`buckets` are the numbers of the trained buckets in the heap. Raise OperError if the
+        ranks are on several nodes that differ from the plan's."""
         self._node, self._counters = memory.node, counters
         self._dims, self._rank = [memory.buckets[b].dim for b in buckets], memory.node.rank
         self._device = memory.heap.device
@@ -172,8 +173,8 @@ def _slots_of_copies(layout: Layout, memory: TableMemory, bucket: int) -> torch.
 
 
 def _check_nodes(layout: Layout, nodes: Sequence[Sequence[int]]) -> None:
-    """OperError unless each group of copies has one holder in each of the nodes, at one position,
-    which all ranks there read."""
+    """Raise OperError unless each group of copies has one holder in each of the nodes, at one
+    position, which all ranks there read."""
     node_of = {rank: n for n, members in enumerate(nodes) for rank in members}
     of_rank = np.array([node_of[rank] for rank in range(layout.ranks)])
     places = {rank: n for members in nodes for n, rank in enumerate(members)}

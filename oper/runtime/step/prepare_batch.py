@@ -1,8 +1,8 @@
 """Preparing a batch: its ids become addresses, and its accesses are sorted by row.
 
-A KeyedJaggedTensor's features are brought into the module's order where they are not, its ids are
-translated by the address map, and its accesses are sorted where something needs that: backward, or
-a fetch path that needs the rows of a batch. Bags of pooled tables are exchanged before.
+A KeyedJaggedTensor's features are brought into the module's order, its ids are translated by the
+address map, and its accesses are sorted if something needs that: backward, or a fetch path that
+needs the rows of a batch. Bags of pooled tables are exchanged before.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from oper.tables.table import Table
 
 
 class BatchPreparer:
-    """Prepares the batches of one engine, which are on `device`, where the address map is; by the
-    map that `placement` has then.
+    """The preparation of one engine's batches, which are on `device`, as is the address map; by the
+    present map of `placement`.
 
-    `bounds` says what ids out of range do: "fatal", "warning" or "ignore". With `trains` there may
-    be a backward.
+    `bounds` is the treatment of ids out of range: "fatal", "warning" or "ignore". With `trains`
+    there may be a backward.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class BatchPreparer:
     ) -> None:
         self._features, self._placement, self._sorter = features, placement, sorter
         self._device, self._room, self._path = device, room, path
-        # Where hosts of several nodes wait for each other in a lookup, an error of a batch on a
-        # device is raised at once: the host waits in any case.
+        # If hosts of several nodes wait for each other in a lookup, an error of a batch on a device
+        # is raised at once: the host waits in any case.
         self._together = path.needs.together
         self._weighted, self._bounds = weighted, bounds
         self._trains = trains
@@ -65,8 +65,8 @@ class BatchPreparer:
         self._sort_all = path.needs.rows
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor. OperError if it does not fit the module; on a
-        device, if an earlier batch had invalid ids or lengths."""
+        """Translate and sort a KeyedJaggedTensor. Raise OperError if it does not fit the module; on
+        a device, if an earlier batch had invalid ids or lengths."""
         self._device.check_no_capture()
         if self._late is not None:
             self._late.tell()
@@ -199,7 +199,7 @@ DividedThere = tuple[Any, torch.Tensor, bool]
 
 def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
     """Check the lengths of a KeyedJaggedTensor whose values the host can read, and bring its keys
-    into `order` where that is not None. OperError if lengths and values do not fit."""
+    into `order` if that is not None. Raise OperError if lengths and values do not fit."""
     one_each = _has_one_id_each(batch)
     if not one_each:
         batch_checks.check_offsets(batch)
@@ -213,10 +213,10 @@ def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
 
 
 def bags_on_device(batch: Any, order: Sequence[int] | None, pooled: bool) -> DividedThere:
-    """Bring the keys of a batch on a device into `order`, and find where each feature begins: on
-    the device, unless the host must know the size of an output that is not pooled. It waits for the
-    device then, where the batch has no lengths of its keys on the host; and to bring keys into
-    another order, which moves values by lengths that fit."""
+    """Bring the keys of a batch on a device into `order`, and find the start of each feature: on
+    the device, unless the host must know the size of an output that is not pooled. In that case the
+    host waits for the device if the batch has no lengths of its keys on the host. It also waits to
+    bring keys into another order, which moves values by lengths that must fit."""
     if order is not None:
         batch_checks.check_offsets(batch)
         batch = batch.permute(order)

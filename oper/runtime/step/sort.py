@@ -18,17 +18,17 @@ from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import BatchRows, rows_of_tensors
 
-native.ops()  # which defines the operators
+native.ops()  # defines the operators
 
 # Rows that a batch may name for each access, up to which rows are numbered: there must be a mark
 # for each of these rows, in each bucket, for all of its width (docs/design/numbered-rows.md).
 ROWS_PER_ACCESS = 4
-# Values of a module's widest rows up to which they are numbered, whatever the bags; and where a bag
-# holds LONG_BAG ids on average. Sums of wide rows leave the caches between two accesses, which pays
-# where a bag's gradient is read once for many.
+# Values of a module's widest rows up to which rows are numbered: for any bags, and for bags of
+# LONG_BAG ids on average. Sums of wide rows leave the caches between two accesses, which pays only
+# if a bag's gradient is read once for many.
 NARROW_DIM, MOST_DIM = 32, 64
 LONG_BAG = 10
-_MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
+_MOST_ROWS = 2**31 - 1  # the kernel numbers them by 32 bits
 
 
 class Sorter:
@@ -54,7 +54,7 @@ class Sorter:
         self._by_position, self._always = by_position, always
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
-        beside = spare and device.kind == "cpu"  # a device sorts beside the host in any case
+        beside = spare and device.kind == "cpu"  # a device works in parallel with the host anyway
         self._thread = ThreadPoolExecutor(1, "oper-sort") if beside else None
 
     def resize(self, bucket_slots: Sequence[int]) -> None:
@@ -112,8 +112,8 @@ class Sorter:
         return rows_of_tensors(found, self._ranks, bags is not None)
 
 
-# What torch.compile must know of the operator: how many accesses a batch sorts, and how many rows
-# they read, is known only from its data.
+# Shapes of the operators' results for torch.compile: the number of accesses that a batch sorts, and
+# of the rows that they read, depend on its data.
 
 
 @torch.library.register_fake("oper::sort_accesses")

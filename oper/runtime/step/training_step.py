@@ -94,7 +94,8 @@ class TrainingStep:
             )
 
     def to_capture(self) -> CapturedStep:
-        """Return a step that is going to be captured. OperError if none of these can be."""
+        """Return a step that is going to be captured. Raise OperError if steps of this engine
+        cannot be."""
         late, signals = self._preparer.late, self._signals
         if late is None or not isinstance(signals, DeviceSignals):
             raise OperError(
@@ -126,8 +127,8 @@ class TrainingStep:
 
     @property
     def memory(self) -> list[object]:
-        """The objects that a captured step reads, writes and finds rows by: it is out of date if
-        any of them is another object."""
+        """The objects that a captured step reads, writes and by which it finds rows: the step is
+        out of date if any of them is another object."""
         rows = [self._placement.map, self._heap.views, self._sorter.bucket_slots]
         return [*rows, *self._heap.touched.all_marks, *self._gradients.memory]
 
@@ -182,7 +183,7 @@ class TrainingStep:
         weights [N], if asked for. Tables that were `frozen` in forward, or are now, keep their rows
         and the state of their optimizers.
 
-        Weights have gradients in inference too, where no row is trained.
+        Weights have gradients in inference too, although no row is trained.
         """
         self._guard.check()
         with self._placement.reading, self._guard.failing_together():
@@ -224,8 +225,8 @@ class TrainingStep:
         return weight_grad
 
     def _freeze(self, frozen: frozenset[int]) -> None:
-        """Freeze these tables and no others; ranks compare them when rows are updated. OperError if
-        one of the tables is in the tier."""
+        """Freeze these tables and no others; ranks compare them when rows are updated. Raise
+        OperError if one of the tables is in the tier."""
         if frozen == self._frozen:
             return
         names = tuple(self._features.name_of(table) for table in sorted(frozen))
@@ -235,7 +236,7 @@ class TrainingStep:
                 "tier, got a frozen one (requires_grad is False): freeze it before the model is "
                 "sharded, or plan without the tier"
             )
-        if self._gradients.captured is not None:  # whose settings are not compared in each step
+        if self._gradients.captured is not None:  # its settings are not compared in each step
             self._node.agree_on(dict.fromkeys(names, "frozen"), "the frozen tables")
         self._frozen, self._gradients.frozen = frozen, names
 
@@ -249,7 +250,7 @@ class TrainingStep:
     def _count_distinct(self, batch: PreparedBatch) -> None:
         """Count distinct rows, when the rows are needed: earlier they may still be being sorted."""
         rows = batch.rows
-        # Not by how many accesses were sorted, which the host does not know of a device's batch.
+        # Not by the number of sorted accesses, which the host does not know for a device's batch.
         if rows is None or not (self._all_trained or self._path.needs.rows):
             return
         if self._on_device:

@@ -21,7 +21,7 @@ from oper.tables.table import Table
 
 @dataclass(frozen=True)
 class Feature:
-    """One lookup: a feature in a table. `column` is its first in a pooled output."""
+    """One lookup: a feature in a table. `column` is its first column in a pooled output."""
 
     name: str
     table: int  # of the module

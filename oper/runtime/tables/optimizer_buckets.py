@@ -1,4 +1,4 @@
-"""The tables of one embedding module, and the buckets that its rows are sorted and updated in.
+"""The tables of one embedding module, and the buckets by which its rows are sorted and updated.
 
 A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
 arenas, one under the other, and one call updates all touched rows. Pooled tables are in buckets of
@@ -38,7 +38,7 @@ class Bucket:
     dim: int
     optimizer: Optimizer
     tier: bool = False
-    pooled: bool = False  # read as bags where the rows are of other nodes
+    pooled: bool = False  # read as bags if the rows are on other nodes
 
     @property
     def trained(self) -> bool:

@@ -54,7 +54,7 @@ class State:
     rowwise: bool = False
 
     def values(self, dim: int) -> int:
-        """Values of one row."""
+        """Return the number of values of one row."""
         return 1 if self.rowwise else dim
 
 
@@ -80,12 +80,12 @@ class StepSettings(NamedTuple):
     lr: float
     eps: float
     l2: float  # weight decay as a part of the gradient
-    shrink: float  # what decoupled weight decay multiplies a row by: 1 - lr·decay
+    shrink: float  # factor of decoupled weight decay: 1 - lr·decay
     beta1: float  # momentum, for SGD
     beta2: float
     step_size: float  # lr / (1 - beta1^step)
     root_scale: float  # 1 / √(1 - beta2^step)
-    rounding_step: float  # the step's number, where 16-bit rows are rounded at random; 0: nowhere
+    rounding_step: float  # the step's number if 16-bit rows are rounded at random, else 0
 
 
 native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSettings._fields]))
@@ -95,9 +95,9 @@ native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSet
 class Optimizer:
     """The optimizer of a table. Kind "none" is for frozen tables, which have no step.
 
-    `lr` is the learning rate to begin with. `stochastic_rounding` is of rows in fp16 and bf16, and
-    changes nothing of others. The defaults are FBGEMM's, but for it: FBGEMM rounds at random on
-    GPUs, and to the nearest on CPUs.
+    `lr` is the initial learning rate. `stochastic_rounding` applies to rows in fp16 and bf16, and
+    changes nothing for others. All other defaults are FBGEMM's; by default FBGEMM rounds at random
+    on GPUs, and to the nearest on CPUs.
     """
 
     kind: str = "sgd"
@@ -300,7 +300,7 @@ _KINDS: dict[str, tuple[str, set[str]]] = {
     "partial_row_wise_adam": ("partial_rowwise_adam", _ADAM_READS),
 }
 
-# What TorchRec takes the classes of torch.optim and its own for.
+# FBGEMM's names of the classes of torch.optim and TorchRec, as TorchRec maps them.
 _CLASSES = {
     "SGD": "exact_sgd",
     "Adagrad": "exact_adagrad",
@@ -309,8 +309,8 @@ _CLASSES = {
     "PartialRowWiseAdam": "partial_row_wise_adam",
 }
 
-# FBGEMM's settings of optimizers; of those that change nothing at their defaults, others than the
-# defaults are refused.
+# FBGEMM's settings of optimizers. Settings that change nothing at their defaults are refused with
+# other values.
 _FBGEMM_DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.01,
     "eps": 1e-8,
@@ -370,7 +370,7 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-# What torch.optim calls FBGEMM's settings.
+# FBGEMM's names of torch.optim's settings.
 _OF_TORCH = {
     "lr": "learning_rate",
     "betas": "beta1 and beta2",
@@ -426,8 +426,8 @@ def update_rows(
         lr: the learning rate of this step.
         step: the number of this step, from 1.
         updated: int64 [1], to which the number of rows updated is added.
-        on: where all of that lies.
-        marks: bool [slots], set where a row is updated.
+        on: the device of all these tensors.
+        marks: bool [slots], set for rows that are updated.
         packed: on a device, memory that has the step's settings (`packed_settings`) when it is
             run; those of `lr` and `step` then have no effect.
     """
@@ -450,6 +450,6 @@ def update_rows(
 
 
 def packed_settings(settings: StepSettings) -> Tensor:
-    """Settings as kernels take them from a device's memory, int64 [words], on the host."""
+    """Return settings as kernels take them from a device's memory, int64 [words], on the host."""
     found: Tensor = native.ops().pack_settings(settings)
     return found
