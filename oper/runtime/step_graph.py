@@ -62,13 +62,13 @@ class StepGraph:
             for captured in self._steps:
                 stack.enter_context(captured.failing_together())
                 captured.before()
-            given = fill()
+            batches = fill()
             self._capture.run()
             try:
                 return take(self.result)
             finally:  # the step is taken, be there memory for its result or not
                 for captured in self._steps:
-                    captured.after(given)
+                    captured.after(batches)
                 self._capture.run_after()
 
     def _settle(self) -> None:

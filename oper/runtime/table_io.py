@@ -78,7 +78,7 @@ class TableIO:
         """Return rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim]
         or [rows]."""
         self._barrier()
-        found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
+        results: list[torch.Tensor] = [torch.empty(0)] * len(requests)
         for bucket in self._buckets_with(state, [asked.table for asked in requests]):
             mine = [n for n, asked in enumerate(requests) if asked.table in bucket.tables]
             addresses = [self._address(self._map, requests[n]) for n in mine]
@@ -93,11 +93,11 @@ class TableIO:
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
                 # A view would keep the whole tensor in memory.
-                found[n] = (
+                results[n] = (
                     part if part.nbytes == values.untyped_storage().nbytes() else part.clone()
                 )
         self._barrier()
-        return found
+        return results
 
     def write(self, blocks: Sequence[RowBlock], state: str | None) -> None:
         """Give all copies of the blocks' rows new values, of the rows or of a state."""
@@ -123,10 +123,10 @@ class TableIO:
         at = self._address(self._map_of_copies(self._node.rank), rows)
         held = (at >> SLOT_BITS) == LOCAL
         width = int(self._plan.layout.width_of_table[table])
-        found: NDArray[np.bool_] = np.zeros(rows.rows, dtype=bool)
-        found[held.numpy()] = touched.marked(width, at[held] & SLOT_MASK).numpy()
-        found[touched.aside(table, rows.first, rows.rows)] = True
-        return found
+        mask: NDArray[np.bool_] = np.zeros(rows.rows, dtype=bool)
+        mask[held.numpy()] = touched.marked(width, at[held] & SLOT_MASK).numpy()
+        mask[touched.aside(table, rows.first, rows.rows)] = True
+        return mask
 
     def _barrier(self) -> None:
         """Wait until every rank has finished its reads or writes."""
@@ -163,8 +163,8 @@ class TableIO:
         if one of `tables` is in none of them."""
         # All ranks must find equal buckets, whatever each asks for, because they exchange rows
         # bucket by bucket.
-        found = [b for b in self._buckets if state is None or state in b.states]
-        if lacking := set(tables).difference(*(bucket.tables for bucket in found)):
+        buckets = [b for b in self._buckets if state is None or state in b.states]
+        if lacking := set(tables).difference(*(bucket.tables for bucket in buckets)):
             number = min(lacking)
             optimizer = self._tables[number].optimizer
             names = ", ".join(repr(part.name) for part in optimizer.states) or "none"
@@ -173,7 +173,7 @@ class TableIO:
                 f"its optimizer was asked for, and optimizer {optimizer.kind} has {names}; ask "
                 "only for the states that a table's optimizer has"
             )
-        return found
+        return buckets
 
     def _map_of_copies(self, rank: int) -> AddressMap:
         if rank not in self._maps_of_copies:
@@ -199,7 +199,7 @@ class TableIO:
         buffer = self._fetch(addresses, arenas[self._node.rank], size)
         if not values or not len(addresses):
             return torch.empty(len(addresses), values)
-        found = []
+        parts = []
         feature = np.zeros(1, FEATURE)
         feature["width"], feature["row_bytes"] = bucket.width, size
         feature["dtype"] = 0 if state else DTYPE_CODE[bucket.dtype]
@@ -212,8 +212,8 @@ class TableIO:
                 there, None, None, as_words(feature), bases.to(place), self._node.rank,
                 len(part) * values, torch.float32, self._device.stream,
             )  # fmt: skip
-            found.append(out.view(-1, values).cpu())
-        return found[0] if len(found) == 1 else torch.cat(found)
+            parts.append(out.view(-1, values).cpu())
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _with_fetched(
         self, addresses: torch.Tensor, buffer: torch.Tensor

@@ -111,14 +111,14 @@ class DeviceAllGather:
         self._proxies.received_bytes = known
         ends = {r: headers[r].view(own.shape)[:, -1] for r in clients}
         sizes, end = {r: int(of.sum()) for r, of in ends.items()}, int(own[:, -1].sum())
-        mine = self._message(0, end)
+        message = self._message(0, end)
         if self._grow(end + sum(sizes.values())):
             # Nobody reads the old memory: the others read messages once all ranks have reduced.
             self._own_headers[0].copy_(self._device.send(own))
-            self._message(0, end).copy_(mine)
+            self._message(0, end).copy_(message)
         if clients:
-            there = self._device.send(torch.cat([headers[r] for r in clients]))
-            self._own_headers[1 : 1 + len(clients)] = there.view(-1, *own.shape)
+            of_clients = self._device.send(torch.cat([headers[r] for r in clients]))
+            self._own_headers[1 : 1 + len(clients)] = of_clients.view(-1, *own.shape)
         received, sent = self._message(end, sum(sizes.values())), self._message(0, end)
         self._proxies.exchange_into(received, dict.fromkeys(proxies, sent), sizes, action)
         return sum(int(of[0]) for of in ends.values())
@@ -126,11 +126,11 @@ class DeviceAllGather:
     def read(self) -> RowGradients:
         replicas, ops, stream = self._replicas, self._device.ops(), self._device.stream
         segments = [self._segment(peer) for peer in self._node.peers]
-        given = (segments, self._start // _WORD_BYTES, self._holders)
+        held = (segments, self._start // _WORD_BYTES, self._holders)
         accesses = self._accesses.of_node()
         bitmap = self._device.new(self._bitmap_words, torch.int64)
         headers, begins, numbers = ops.take_numbers(
-            *given,
+            *held,
             self._held_as,
             self._node.peers.index(self._node.rank),
             self._first_words,
@@ -145,7 +145,7 @@ class DeviceAllGather:
         values = min(self._most_values, most_values(rows, dims))
         total = self._device.new(-(-values // LINE_VALUES) * LINE_VALUES, torch.float32)
         ops.add_messages(
-            *given, headers, begins, numbers, replicas.slots, counts, dims, slots, groups, total,
+            *held, headers, begins, numbers, replicas.slots, counts, dims, slots, groups, total,
             stream,
         )  # fmt: skip
         return RowGradients(slots, groups, total)

@@ -52,8 +52,8 @@ class Replicas:
     def rows(self) -> RowGradients:
         """All replicas, one group per bucket, without gradients."""
         slots = [
-            torch.arange(count) if count > len(given) else given
-            for given, count in zip(self.slots, self.counts, strict=True)
+            torch.arange(count) if count > len(of_bucket) else of_bucket
+            for of_bucket, count in zip(self.slots, self.counts, strict=True)
         ]
         sizes = [n * dim for n, dim in zip(self.counts, self.dims, strict=True)]
         groups = torch.tensor([[0, *self.counts], [0, *sizes]]).cumsum(1)
@@ -124,11 +124,11 @@ class Dense:
         self.read_bytes += self._sum.sum(self._size)
 
     def read(self) -> RowGradients:
-        found, dims = self._sums(), self._replicas.dims
-        touched = native.ops().touched_rows(found.groups, found.values, dims)
-        if len(touched) == len(found.slots):
-            return found
-        taken = native.ops().take_rows(found.slots, found.groups, found.values, touched, dims)
+        sums, dims = self._sums(), self._replicas.dims
+        touched = native.ops().touched_rows(sums.groups, sums.values, dims)
+        if len(touched) == len(sums.slots):
+            return sums
+        taken = native.ops().take_rows(sums.slots, sums.groups, sums.values, touched, dims)
         return RowGradients(*taken)
 
     @property

@@ -28,8 +28,8 @@ class Proxies:
         firsts = [node.peers[0]] * node.ranks
         if node.group is not None and node.ranks > len(node.peers):
             own = node.peers[0].to_bytes(8)
-            given = node.group.gather(own, "say which node it is of")
-            firsts = [int.from_bytes(first) for first in given]
+            gathered = node.group.gather(own, "say which node it is of")
+            firsts = [int.from_bytes(first) for first in gathered]
         self.nodes = [
             tuple(r for r in range(node.ranks) if firsts[r] == f) for f in sorted({*firsts})
         ]

@@ -44,10 +44,10 @@ def unequal_replicas(
         begins = [_BLOCK_ROWS * block for block in differ]
         rows = [native.ops().digest_rows(part[b : b + _BLOCK_ROWS], 1) for b in begins]
         for begin, gathered in zip(begins, _gather(rows, group), strict=True):
-            found = gathered[held]
-            rows_differ = (found != found[0]).any(dim=0).nonzero().flatten().tolist()
+            of_holders = gathered[held]
+            rows_differ = (of_holders != of_holders[0]).any(dim=0).nonzero().flatten().tolist()
             unequal += [
-                UnequalReplica(p, begin + row, _minority(found[:, row].tolist(), holders))
+                UnequalReplica(p, begin + row, _minority(of_holders[:, row].tolist(), holders))
                 for row in rows_differ
             ]
     return unequal

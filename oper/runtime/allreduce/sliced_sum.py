@@ -193,8 +193,8 @@ def bytes_read(peers: int, size: int, written: int) -> int:
 def _halvings(nodes: int) -> list[tuple[int, int]]:
     """Return the size before and after each halving of `nodes` slices down to one; the nearer half
     is kept, the larger if they differ."""
-    found = []
+    halvings = []
     while nodes > 1:
-        found.append((nodes, -(-nodes // 2)))
-        nodes = found[-1][1]
-    return found
+        halvings.append((nodes, -(-nodes // 2)))
+        nodes = halvings[-1][1]
+    return halvings

@@ -68,8 +68,8 @@ class FailureStore:
         rank waited for. None if the store does not answer; `left` is as in `heartbeat`."""
 
         def read(store: Any) -> dict[int, str]:
-            found = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
-            return {rank: beat for rank, beat in found.items() if beat}
+            beats = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
+            return {rank: beat for rank, beat in beats.items() if beat}
 
         return self._ask(read, left)
 

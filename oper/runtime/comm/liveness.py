@@ -197,8 +197,8 @@ class Liveness:
 
     def processes(self) -> dict[int, int]:
         """Return the process ids of the other ranks, as far as they can be seen from here."""
-        found = {rank: self._process_of(rank) for rank in self._locks}
-        return {rank: process for rank, process in found.items() if process}
+        process_of = {rank: self._process_of(rank) for rank in self._locks}
+        return {rank: process for rank, process in process_of.items() if process}
 
     def check(self, missing: Callable[[], Sequence[int]], action: str, deadline: Deadline) -> None:
         """Raise if ranks that are waited for have died, or have not come by the deadline.
@@ -267,10 +267,10 @@ class Liveness:
 
 def _cut(text: str, most: int) -> bytes:
     """Return a text of at most `most` bytes, which ends with a mark if it was longer."""
-    given, mark = text.encode(errors="replace"), "…".encode()
-    if len(given) <= most:
-        return given
-    return given[: most - len(mark)].decode(errors="ignore").encode() + mark
+    encoded, mark = text.encode(errors="replace"), "…".encode()
+    if len(encoded) <= most:
+        return encoded
+    return encoded[: most - len(mark)].decode(errors="ignore").encode() + mark
 
 
 # The process's work for all of its nodes: at its end, and while it runs.
@@ -334,10 +334,10 @@ def _watch() -> None:
 
 def _log_deaths(advice: str = "") -> bool:
     """Log each death, once; return whether there is any."""
-    found = [death for liveness in list(_watched) for death in liveness.deaths().items()]
-    for text, lock in found:
+    deaths = [death for liveness in list(_watched) for death in liveness.deaths().items()]
+    for text, lock in deaths:
         if text not in _logged:
             _log.error("%s%s", text, advice)
             _logged.add(text)  # afterwards, because the end of the process may halt this thread
         native.ops().forget_lock(lock)
-    return bool(found)
+    return bool(deaths)

@@ -95,8 +95,8 @@ class Node:
         segments = {self.rank: segment}
         for peer, message in received.items():
             segments[peer] = _attached(segment, message)
-        for given in segments.values():
-            self._resources.callback(given.close)
+        for shared in segments.values():
+            self._resources.callback(shared.close)
         return {peer: segments[peer] for peer in self.peers}
 
     def share_first(self, segment: Shared) -> Shared:
@@ -182,14 +182,14 @@ class Node:
     def unequal(self, settings: Mapping[str, str], what: str) -> OperError:
         """Return the error that names the first of some settings that differs between ranks, with
         their values. To be called on all ranks of the whole group, whose settings differ."""
-        mine, action = _packed(settings), f"compare {what}"
-        sizes = self._gather_in_group(len(mine).to_bytes(8, "little"), action)
+        packed, action = _packed(settings), f"compare {what}"
+        sizes = self._gather_in_group(len(packed).to_bytes(8, "little"), action)
         most = max(int.from_bytes(size, "little") for size in sizes)
-        found = [json.loads(text) for text in self._gather_in_group(mine.ljust(most), action)]
+        gathered = [json.loads(text) for text in self._gather_in_group(packed.ljust(most), action)]
         differences = []
-        for name in sorted({name for of_rank in found for name in of_rank}):
+        for name in sorted({name for of_rank in gathered for name in of_rank}):
             ranks_with: dict[str, list[int]] = {}
-            for rank, of_rank in enumerate(found):
+            for rank, of_rank in enumerate(gathered):
                 ranks_with.setdefault(of_rank.get(name, "missing"), []).append(rank)
             if len(ranks_with) > 1:
                 values = " and ".join(f"{v} on {rank_names(r)}" for v, r in ranks_with.items())
@@ -203,8 +203,8 @@ class Node:
     def check_all(self, problem: str, action: str) -> None:
         """Raise OperError on every rank of the whole group if any has a problem ("": none)."""
         message = problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
-        for rank, given in enumerate(self._gather_in_group(message, action)):
-            text = given.rstrip(b"\0").decode(errors="replace")
+        for rank, answer in enumerate(self._gather_in_group(message, action)):
+            text = answer.rstrip(b"\0").decode(errors="replace")
             if text:
                 raise OperError(problem) if problem else LostRankError(told(rank, OperError(text)))
 
@@ -301,12 +301,12 @@ def _node_number(nodes: Sequence[int] | None, rank: int, ranks: int) -> int:
     if nodes is None:
         return 0
     try:
-        given = [operator.index(number) for number in nodes]
+        numbers = [operator.index(number) for number in nodes]
     except TypeError:
-        given = []
-    if len(given) != ranks:
+        numbers = []
+    if len(numbers) != ranks:
         raise OperError(
             f"nodes: expected an integer for each of the {ranks} ranks, equal for ranks that share "
             f"memory, got {nodes!r}: leave it out to let the ranks find them"
         )
-    return given[rank]
+    return numbers[rank]

@@ -37,13 +37,13 @@ class WaitMarks:
 
     def read(self) -> dict[int, str]:
         """Return the last mark of each rank: its number, a space and the text."""
-        found = {}
+        marks = {}
         for rank, mark in zip(self._peers, self._marks, strict=True):
-            given = mark.tobytes()
-            number = int.from_bytes(given[:_NUMBER_BYTES], "little")
-            text = given[_NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore")
-            found[rank] = f"{number} {text}"
-        return found
+            content = mark.tobytes()
+            number = int.from_bytes(content[:_NUMBER_BYTES], "little")
+            text = content[_NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore")
+            marks[rank] = f"{number} {text}"
+        return marks
 
     def _write(self, mark: bytes) -> None:
         if os.getpid() == self._process:

@@ -11,9 +11,9 @@ def check_alike(node: Node, device: Device) -> None:
     call; OperError on all of them if they differ."""
     if node.group is None:
         return
-    found = node.group.gather(device.architecture.encode().ljust(8), "compare devices")
+    architectures = node.group.gather(device.architecture.encode().ljust(8), "compare devices")
     ranks_with: dict[str, list[int]] = {}
-    for rank, architecture in enumerate(found):
+    for rank, architecture in enumerate(architectures):
         ranks_with.setdefault(architecture.decode().strip(), []).append(rank)
     on_cpu = ranks_with.pop(Cpu.architecture, [])
     if on_cpu and ranks_with:

@@ -84,8 +84,8 @@ class Cpu:
 
     def new(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor, in memory that is kept from step to step."""
-        found: torch.Tensor = native.ops().reused_tensor(elements, dtype)
-        return found
+        tensor: torch.Tensor = native.ops().reused_tensor(elements, dtype)
+        return tensor
 
     def done(self, seconds: float) -> bool:
         """Return True: work here is done when it was started."""
@@ -150,11 +150,11 @@ class GraphPiece:
 
     def end(self) -> bool:
         """Stop capturing. Return whether anything was captured."""
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             self._graph.capture_end()
         # Torch tells of an empty graph only by a warning. Replaying one would do no harm.
-        return not any("graph is empty" in str(each.message).lower() for each in told)
+        return not any("graph is empty" in str(warning.message).lower() for warning in warned)
 
     def replay(self) -> None:
         """Start the graph on this thread's stream."""
@@ -168,22 +168,24 @@ class Cuda:
     _beside: Any = None  # the stream on which steps are captured
 
     def __init__(self, torch_device: torch.device | str = "cuda") -> None:
-        given = torch.device(torch_device)
-        if given.type != "cuda":
-            raise OperError(f"device: expected a CUDA device such as cuda:0, got {given}")
+        device = torch.device(torch_device)
+        if device.type != "cuda":
+            raise OperError(f"device: expected a CUDA device such as cuda:0, got {device}")
         if not torch.cuda.is_available():
-            raise OperError(f"device {given}: there is no CUDA device here: {why_no_device()}")
-        number = torch.cuda.current_device() if given.index is None else given.index
+            raise OperError(f"device {device}: there is no CUDA device here: {why_no_device()}")
+        number = torch.cuda.current_device() if device.index is None else device.index
         if number >= torch.cuda.device_count():
             raise OperError(
-                f"device {given}: there are {torch.cuda.device_count()} CUDA devices here, "
+                f"device {device}: there are {torch.cuda.device_count()} CUDA devices here, "
                 f"numbered from 0{said_visible()}"
             )
         self.torch_device = torch.device("cuda", number)
-        found = torch.cuda.get_device_properties(self.torch_device)
+        properties = torch.cuda.get_device_properties(self.torch_device)
         facts = LibraryFacts.of(*self.ops().describe_device_library())
-        check_library(facts, f"{self.torch_device}, {found.name},", (found.major, found.minor))
-        self.architecture, self.name = f"sm_{found.major}{found.minor}", found.name
+        check_library(
+            facts, f"{self.torch_device}, {properties.name},", (properties.major, properties.minor)
+        )
+        self.architecture, self.name = f"sm_{properties.major}{properties.minor}", properties.name
 
     @property
     def stream(self) -> int:
@@ -193,8 +195,8 @@ class Cuda:
     @property
     def capture(self) -> StepCapture | None:
         """The step that is captured here now, None while none is."""
-        found = capture_on(self.torch_device)
-        return found if found is None or self._captures_here() else None
+        capture = capture_on(self.torch_device)
+        return capture if capture is None or self._captures_here() else None
 
     def _captures_here(self) -> bool:
         """Say whether this thread's work is captured: other threads may go on meanwhile."""
@@ -319,8 +321,12 @@ class Cuda:
         with torch.cuda.device(self.torch_device):
             torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
-        found = torch.cuda.get_device_properties(self.torch_device)
-        return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return [
+            FreeMemory(
+                f"{self.torch_device}, {properties.name},", f"gpu {properties.uuid}", free_bytes
+            )
+        ]
 
     def done(self, seconds: float) -> bool:
         """Wait at most so many seconds for the work that was started on this thread's stream.

@@ -285,16 +285,16 @@ def check_memory(
     `free` is the memory left under each limit of this rank. To be called by all of them before any
     allocates its part. `advice`: the remedy if there is no room.
     """
-    mine = {
+    request = {
         "bytes": bytes,
         "limits": [(left.limited_by, left.identity, left.free_bytes) for left in free],
     }
     needed: dict[str, int] = {}
     room: dict[str, tuple[int, str]] = {}
-    for message in node.gather(json.dumps(mine).encode(), f"say how much {what} takes").values():
-        given = json.loads(message)
-        for limited_by, identity, free_bytes in given["limits"]:
-            needed[identity] = needed.get(identity, 0) + given["bytes"]
+    for message in node.gather(json.dumps(request).encode(), f"say how much {what} takes").values():
+        asked = json.loads(message)
+        for limited_by, identity, free_bytes in asked["limits"]:
+            needed[identity] = needed.get(identity, 0) + asked["bytes"]
             room[identity] = min(
                 room.get(identity, (free_bytes, limited_by)), (free_bytes, limited_by)
             )

@@ -74,8 +74,8 @@ class SortedRows:
 
     @cached_property
     def _before(self) -> list[int]:
-        found: list[int] = self.before_on_host.tolist()
-        return found
+        before: list[int] = self.before_on_host.tolist()
+        return before
 
     def _slice(self, bucket: int, first: int, last: int) -> slice:
         base = bucket * (1 + self.ranks)
@@ -97,10 +97,10 @@ class Runs(SortedRows):
     ) -> torch.Tensor:
         """Return addresses [N] with which the accesses of each row read it at `targets` [rows], or
         at its old address if the target is negative."""
-        found = addresses.clone()
+        redirected = addresses.clone()
         of_runs = (self.positions, self.starts, targets)
-        device.ops().redirect(found, *of_runs, device.stream)
-        return found
+        device.ops().redirect(redirected, *of_runs, device.stream)
+        return redirected
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the operator oper::sort_accesses returned."""
@@ -127,8 +127,8 @@ class NumberedRows(SortedRows):
 
     def redirected(self, addresses: torch.Tensor, targets: torch.Tensor, _: Device) -> torch.Tensor:
         """Return addresses as `Runs.redirected` does, on the CPU only."""
-        found: torch.Tensor = native.ops().redirect_numbered(addresses, self.row_of, targets)
-        return found
+        redirected: torch.Tensor = native.ops().redirect_numbered(addresses, self.row_of, targets)
+        return redirected
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the operator oper::number_rows returned."""
@@ -215,7 +215,7 @@ class PreparedBatch:
     @property
     def read(self) -> list[torch.Tensor]:
         """The tensors of the batch that a step reads."""
-        found = (
+        tensors = (
             self.addresses,
             self.segment_offset,
             self.offsets,
@@ -226,7 +226,7 @@ class PreparedBatch:
         )
         rows = self.sort.tensors() if isinstance(self.sort, SortedRows) else []
         bags = [] if self.forwarded is None else [self.bags, *self.forwarded.tensors]
-        return [*rows, *(tensor for tensor in (*found, *bags) if tensor is not None)]
+        return [*rows, *(tensor for tensor in (*tensors, *bags) if tensor is not None)]
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the batch's device memory until the work that `stream` has by now is done, as

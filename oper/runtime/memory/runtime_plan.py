@@ -58,8 +58,8 @@ def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
     slots = [np.zeros(0, dtype=np.int64)]
     for t in tables:
         everywhere = copied[group[rows[t]]]
-        found = group[rows[t]][everywhere]
-        slots.append(layout.base[found, 0] + position[rows[t]][everywhere])
+        groups = group[rows[t]][everywhere]
+        slots.append(layout.base[groups, 0] + position[rows[t]][everywhere])
     return np.sort(np.concatenate(slots))
 
 
@@ -210,10 +210,10 @@ def _shown(tables: Iterable[str], names: Collection[str]) -> str:
 
 def nodes_of(plan: Plan) -> list[list[int]]:
     """Return the ranks of each node of a plan's topology."""
-    found: dict[int, list[int]] = {}
+    nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(plan.topology.node_of):
-        found.setdefault(node, []).append(rank)
-    return list(found.values())
+        nodes.setdefault(node, []).append(rank)
+    return list(nodes.values())
 
 
 def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.ndarray:
@@ -224,12 +224,12 @@ def tables_of_ranks(layout: Layout, rank: int, owners: Collection[int]) -> np.nd
     striped = layout.rows - np.diff(layout.listed_offset)
     if layout.stripe_bitmap is not None:  # rows may have left the stripes since
         striped = layout.rows
-    found = np.array((layout.stripe_rows(everything, striped)[:, of_owners] > 0).any(axis=1))
+    may_read = np.array((layout.stripe_rows(everything, striped)[:, of_owners] > 0).any(axis=1))
     group, _ = layout.listed_places()
     read = of_owners[layout.source[:, rank]]
     for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
-        found[t] |= read[group[rows]].any()
-    return found
+        may_read[t] |= read[group[rows]].any()
+    return may_read
 
 
 def plan_digest(plan: Plan) -> bytes:

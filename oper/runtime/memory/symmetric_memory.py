@@ -102,9 +102,9 @@ class SymmetricMemory:
         for rank in range(self._node.ranks):
             if rank == self._node.rank:
                 continue
-            found = ops.mapped_symmetric(own, rank)
-            if len(found):
-                mapped[rank] = DeviceMemory(found)
+            memory = ops.mapped_symmetric(own, rank)
+            if len(memory):
+                mapped[rank] = DeviceMemory(memory)
             elif rank in self._node.peers:
                 problem = (
                     f"the memory of rank {rank}, on the host of rank {self._node.rank}, is not "
@@ -222,18 +222,20 @@ def _check_versions(node: Node) -> None:
     """Raise OperError on all ranks unless they have NVSHMEM of one version: the version for which
     the kernels were built, or a later one of the same major version."""
     assert node.group is not None
-    built, found = native.ops().nvshmem_versions()
-    given = [int.from_bytes(v) for v in node.group.gather(found.to_bytes(8), "compare NVSHMEM")]
-    if len({*given}) > 1:
-        of_ranks = ", ".join(f"rank {r}: {_version(v)}" for r, v in enumerate(given))
+    built, installed = native.ops().nvshmem_versions()
+    versions = [
+        int.from_bytes(v) for v in node.group.gather(installed.to_bytes(8), "compare NVSHMEM")
+    ]
+    if len({*versions}) > 1:
+        of_ranks = ", ".join(f"rank {r}: {_version(v)}" for r, v in enumerate(versions))
         raise OperError(
             f"NVSHMEM is of unlike versions ({of_ranks}): install one on all nodes "
             "(`pip install nvidia-nvshmem-cu13==` that version)"
         )
     problem = ""
-    if found < built or found // 10_000 != built // 10_000:
+    if installed < built or installed // 10_000 != built // 10_000:
         problem = (
-            f"NVSHMEM {_version(found)} is installed, and the kernels were built for "
+            f"NVSHMEM {_version(installed)} is installed, and the kernels were built for "
             f"{_version(built)}: install that one, or build them again by "
             "`python scripts/build_cuda.py`"
         )
@@ -261,14 +263,14 @@ def _start(node: Node, device: Cuda) -> None:
     node.group.run(dist.broadcast, id, group_src=0, action="start NVSHMEM")
     problem = ""
     try:
-        found = tuple(ops.start_nvshmem(id, node.rank, node.ranks, device.torch_device))
+        running = tuple(ops.start_nvshmem(id, node.rank, node.ranks, device.torch_device))
     except RuntimeError as error:
         problem = f"NVSHMEM: {first_line(error)}"
     else:
-        if found != (node.rank, node.ranks):
+        if running != (node.rank, node.ranks):
             problem = (
-                f"NVSHMEM runs in rank {node.rank} of {node.ranks} as rank {found[0]} of "
-                f"{found[1]}: something else in this process started it for other ranks before"
+                f"NVSHMEM runs in rank {node.rank} of {node.ranks} as rank {running[0]} of "
+                f"{running[1]}: something else in this process started it for other ranks before"
             )
     node.check_all(problem, "start NVSHMEM")
     _started.append(here)

@@ -60,7 +60,7 @@ def changed_rows(old: Plan, new: Plan) -> ChangedRows:
     of_new = np.array([number[_key(there.holder_sets, k)] for k in range(len(there.holder_sets))])
     before = _map_of_sets(old, here.holder_set_of)
     after = _map_of_sets(new, of_new[there.holder_set_of])
-    found = [np.zeros((8, 0), dtype=np.int64)]
+    parts = [np.zeros((8, 0), dtype=np.int64)]
     for t, table in enumerate(old.tables):
         then = new.table_index(table.name)
         for first in range(0, table.rows, _CHUNK_ROWS):
@@ -74,8 +74,8 @@ def changed_rows(old: Plan, new: Plan) -> ChangedRows:
             of_table = np.full((2, len(ids)), [[t], [layout.width_of_table[t]]])
             sets_of = [(of[index] >> SLOT_BITS).numpy() for of in (now, later)]
             row = first_row[t] + ids
-            found.append(np.stack([row, of_table[0], ids, of_table[1], *sets_of, group, position]))
-    row, of, ids, width, was, comes, group, position = np.concatenate(found, axis=1)
+            parts.append(np.stack([row, of_table[0], ids, of_table[1], *sets_of, group, position]))
+    row, of, ids, width, was, comes, group, position = np.concatenate(parts, axis=1)
     return ChangedRows(sets, row, of, ids, width, was, comes, group, position, layout.base)
 
 

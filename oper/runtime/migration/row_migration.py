@@ -206,14 +206,14 @@ def _nearest(holds: np.ndarray, nodes: Sequence[Sequence[int]]) -> Ints:
     node_of = np.empty(ranks, dtype=np.int64)
     for n, members in enumerate(nodes):
         node_of[list(members)] = n
-    found = np.empty(holds.shape, dtype=np.int64)
+    nearest = np.empty(holds.shape, dtype=np.int64)
     for k, held in enumerate(holds):
         everywhere = np.flatnonzero(held)
         for r in range(ranks):
             near = everywhere[node_of[everywhere] == node_of[r]]
-            of = near if len(near) else everywhere
-            found[k, r] = r if held[r] else of[r % len(of)]
-    return found
+            candidates = near if len(near) else everywhere
+            nearest[k, r] = r if held[r] else candidates[r % len(candidates)]
+    return nearest
 
 
 def check_room(heap: Heap, slots: Ints) -> None:

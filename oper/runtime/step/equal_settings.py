@@ -60,14 +60,14 @@ class EqualSettings:
             self.digests[self._node.rank] = int.from_bytes(digest, "little", signed=True)
         if not self._shared and not self.carried:
             assert self._node.group is not None
-            found = torch.from_numpy(self.digests.copy())
-            mine = found[self._node.rank : self._node.rank + 1].clone()
+            gathered = torch.from_numpy(self.digests.copy())
+            mine = gathered[self._node.rank : self._node.rank + 1].clone()
             gather = dist.all_gather_into_tensor
-            finish = self._node.group.start(gather, found, mine, action=_ACTION)
+            finish = self._node.group.start(gather, gathered, mine, action=_ACTION)
 
             def take() -> None:
                 finish()
-                self.digests[:] = found.numpy()
+                self.digests[:] = gathered.numpy()
 
             self._finish = take
 

@@ -49,8 +49,8 @@ class _Posted:
 
     def capture(self, report: torch.Tensor) -> None:
         """Let the step leave this report here, each time it is run."""
-        given = (report, self._slots, self._posted)
-        self._device.ops().post_report(*given, self._device.stream)
+        arguments = (report, self._slots, self._posted)
+        self._device.ops().post_report(*arguments, self._device.stream)
 
     def next(self, done: Any) -> OnTheWay:
         """Return the report of the run that was started last, which is `done` at that point."""
@@ -112,8 +112,8 @@ class LateChecks:
 
     def take_captured(self) -> list[CapturedCheck]:
         """Return the checks of the step that has been captured, and forget them."""
-        found, self._captured = self._captured, []
-        return found
+        captured, self._captured = self._captured, []
+        return captured
 
     def expect_again(self, captured: CapturedCheck, given: Mapping[int, Any], done: Any) -> None:
         """Look for the report of a captured step that was just run, and is `done` at that point.

@@ -101,15 +101,15 @@ class Sorter:
         return self._thread.submit(find, *given)
 
     def _number(self, *read: Any) -> BatchRows:
-        found = native.ops().number_rows(*read, self.bucket_slots)
-        return rows_of_tensors(found, self._ranks, by_bag=False)
+        tensors = native.ops().number_rows(*read, self.bucket_slots)
+        return rows_of_tensors(tensors, self._ranks, by_bag=False)
 
     def _sort(self, *given: Any) -> BatchRows:
         *read, bags, report = given
         ops, stream = self._device.ops(), self._device.stream
         of_device = (stream, report, self._bad_ids_too)
-        found = ops.sort_accesses(*read, self.bucket_slots, bags, *of_device)
-        return rows_of_tensors(found, self._ranks, bags is not None)
+        tensors = ops.sort_accesses(*read, self.bucket_slots, bags, *of_device)
+        return rows_of_tensors(tensors, self._ranks, bags is not None)
 
 
 # Shapes of the operators' results for torch.compile: the number of accesses that a batch sorts, and

@@ -110,11 +110,11 @@ class FeatureSet:
 
     def without_gradients(self, descriptors: torch.Tensor, tables: Collection[int]) -> torch.Tensor:
         """Return the descriptors with the lookups of these tables marked as untrained."""
-        found = descriptors.clone()
-        features = as_features(found)
+        untrained = descriptors.clone()
+        features = as_features(untrained)
         numbers = [n for n, lookup in enumerate(self.features) if lookup.table in tables]
         features["has_gradient"][np.isin(features["lookup"], numbers)] = 0
-        return found
+        return untrained
 
     def name_of(self, table: int) -> str:
         """Return the name of a table of the module."""

@@ -45,5 +45,5 @@ def as_words(features: np.ndarray) -> torch.Tensor:
 
 def as_features(words: torch.Tensor) -> np.ndarray:
     """Return the features in words of the kernels, as a view of the same memory."""
-    found: np.ndarray = words.numpy().view(FEATURE)[:, 0]
-    return found
+    features: np.ndarray = words.numpy().view(FEATURE)[:, 0]
+    return features

@@ -53,7 +53,7 @@ class Bucket:
 def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
     """Return the buckets of a module's tables, in the order of their first tables, the tier's
     last."""
-    found: dict[tuple[int, str, int, Optimizer, bool, bool], list[int]] = {}
+    tables_with: dict[tuple[int, str, int, Optimizer, bool, bool], list[int]] = {}
     for number, table in enumerate(tables):
         planned = plan.tables[table.index]
         width = int(plan.layout.width_of_table[table.index])
@@ -62,6 +62,6 @@ def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, 
         tier = table.index in plan.tier and optimizer.kind != "none"
         pooled = planned.name in plan.pooled_tables and table.pooling != "none"
         key = (width, planned.dtype, planned.dim, optimizer, tier, pooled)
-        found.setdefault(key, []).append(number)
-    buckets = [Bucket(tuple(members), *key) for key, members in found.items()]
+        tables_with.setdefault(key, []).append(number)
+    buckets = [Bucket(tuple(members), *key) for key, members in tables_with.items()]
     return tuple(sorted(buckets, key=lambda bucket: bucket.tier))

@@ -211,28 +211,28 @@ class Optimizer:
                 f"optimizer {optimizer_class.__module__}.{name} is not supported for tables; take "
                 f"one of {', '.join(_CLASSES)} of torch.optim or torchrec.optim"
             )
-        given = dict(kwargs)
-        fbgemm = str(given.pop("optimizer", _CLASSES[name]))  # TorchRec notes its choice there
-        if "lr" in given:
-            given["learning_rate"] = given.pop("lr")
-        if "betas" in given:
-            given["beta1"], given["beta2"] = given.pop("betas")
+        settings = dict(kwargs)
+        fbgemm = str(settings.pop("optimizer", _CLASSES[name]))  # TorchRec notes its choice there
+        if "lr" in settings:
+            settings["learning_rate"] = settings.pop("lr")
+        if "betas" in settings:
+            settings["beta1"], settings["beta2"] = settings.pop("betas")
         arguments = inspect.signature(optimizer_class).parameters
         known = _FBGEMM_DEFAULTS.keys() | OTHER_SETTINGS | _WITHOUT_EFFECT.keys()
         known |= {"stochastic_rounding"}
-        for setting in sorted(given.keys() - known):
-            value = given.pop(setting)
+        for setting in sorted(settings.keys() - known):
+            value = settings.pop(setting)
             if setting not in arguments or value != arguments[setting].default:
                 raise _unsupported(setting, value, name)
         more: dict[str, Any] = {}  # that torch.optim's have and FBGEMM's have not
         if fbgemm == "exact_sgd" and (
-            momentum := finite_number(given.pop("momentum", 0.0), "momentum")
+            momentum := finite_number(settings.pop("momentum", 0.0), "momentum")
         ):
             more = {"kind": "momentum_sgd", "momentum": momentum}
         if fbgemm in ("exact_sgd", "exact_adagrad"):
-            more["weight_decay"] = finite_number(given.pop("weight_decay", 0.0), "weight_decay")
-        base = {k: v for k, v in (fused_params or {}).items() if k not in given}
-        return replace(cls.of_fused(base | given | {"optimizer": fbgemm}, warn), **more)
+            more["weight_decay"] = finite_number(settings.pop("weight_decay", 0.0), "weight_decay")
+        base = {k: v for k, v in (fused_params or {}).items() if k not in settings}
+        return replace(cls.of_fused(base | settings | {"optimizer": fbgemm}, warn), **more)
 
     @classmethod
     def of_fused(
@@ -249,21 +249,21 @@ class Optimizer:
         """
         check_without_effect(fused_params)
         others = OTHER_SETTINGS | _WITHOUT_EFFECT.keys()
-        given = {k: v for k, v in fused_params.items() if k not in others}
-        stochastic_rounding = given.pop("stochastic_rounding", False)
-        name = str(given.pop("optimizer", "exact_sgd"))
+        settings = {k: v for k, v in fused_params.items() if k not in others}
+        stochastic_rounding = settings.pop("stochastic_rounding", False)
+        name = str(settings.pop("optimizer", "exact_sgd"))
         if name not in _KINDS:
             raise OperError(
                 f"optimizer {name} is not supported for tables; take one of {', '.join(_KINDS)}"
             )
         kind, reads = _KINDS[name]
-        for setting, value in given.items():
+        for setting, value in settings.items():
             if setting in reads or value == _FBGEMM_DEFAULTS.get(setting, _UNKNOWN):
                 continue
             if setting not in _OF_SOME or (setting, name) == ("momentum", "exact_sgd"):
                 raise _unsupported(setting, value, name)
             warn(f"{setting}={value!r} has no effect on optimizer {name}")
-        value = _FBGEMM_DEFAULTS | {k: v for k, v in given.items() if k in reads}
+        value = _FBGEMM_DEFAULTS | {k: v for k, v in settings.items() if k in reads}
         mode = whole_number(value["weight_decay_mode"], "weight_decay_mode")
         lr, eps, decay, beta1, beta2 = (
             finite_number(value[name], name)
@@ -451,5 +451,5 @@ def update_rows(
 
 def packed_settings(settings: StepSettings) -> Tensor:
     """Return settings as kernels take them from a device's memory, int64 [words], on the host."""
-    found: Tensor = native.ops().pack_settings(settings)
-    return found
+    packed: Tensor = native.ops().pack_settings(settings)
+    return packed

@@ -80,21 +80,21 @@ Piece = tuple[torch.Tensor, torch.Tensor]
 def groups_on_host(parts: Sequence[RowGradients]) -> Ints:
     """Return the groups of parts of one shape, [parts, 2, G + 1]. The host waits for a device's,
     once."""
-    found: Ints = torch.stack([part.groups for part in parts]).cpu().numpy()
-    return found
+    groups: Ints = torch.stack([part.groups for part in parts]).cpu().numpy()
+    return groups
 
 
 def laid_out(before: torch.Tensor, dims: Sequence[int], on: Kernels) -> torch.Tensor:
     """Return the groups of rows of buckets of those dims, int64 [2, G + 1], from the rows before
     each of G groups; a bucket of dim 0 has no gradients."""
-    found: torch.Tensor = on.ops().lay_out_gradients(before, list(dims), on.stream)
-    return found
+    groups: torch.Tensor = on.ops().lay_out_gradients(before, list(dims), on.stream)
+    return groups
 
 
 def laid_out_on_host(before: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Return the groups as `laid_out` does, from counts in the host's memory."""
-    found: torch.Tensor = native.ops().lay_out_gradients(before, list(dims))
-    return found
+    groups: torch.Tensor = native.ops().lay_out_gradients(before, list(dims))
+    return groups
 
 
 def merged(parts: Sequence[RowGradients], dims: Sequence[int], on: Kernels) -> RowGradients:
