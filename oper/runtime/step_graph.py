@@ -66,7 +66,7 @@ class StepGraph:
             self._capture.run()
             try:
                 return take(self.result)
-            finally:  # the step is taken, be there memory for its result or not
+            finally:  # the step is taken, even if there is no memory for its result
                 for captured in self._steps:
                     captured.after(batches)
                 self._capture.run_after()

@@ -98,7 +98,8 @@ class DeviceAllGather:
         self._accesses.say(self._own_accesses + received)
 
     def _receive(self) -> int:
-        """Exchange messages with other nodes. Return the number of rows in those that came."""
+        """Exchange messages with other nodes. Return the number of rows in the received
+        messages."""
         proxies, clients = self._proxies.proxies, self._proxies.clients
         action, own = "gather replicas' gradients", self._own_headers[0].cpu()
         known = self._proxies.received_bytes  # headers are not charged

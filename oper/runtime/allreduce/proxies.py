@@ -1,11 +1,11 @@
 """Proxies: the pairs of ranks of different nodes that exchange data, and the exchange.
 
-Ranks of one node share memory; what other nodes need of it is sent once for the whole node, and the
-ranks of the node divide that work. In each other node a rank has one PROXY: the rank at its own
-position among the ranks of that node, modulo their number. The ranks of other nodes that a rank is
-the proxy of are its CLIENTS: it sends them what its node has for them, and receives what they have
-for its node. So rank i of a node talks to rank i of each other node of equal size, and ranks that
-are nodes of their own all talk to each other.
+Ranks of one node share memory; data for other nodes is sent once for the whole node, and the ranks
+of the node divide that work. In each other node a rank has one PROXY: the rank at its own position
+among the ranks of that node, modulo their number. The CLIENTS of a rank are the ranks of other
+nodes whose proxy it is: it sends them its node's data for them, and receives their data for its
+node. So rank i of a node talks to rank i of each other node of equal size, and ranks that are nodes
+of their own all talk to each other.
 """
 
 from collections.abc import Callable, Mapping

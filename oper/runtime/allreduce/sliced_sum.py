@@ -149,8 +149,8 @@ class SlicedSum:
         return self._segments[self._node.rank].tensor(self._start, (size,), torch.float32)
 
     def sum(self, size: int) -> int:
-        """Sum this rank's slice. Return the bytes that this rank reads, `total` included, of what
-        other ranks of the node wrote."""
+        """Sum this rank's slice. Return the bytes written by other ranks of the node that this rank
+        reads in this step, `total` included."""
         if not self._buffers:
             shape = (self._capacity,)
             self._buffers = [
@@ -185,7 +185,7 @@ def slice_cuts(size: int, ranks: int) -> list[int]:
 
 
 def bytes_read(peers: int, size: int, written: int) -> int:
-    """Return the bytes that a rank reads of what other ranks of its node wrote, if the rank itself
+    """Return the bytes written by other ranks of its node that a rank reads, if the rank itself
     writes `written` of the sum's `size` values."""
     return 4 * ((peers - 1) * written + size - written)
 

@@ -1,10 +1,9 @@
 """Groups: collectives of all ranks, which end in time and say which rank failed, died or is late.
 
-torch.distributed does not notice a rank that failed and lives on, does not name one that died, and
-notices one that stopped after the group's timeout. Here waits are taken in slices, between which
-ranks read the failure store (failure_store.py). Which ranks are missing in a collective that does
-not end, and why, is found out when that happens; a collective that ends costs what it costs
-without.
+torch.distributed does not notice a rank that failed and lives on, does not name a rank that died,
+and notices a stopped rank only after the group's timeout. Here waits are taken in slices, between
+which ranks read the failure store (failure_store.py). If a collective does not end, the missing
+ranks and the reason are found only then; a collective that ends costs nothing extra.
 """
 
 import contextlib

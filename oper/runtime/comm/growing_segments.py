@@ -45,9 +45,9 @@ class GrowingSegments:
     def grow(self, bytes: int) -> None:
         """Replace this rank's segment by one of at least `bytes` bytes, with undefined content.
 
-        To be called once all other ranks have read what they need of the old segment, and before
-        this rank says that there is something to read. Raise OperError if there is no memory, or if
-        ranks are gone or do not take the descriptor; it names them.
+        To be called once all other ranks have read the content of the old segment, and before this
+        rank says that there is something to read. Raise OperError if there is no memory, or
+        LostRankError with the ranks that are gone or do not take the descriptor.
         """
         rank = self._node.rank
         segment, generation = self._create(bytes), self._known[rank] + 1

@@ -116,8 +116,9 @@ class Counters:
             self._totals, self._by_rank, self._later = totals, by_rank, later
 
     def add_later(self, counts: torch.Tensor, named: _Named) -> None:
-        """Add what `named` makes of counts, of one shape every time, once somebody looks: the host
-        does not wait before for those that are on a device. They are added to in place."""
+        """Add the counters that `named` makes of counts once somebody looks: the host does not wait
+        before for counts on a device. The counts have one shape every time, and are added to in
+        place."""
         with self.adding():
             if named in self._later:
                 self._later[named] += counts
@@ -144,7 +145,7 @@ class Counters:
                 self._pending.append(one)
 
     def _add_result(self, future: Future[Any], named: Callable[[Any], Mapping[str, Any]]) -> None:
-        if future.exception() is None:  # who needs the result is told
+        if future.exception() is None:  # otherwise the user of the result gets the error
             self.add(**named(future.result()))
 
     def _fetch(self) -> None:

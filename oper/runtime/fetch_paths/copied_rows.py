@@ -18,7 +18,7 @@ from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch
 
 
 class CopiedRows(FetchPath):
-    """The path of the `copied` buckets, by number; all others are read where they lie."""
+    """The path of the `copied` buckets, by number; the rows of all others are read in place."""
 
     def __init__(self, memory: TableMemory, copied: Sequence[int]) -> None:
         super().__init__(memory)

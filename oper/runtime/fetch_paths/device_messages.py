@@ -1,8 +1,8 @@
 """Messages of gradients between nodes, made and read on a device (row_messages.py).
 
-Slots, and then the gradients of each bucket, begin at lines of the caches, as the kernels read
-gradients by words of 16 bytes. How many rows there are comes to the host, as it must be told to the
-network: a message is as long as what is in it.
+Slots, and then the gradients of each bucket, begin at cache lines, because the kernels read
+gradients by words of 16 bytes. The number of rows comes to the host, because the network must be
+told the length of a message, which is that of its content.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Each table of a module has one path, chosen once (choose_path.py):
 
-    Pointers       rows are read where they lie, in memory that is mapped here (pointers.py)
+    Pointers       rows are read in place, in memory that is mapped here (pointers.py)
     CopiedRows     distinct rows of the node's other ranks are copied first (copied_rows.py)
     RelayedRows    distinct rows of other nodes cross the network once per node (relayed_rows.py)
     RowsByAccess   rows of other nodes cross the network once per access (rows_by_access.py)
@@ -98,8 +98,8 @@ class Arrived(NamedTuple):
 
 
 class FetchPath:
-    """One fetch path of an engine; a path overrides `fetch`, and what else differs from rows that
-    are read and updated in the memory of this node."""
+    """One fetch path of an engine. A path overrides `fetch`, and every method that must differ from
+    that for rows that are read and updated in the memory of this node."""
 
     needs = Needs()
 

@@ -1,4 +1,4 @@
-"""Pointers: rows are read where they lie, in memory of the node's ranks that is mapped here.
+"""Pointers: rows are read in place, in memory of the node's ranks that is mapped here.
 
 Gradients stay in the mailboxes of the node's ranks, where owners read them by pointer too.
 """

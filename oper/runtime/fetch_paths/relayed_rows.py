@@ -8,8 +8,8 @@ its proxy (allreduce/proxies.py). Forward, in shared memory of the node except f
     fetch     it asks the owner for these rows, which come into shared memory (row_exchange.py)
     read      every rank reads its rows there, by pointer: accesses get the address of that copy
 
-Backward, the relay adds up what the mailboxes of its node have for the owner, in the order of its
-ranks, and sends one gradient a row (apply_gradients.py).
+Backward, the relay adds up the gradients for the owner in the mailboxes of its node, in the order
+of its ranks, and sends one gradient per row (apply_gradients.py).
 
 On devices lists and rows lie in their memory, and their numbers in the host's.
 

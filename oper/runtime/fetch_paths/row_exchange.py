@@ -8,11 +8,11 @@ other nodes (rows_by_access.py).
 
 All widths go together, because messages, not bytes, take most of the time on a network:
 
-    rows        how many of each bucket are asked for; their slots; the rows
-    gradients   how many rows of each bucket there are; their slots, and the gradients
+    rows        the number of rows asked for, by bucket; their slots; the rows
+    gradients   the number of rows, by bucket; their slots, and the gradients
 
 The layout of messages, and their senders and receivers: row_messages.py. Rows lie on devices if
-the heap does; the host knows how many there are, because the network asks for that.
+the heap does; the host knows their number, because the network asks for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ class RowExchange:
         if united:
             self._members = node.peers
             self.owners_of = {peer: self._proxies.clients_of(peer) for peer in node.peers}
-            # Ascending, as messages come: proxies are in the order of their nodes.
+            # Ascending, in the order of messages: proxies are in the order of their nodes.
             self._askers = sorted(self._proxies.proxies)
             senders = {*node.peers, *self._askers}
             self._order = [r for members in self._proxies.nodes for r in members if r in senders]

@@ -1,4 +1,4 @@
-"""Messages about rows between ranks of several nodes: their layout, and who sends them to whom.
+"""Messages about rows between ranks of several nodes: their layout, senders and receivers.
 
 A rank gets one message for all widths together, because messages take most of the time on a
 network. The number of rows of each bucket goes first; a message of gradients then has the slots of

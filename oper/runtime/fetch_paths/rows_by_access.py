@@ -1,7 +1,7 @@
 """Rows by access: each access of a row of another node has the row sent, repeats too.
 
 Each rank asks all ranks of other nodes for its own accesses, and sends them its own gradients.
-Rows of this node are read where they lie.
+Rows of this node are read in place.
 """
 
 from collections.abc import Callable, Collection, Sequence

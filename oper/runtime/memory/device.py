@@ -317,7 +317,7 @@ class Cuda:
         return torch.empty(elements, dtype=dtype, device=self.torch_device)
 
     def free_memory(self) -> list[FreeMemory]:
-        """Return the free memory of the device, once torch has given back what it keeps unused."""
+        """Return the free memory of the device, once torch has given back its unused memory."""
         with torch.cuda.device(self.torch_device):
             torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)

@@ -69,7 +69,7 @@ def segment_offset(batch: Any) -> torch.Tensor:
 
 
 def check_offsets(batch: Any) -> None:
-    """Check a batch's offsets against its values, as the kernels rely on them."""
+    """Check a batch's offsets against its values, because the kernels rely on them."""
     keys, values, offsets = batch.keys(), batch.values(), batch.offsets()
     bags = batch.stride() * len(keys)
     if offsets.numel() != bags + 1:

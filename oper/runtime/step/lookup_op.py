@@ -1,6 +1,6 @@
 """torch.ops.oper.embedding_lookup: the lookup of a whole module as one operator with a gradient.
 
-How a training step goes through here:
+The way of a training step through this module:
 
     EmbeddingEngine.lookup(batch)                       engine.py
       LookupOperator.lookup(batch)
@@ -15,8 +15,8 @@ call an operator, whose arguments are tensors and numbers by its schema. So a st
 there, and the operator finds it in a registry, `_steps`. The registry does not keep a step: graphs
 may outlive the engine.
 
-The heap is no argument of the operator, as other ranks write to it between two calls, which no
-graph can see. The backward sends the gradients to the rows' owners and takes the optimizer's step,
+The heap is no argument of the operator: other ranks write to it between two calls, which no graph
+can see. The backward sends the gradients to the rows' owners and takes the optimizer's step,
 as TorchRec's fused optimizers do; the gradient of `anchor`, an empty parameter, is there so that
 autograd calls it.
 """

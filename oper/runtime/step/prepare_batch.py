@@ -29,8 +29,8 @@ from oper.tables.table import Table
 
 
 class BatchPreparer:
-    """The preparation of one engine's batches, which are on `device`, as is the address map; by the
-    present map of `placement`.
+    """The preparation of one engine's batches, by the present map of `placement`; batches and map
+    are on `device`.
 
     `bounds` is the treatment of ids out of range: "fatal", "warning" or "ignore". With `trains`
     there may be a backward.

@@ -111,9 +111,9 @@ def merged(parts: Sequence[RowGradients], dims: Sequence[int], on: Kernels) -> R
 
 
 def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Kernels) -> int:
-    """Return the number of values for which to have room, for rows of buckets of those dims that
-    are laid out so. The host does not know how many rows a device has of each bucket, so it counts
-    as if all had the widest."""
+    """Return the number of values to reserve for rows of buckets of those dims that are laid out
+    so. The host does not know the number of a device's rows in each bucket, so it counts as if all
+    rows had the widest dim."""
     if on.kind == "cpu":
         return int(groups[1, -1])
     return most_values(len(slots), dims)
