@@ -1,7 +1,7 @@
 """The failure store: the messages of a process group's ranks to each other when something is wrong.
 
 It lies in the group's own store (a TCPStore or FileStore), which all ranks of all nodes reach, and
-holds two things: the reason of a rank's failure, and a heartbeat of every rank that has waited for
+holds two things: the reason for a rank's failure, and a heartbeat of every rank that has waited for
 long. Ranks that are well and do not wait send the store nothing.
 """
 

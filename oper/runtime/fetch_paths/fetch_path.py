@@ -98,8 +98,8 @@ class Arrived(NamedTuple):
 
 
 class FetchPath:
-    """One fetch path of an engine. A path overrides `fetch`, and every method that must differ from
-    that for rows that are read and updated in the memory of this node."""
+    """One fetch path of an engine. A path overrides `fetch`, and the methods whose behaviour
+    differs from that for rows in the memory of this node."""
 
     needs = Needs()
 

@@ -38,7 +38,7 @@ def why_no_device() -> str:
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides all; unset it"
     try:
         torch.cuda.init()
-    except Exception as error:  # torch raises different errors by the missing part
+    except Exception as error:  # torch raises errors of several kinds here
         return first_line(error)
     return f"torch {torch.__version__} finds none{said_visible()}; see `nvidia-smi`"
 

@@ -84,8 +84,8 @@ class SortedRows:
 
 @dataclass(frozen=True, eq=False)
 class Runs(SortedRows):
-    """The rows of a batch, with the accesses of each: run i is positions[starts[i] : starts[i +
-    1]]. If runs are `by_bag`, they hold the accesses' bags instead of positions, which is all that
+    """The rows of a batch, with the accesses of each: positions[starts[i] : starts[i + 1]] are run
+    i. If runs are `by_bag`, they hold the accesses' bags instead of positions, which is all that
     unweighted sums of gradients need."""
 
     positions: torch.Tensor  # int32 [accesses], in the batch
@@ -148,8 +148,8 @@ BatchRows = Runs | NumberedRows
 
 
 def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> BatchRows:
-    """Return the rows in the result of oper::sort_accesses or oper::number_rows, which differ in
-    number."""
+    """Return the rows in the result of oper::sort_accesses or oper::number_rows; the number of
+    tensors tells which."""
     if len(tensors) == 3:
         row_of, slots, (before, accesses_before) = tensors
         return NumberedRows(slots, before, ranks, row_of, accesses_before)
