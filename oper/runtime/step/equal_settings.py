@@ -35,7 +35,7 @@ class EqualSettings:
 
     All ranks of the group make it together, and call `offer` and `check` in each step. `digests`,
     int64 [ranks], hold this rank's after `offer`, and must hold those of all ranks before `check`:
-    if they are `carried`, the caller exchanges them.
+    if they are `carried`, the fetch path exchanges them.
     """
 
     def __init__(self, node: Node, tables: Sequence[Sequence[str]]) -> None:

@@ -1,7 +1,7 @@
 """The features of a batch as the kernels see them: Feature of csrc/include/oper/step/feature.h.
 
-Bag i of a feature is bag first_bag + i of the batch, and its sum is out[out_base + i·out_stride : +
-dim]. If a lookup pools nothing, each access is a bag.
+Bag i of a feature is bag first_bag + i of the batch, and its sum is
+out[out_base + i·out_stride : + dim]. If a lookup pools nothing, each access is a bag.
 """
 
 import numpy as np
