@@ -63,12 +63,14 @@ class PlanDifferences(Summarised):
 
     @property
     def same_work(self) -> bool:
-        """Whether both are for the same mode, fetches and batch: else times do not compare."""
+        """True if both plans are for the same mode, fetches and batch; otherwise their times do not
+        compare."""
         return self.old.workload == self.new.workload
 
     @property
     def same_data(self) -> bool:
-        """Whether both plans were made from one profile: else times differ by the data too."""
+        """True if both plans were made from one profile; otherwise their times differ by the data
+        too."""
         return self.old.profile == self.new.profile
 
     @property

@@ -1,9 +1,9 @@
-"""What the ranks of a model counted, brought to rank 0.
+"""Counts of all ranks of a model, gathered on rank 0.
 
 In: each rank's counters of its collections. Out: on rank 0 a `Profile` of each rank, of the plan's
-tables. A rank sends what it counted as files have it, about 3 bytes for a row that it read, so that
-what travels depends on how much was counted and not on the tables' sizes. The ranks do this over a
-process group of their own, over gloo: it stands in no order with the collectives of a step.
+tables. A rank sends its counts in their file format, about 3 bytes per row that it read, so the
+traffic depends on the number of counts and not on the tables' sizes. The ranks use a separate gloo
+process group, so that these messages are independent of the order of a step's collectives.
 """
 
 from collections.abc import Sequence
@@ -74,11 +74,11 @@ class MonitoredRanks:
 
 
 def in_plans_tables(counted: Sequence[RowCounters], tables: Sequence[Table]) -> Profile:
-    """What the collections of a model were counted to read, as the counts of a plan's tables, of
-    which those that are in no collection are never read.
+    """Return the counts of a model's collections as a profile of a plan's tables. Tables in no
+    collection have no accesses.
 
-    Collections may have seen different numbers of samples, as one that is read twice for each: the
-    profile's are the most of them.
+    Collections may have seen different numbers of samples, for example if one is read twice per
+    sample; the profile has the largest of the numbers.
     """
     place = {
         table.name: (each, number) for each in counted for number, table in enumerate(each.tables)

@@ -121,12 +121,12 @@ class MethodResult:
 
     @property
     def certified_gap(self) -> float | None:
-        """How far it is from the best within the limits, at most; None where it exceeds them."""
+        """Largest possible gap to the best within the limits; None if the method exceeds them."""
         return None if self.certificate is None else self.certificate.certified_gap
 
     @property
     def fits(self) -> bool:
-        """Whether it has a placement that keeps the capacities and the extra memory."""
+        """True if the method has a placement within the capacities and the extra memory."""
         return self.certificate is not None
 
     @property
@@ -177,12 +177,12 @@ class HeldOutData:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Summarised):
-    """What each method comes to on one profile under the same limits.
+    """Results of all methods on one profile under the same limits.
 
-    profile: its digest. rows: of all tables. asked: what was asked of the plans, and `limits` what
-    follows. lower_bound_seconds: no placement within the limits takes less that fetches tables as
-    one of the methods does. held_out: the data that follow the profile's; None where there are
-    none. methods: in the order asked for, by name.
+    profile: its digest. rows: of all tables. asked: the settings of the plans, and `limits` those
+    that follow from them. lower_bound_seconds: no placement within the limits that fetches tables
+    as one of the methods does takes less. held_out: the data that follow the profile's; None
+    without such data. methods: in the order asked for, by name.
     """
 
     profile: str
@@ -202,7 +202,7 @@ class Comparison(Summarised):
 
     @property
     def oper(self) -> MethodResult | None:
-        """What OPER's own plan comes to; None where it was not asked for."""
+        """Result of OPER's own plan; None if it was not asked for."""
         return self.methods.get("oper")
 
     @property
@@ -266,7 +266,8 @@ class Comparison(Summarised):
 
 
 def runs_to_json(runs: Iterable[Comparison]) -> dict[str, Any]:
-    """What `oper compare --json` prints: a run for each extra memory and threshold asked for."""
+    """Return the JSON output of `oper compare`: a run for each extra memory and threshold asked
+    for."""
     return {"runs": [run.to_json() for run in runs]}
 
 
@@ -415,8 +416,8 @@ def compare(
 
 @dataclass(frozen=True)
 class _Contest:
-    """What methods are priced in: a problem for each way to fetch tables, and the bounds of those
-    in which any was. Other methods place rows in the `usual` way, in which no table is pooled."""
+    """Problems in which methods are priced, one for each way to fetch tables, and the bounds of the
+    ways in use. Other methods place rows in the `usual` way, in which no table is pooled."""
 
     profile: Profile
     topology: Topology
@@ -446,7 +447,7 @@ class _Contest:
         return self.problems[way]
 
     def result_of_oper(self, planned: Planned) -> MethodResult:
-        """What OPER's plan comes to."""
+        """Return the result of OPER's plan."""
         pooled = pooled_names(planned.problem.topology, planned.problem.profile.tables)
         way = Way(frozenset(pooled), planned.problem.workload)
         self.bounds[way] = planned.certificate
@@ -484,8 +485,8 @@ class _Contest:
         return make_baseline(method, self.problem(self.usual), limit_seconds)
 
     def result_of(self, method: str, baseline: Baseline, seconds: dict[str, float]) -> MethodResult:
-        """What another method's placement comes to in the way to fetch tables that is its shortest:
-        within the limits, if it is in any."""
+        """Return the result of another method's placement with tables fetched in the fastest way
+        for it, chosen among the ways within the limits if there are any."""
 
         def order(way: Way) -> tuple[bool, float]:
             problem = self.problem(way)

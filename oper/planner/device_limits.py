@@ -33,8 +33,8 @@ _BISECTIONS = 7  # of the most extra memory, only where memory is short
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """What devices of `memory_bytes` [M] have for rows: all but the share `reserve`, and but what
-    `step` takes of each."""
+    """Memory for rows of devices with `memory_bytes` [M]: all but the share `reserve`, and without
+    the memory that a `step` takes on each device."""
 
     memory_bytes: tuple[int, ...]
     reserve: float

@@ -109,7 +109,7 @@ _MOST_PLANS = 6
 
 
 def by_devices(topology: Topology, asked: PlanSettings) -> bool:
-    """Whether the devices' memory decides how much a plan may use."""
+    """Return True if the devices' memory decides how much memory a plan may use."""
     known = topology.memory_for_plans is not None and topology.capacity is None
     return known and asked.extra_memory is None
 
@@ -198,7 +198,8 @@ def copies_pay_later(
 
 
 def saves_little(planned: Planned, full: Planned) -> bool:
-    """Whether a plan is slower than that with all memory and has little less of it."""
+    """Return True if a plan is slower than the plan with all memory and needs only little less
+    memory."""
     if planned.cost.objective_seconds <= full.cost.objective_seconds:
         return False
     share = (1 + planned.cost.extra_memory_ratio) / (1 + full.cost.extra_memory_ratio)
@@ -206,5 +207,5 @@ def saves_little(planned: Planned, full: Planned) -> bool:
 
 
 def too_slow(planned: Planned | None, best_seconds: float) -> bool:
-    """Whether a plan takes more than TOLERANCE longer than the best, or none was found."""
+    """Return True if a plan takes over TOLERANCE longer than the best, or none was found."""
     return planned is None or planned.cost.objective_seconds > best_seconds * (1 + TOLERANCE)

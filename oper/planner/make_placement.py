@@ -84,12 +84,12 @@ class Planned:
 
     @property
     def step(self) -> str:
-        """Which step placed the rows."""
+        """Name of the planning step that placed the rows."""
         return self.class_placement.step
 
     @property
     def record(self) -> PlanningRecord:
-        """Which steps made the placement, and what they came to."""
+        """Steps that made the placement, and their results."""
         greedy = self.class_placement.greedy
         return PlanningRecord(
             threshold=self.class_placement.partitions.threshold,
@@ -192,7 +192,8 @@ def _exact(
 
 
 def within_limits(problem: ClassProblem, cost: Cost) -> bool:
-    """Whether a placement keeps the capacities and the extra memory: bounds are for those."""
+    """Return True if a placement keeps the capacities and the extra memory, for which bounds
+    hold."""
     return cost.feasible and cost.extra_bytes <= _most_extra_bytes(problem, cost)
 
 

@@ -1,7 +1,7 @@
-"""What `oper plan` does: place all rows, and assemble the plan.
+"""Planning for `oper plan`: place all rows, and assemble the plan.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Plan`, in memory. Where the settings
-have a tier, its tables are placed in the hosts' memory (place_with_tier.py).
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Plan`, in memory. If the settings have
+a tier, its tables are placed in the hosts' memory (place_with_tier.py).
 """
 
 import time

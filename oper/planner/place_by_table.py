@@ -170,8 +170,8 @@ class Way:
     def problem(
         self, profile: Profile, topology: Topology, asked: PlanSettings, by_table: bool
     ) -> Problem:
-        """What placements are made and priced in, within all the memory that there is; `by_table`
-        as for `make_problem`, and always so where tables are pooled."""
+        """Return the problem in which placements are made and priced, within all available memory.
+        `by_table` is as for `make_problem`, and always holds if tables are pooled."""
         if self.pooled:
             return Drafts(profile, topology, asked).problem(self)
         found = make_problem(profile, topology, self.workload, asked, by_table=by_table)
@@ -328,7 +328,7 @@ def cheaper_pooled(usual: Workload, able: frozenset[str], drafts: Drafts) -> fro
 
 
 def table_seconds(problem: Problem) -> Floats:
-    """What each table takes of the mean rank with its best copies, [T], where each lies on one
+    """Return the mean rank's seconds of each table with its best copies, [T], if each lies on one
     node."""
     lengths = problem.profile.bag_lengths
     assert lengths is not None

@@ -127,7 +127,7 @@ def copies_everything(planned: Planned) -> bool:
 
 
 def predicted_seconds(planned: Planned) -> float:
-    """What a step takes."""
+    """Return the predicted seconds of a step."""
     return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
@@ -153,7 +153,7 @@ def check_all_poolable(profile: Profile) -> None:
 
 
 def known_lengths(profile: Profile) -> BagLengths:
-    """How long a profile's bags are; OperError where it does not say."""
+    """Return the bag lengths of a profile. Raise OperError if it has none."""
     if profile.bag_lengths is None:
         raise OperError(
             "fetch pooled or auto: the profile does not say how long bags are, as older ones do "
@@ -265,9 +265,9 @@ def _in_least_memory(
 
 
 def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
-    """Where to suppose rows with one owner when copies are chosen, so that T with homes for them is
-    least. Fewer tables than nodes cannot be even on nodes of their own: more of their rows have
-    copies then, or they share nodes."""
+    """Return the assumption on rows with one owner that makes T least if copies are chosen by it
+    and rows get homes. Fewer tables than nodes cannot be even if each lies on one node: then more
+    of their rows have copies, or the tables share nodes."""
     nodes = problem.topology.nodes
     spreads = [1]
     while spreads[-1] < nodes:
@@ -315,7 +315,7 @@ def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> Clas
 
 
 def _unevenness(problem: Problem, rows: RowPlacement) -> float:
-    """How far the largest T is above the largest mean of a node's ranks, relative."""
+    """Return the relative excess of the largest T over the largest mean of a node's ranks."""
     seconds, node_of = rows.cost.rank_seconds, np.array(problem.topology.node_of)
     means = np.bincount(node_of, seconds) / np.bincount(node_of)
     return float(seconds.max() / means.max() - 1) if means.max() > 0 else 0.0

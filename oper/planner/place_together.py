@@ -53,7 +53,7 @@ class Together(NamedTuple):
 
     @property
     def aimed_seconds(self) -> float:
-        """What is made small; infinite where a limit is exceeded."""
+        """Objective of both memories, in seconds; infinite if a limit is exceeded."""
         both = self.devices, self.tier
         if not all(within_limits(part.problem, part.cost) for part in both):
             return np.inf

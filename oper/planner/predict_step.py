@@ -106,7 +106,7 @@ def _step(
 
 
 def _pooled_classes(problem: Problem) -> NDArray[np.bool_]:
-    """Which classes are of pooled tables, [C]."""
+    """Return a mask of the classes of pooled tables, [C]."""
     return np.broadcast_to(problem.classes.pooled, len(problem.classes))
 
 
@@ -131,7 +131,7 @@ def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
 
 
 def rows_of_classes(problem: Problem) -> BatchRows:
-    """What is expected of one row of each class, [C] each."""
+    """Return the expected amounts of one row of each class, [C] each."""
     classes, topology = problem.classes, problem.topology
     a_rank = problem.workload.batch_size / problem.ranks
     accesses = classes.expected / max(classes.samples, 1) * a_rank

@@ -74,8 +74,8 @@ def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) ->
 
 
 def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
-    """What each table takes of the mean rank, [T], but for what copies on all ranks take beside
-    their reads, which is the same however tables are fetched."""
+    """Return the mean rank's seconds of each table, [T], without the part of copies on all ranks
+    that is independent of how tables are fetched: all but their reads."""
     sets, tables, topology = baseline.holder_sets, problem.profile.tables, problem.topology
     seconds = np.zeros(len(tables))
     if isinstance(topology, PooledTopology):

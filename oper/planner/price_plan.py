@@ -1,4 +1,4 @@
-"""What an existing plan costs under counts that it may not have been made from.
+"""Cost of an existing plan under counts that it may not have been made from.
 
 In: `Plan`, `Profile`. Out: `Cost`s. The plan's rows are counted where they are, class by class of
 the new counts (row_locator.py), and priced as if the plan had been made for them.
@@ -138,8 +138,8 @@ def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sum
 def with_vectors_of_parts(
     problem: Problem, sets: HolderSets, parts: Sequence[PartAccesses], sums: Sums
 ) -> Problem:
-    """The same of rows of which each holder set may have some columns: a node sends as much of a
-    vector as it has columns."""
+    """Return the problem with the vectors of rows of which each holder set may have some columns: a
+    node sends as much of a vector as it has columns."""
     topology, tables = problem.topology, problem.profile.tables
     lengths = problem.profile.bag_lengths
     if not isinstance(topology, PooledTopology) or lengths is None:
@@ -170,7 +170,7 @@ def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -
 
 
 def clipped_shares(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
-    """The same from 0 to 1, whatever was rounded."""
+    """Return the shares of nodes, clipped to the range from 0 to 1 that rounding may exceed."""
     return np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
 
 

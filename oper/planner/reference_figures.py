@@ -76,7 +76,7 @@ def later_profile(profile: Profile) -> Profile | None:
 
 
 def later_data(profile: Profile) -> HeldOutSource:
-    """Which data follow a profile's, where these are known."""
+    """Return the kind of data that follow a profile's, if such data are known."""
     return HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
 
 

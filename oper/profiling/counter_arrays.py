@@ -29,7 +29,7 @@ _MOST_ACCESSES = 2.0**62
 
 @dataclass(eq=False)
 class RowCounts(Summarised):
-    """How often each row was accessed in `samples` samples, and how many of them contain it.
+    """Accesses of each row in `samples` samples, and the number of samples that contain the row.
 
     accesses: uint32 or uint64 [rows]. samples_with_row: the same type, only rows of tables that are
     `bagged`, in table order. Both may be set to `SparseCounts`, and read as dense counters, which
@@ -44,12 +44,13 @@ class RowCounts(Summarised):
 
     @cached_property
     def offsets(self) -> Ints:
-        """Where each table's rows begin: int64 [T + 1]."""
+        """Offset of each table's first row, and the end: int64 [T + 1]."""
         return table_offsets(self.tables)
 
     @cached_property
     def samples_with_row_offsets(self) -> Ints:
-        """Where each table's rows begin in `samples_with_row`; nothing for tables not bagged."""
+        """Offset of each table's first row in `samples_with_row`; tables without bags have no rows
+        there."""
         return samples_with_row_offsets(self.tables, self.bagged)
 
     @property
@@ -118,7 +119,8 @@ for _name in ("accesses", "samples_with_row"):
 
 
 def samples_with_row_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
-    """Where each table begins in `samples_with_row`, int64 [T + 1]; only bagged tables have any."""
+    """Return the offset of each table in `samples_with_row`, int64 [T + 1]; only bagged tables have
+    rows there."""
     result = np.zeros(len(tables) + 1, dtype=np.int64)
     np.cumsum([t.rows * b for t, b in zip(tables, bagged, strict=True)], out=result[1:])
     return result

@@ -34,7 +34,7 @@ Advance = Callable[[int], None]
 
 @dataclass
 class CountOptions:
-    """What to count of a log, and what to measure in the same pass.
+    """Parts of a log to count, and measurements to make in the same pass.
 
     sampling: count a sample of the samples, and estimate the error of a balance over `ranks`.
     windows: a profile for each, at most `max_windows`. batch_size, ranks: measure the distinct rows

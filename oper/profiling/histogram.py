@@ -1,4 +1,4 @@
-"""How many rows of a table have equal counts, in one pass over all counters."""
+"""Number of rows of a table with equal counts, in one pass over all counters."""
 
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ def histogram(
     offsets: Ints,
     samples_with_row_offsets: Ints,
 ) -> RowHistogram:
-    """How many rows of each piece have equal counts.
+    """Count the rows of each piece that have equal counts.
 
     Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `samples_with_row`
-    begin at samples_with_row_offsets[n]; where that range is empty they equal its accesses.
+    begin at samples_with_row_offsets[n]; if that range is empty they equal its accesses.
     """
     found = native.ops().histogram(
         as_tensor(accesses),
@@ -46,6 +46,6 @@ def samples_with_row_tensor(samples_with_row: Counts, accesses: Counts) -> Any:
 
 
 def samples_with_row_starts(samples_with_row_offsets: Ints) -> Any:
-    """Where the `samples_with_row` of each piece begin; -1 for those without."""
+    """Return the start of each piece's `samples_with_row`; -1 for pieces without."""
     kept = np.diff(samples_with_row_offsets) > 0
     return as_int64(np.where(kept, samples_with_row_offsets[:-1], -1))

@@ -268,7 +268,8 @@ def _windows(
 
 
 def _samples(log: Log) -> int:
-    """How many samples are read of a log, which may have to be counted."""
+    """Return the number of samples that are read of a log, counting them if the log does not
+    say."""
     if log.samples is not None:
         return log.samples
     total = log.count_samples()

@@ -240,12 +240,13 @@ class Profile(RowCounts):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why columns of the log are in no table, by name; {} where its columns were chosen."""
+        """Reason for each column of the log that is in no table, by name; {} if its columns were
+        chosen."""
         return dict(self.source.get("left_out", {}))
 
     @property
     def skipped_ids(self) -> dict[str, int]:
-        """How many ids were left out as no rows, by table; only tables with any."""
+        """Number of ids skipped because they are no rows, by table; only tables with any."""
         return dict(self.source.get("skipped_ids", {}))
 
     @property
@@ -261,14 +262,15 @@ class Profile(RowCounts):
 
     @property
     def sampled(self) -> Sampled | None:
-        """Which share of the samples was counted, and the error of that; None for all of them."""
+        """Share of the samples that was counted, and its error; None if all samples were
+        counted."""
         content = self.source.get("sampled")
         return None if content is None else Sampled.from_dict(content)
 
     @property
     def log_part(self) -> dict[str, Any]:
-        """Which part of its log was counted: `rows`, `window` and `time_unit`, `sampled`, as in
-        `source`; {} for all of it, and for sums of other profiles than all windows of a folder."""
+        """Counted part of the log: `rows`, `window` and `time_unit`, `sampled`, as in `source`; {}
+        for all of it, and for sums of other profiles than all windows of a folder."""
         options, sampled = self.source.get("options", {}), self.source.get("sampled", {})
         part = {name: options[name] for name in ("rows",) if name in options}
         if "window" in self.source:

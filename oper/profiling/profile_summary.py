@@ -1,6 +1,6 @@
-"""What a profile counted, in a few numbers: rows never read, and how skewed the accesses are.
+"""Summary of a profile in a few numbers: rows never read, and the skew of the accesses.
 
-The summary of a profile has one of each table, and of each window where it has windows.
+A profile's summary has one of each table, and of each window if it has windows.
 """
 
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ class WindowSummary:
 
     @property
     def first(self) -> str | float:
-        """Where it begins: a date, a value of its column, or a sample."""
+        """Start of the window: a date, a value of its column, or a sample."""
         return self._bound("from")
 
     @property
     def last(self) -> str | float:
-        """Where it ends, which is no longer in it: a date, a value, or a sample."""
+        """Exclusive end of the window: a date, a value, or a sample."""
         return self._bound("to")
 
     def to_dict(self) -> dict[str, Any]:

@@ -139,10 +139,10 @@ def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterat
 
 
 class CollectionCounters:
-    """What is counted of one collection of tables; `path` is its place in the model, for errors.
+    """Counters of one collection of tables; `path` is its place in the model, for errors.
 
-    Ids that are no rows are errors, or read row 0 where `reads_row_0` says that they do so in the
-    model as well.
+    Ids that are no rows are errors, or count as row 0 if `reads_row_0` says that the model reads
+    row 0 for them.
     """
 
     def __init__(self, path: str, collection: Any, reads_row_0: bool = False) -> None:
@@ -179,7 +179,7 @@ class CollectionCounters:
         self._batches += 1
 
     def take(self) -> RowCounters:
-        """What was counted so far, and start again from zero."""
+        """Return the counts so far, and start again from zero."""
         counted, self.counters = self.counters, RowCounters(self.counters.tables)
         return counted
 

@@ -113,7 +113,7 @@ class RowCounters:
 
     @property
     def bag_lengths(self) -> BagLengths:
-        """How many bags of each length were counted, and their distinct rows."""
+        """Number of counted bags of each length, and their distinct rows."""
         found = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
         # The bags of one feature are its samples, so that the counters have their distinct rows.
         distinct = np.where(self._several, self._distinct, found.ids_of_tables)
@@ -192,7 +192,7 @@ class RowCounters:
 
 
 def _has_several(columns: Sequence[Jagged]) -> bool:
-    """Whether any sample has more than one id in the columns of a table together."""
+    """Return True if any sample has more than one id in all columns of a table together."""
     if len(columns) == 1:
         lengths = columns[0].lengths
         return lengths is not None and int(lengths.max(initial=0)) > 1

@@ -56,7 +56,8 @@ class Sampling:
             raise OperError(f"{option('--seed', self.seed)}: expected 0 to 2^64 - 1")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
-        """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""
+        """Return a mask of the chosen samples among the log's samples first … first + samples − 1:
+        bool [samples]."""
         number = np.arange(first, first + samples, dtype=np.uint64)
         start = _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN)
         hashed = _mix(number * _GOLDEN + start)
@@ -67,7 +68,7 @@ class Sampling:
 
 
 class RankShares:
-    """How evenly the chosen samples' accesses spread over ranks, with rows assigned by a hash."""
+    """Balance of the chosen samples' accesses over ranks, with rows assigned by a hash."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -124,8 +125,8 @@ class SamplingError:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Which share of a log's samples was counted, and the error of that; None in sums of profiles,
-    of which each has its own."""
+    """Share of a log's samples that was counted, and its error; the error is None in sums of
+    profiles, each of which has its own."""
 
     share: float
     error: SamplingError | None = None
@@ -207,7 +208,7 @@ def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
 
 
 def _rows_with_counts(counts: RowCounts) -> tuple[Ints, Ints]:
-    """How many rows there are of each number of samples with the row."""
+    """Return the numbers of samples with a row that occur, and the number of rows of each."""
     _, _, samples_with_row, rows = counts.histogram()
     x, of = np.unique(samples_with_row, return_inverse=True)
     return x, np.bincount(of, rows).astype(np.int64)

@@ -20,12 +20,13 @@ from oper.tables.table_file import load_tables
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What is said of the tables, under the names of the commands' options.
+    """Description of the tables, under the names of the commands' options.
 
     tables: a list of `Table`s or of TorchRec's configs, a module with TorchRec embedding
     collections, a file of tables or the name of a published data set, a profile, a plan or the
     folder of either, whose tables, id rules and vocabularies are taken; None: one table for each
     column of ids.
+
     dim, dtype, optimizer, ids, min_count: for tables of a file or of columns that do not state
     them. ids is dense, vocab or hash:ROWS; min_count leaves rarer values out of vocabularies.
     """
@@ -108,5 +109,5 @@ class TableOptions:
 
 
 def _is_profile(spec: Path | str) -> bool:
-    """Whether a path is that of a profile, or of one of its windows."""
+    """Return True if a path is that of a profile, or of one of its windows."""
     return (Path(str(spec).partition("@")[0]) / MARKER).is_file()

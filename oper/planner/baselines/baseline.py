@@ -1,4 +1,4 @@
-"""What a baseline is: so many rows of each class in each holder set, priced by the same cost.
+"""Baseline: a number of rows of each class in each holder set, priced by the same cost as a plan.
 
 In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
 """
@@ -70,7 +70,7 @@ class Pieces:
 
 
 class Status(StrEnum):
-    """What a method came to."""
+    """Outcome of a method."""
 
     OK = "ok"
     NOT_POOLED = "not_pooled"  # it knows no pooled tables, and all were to be pooled
@@ -114,8 +114,8 @@ class PooledBytes:
 
 @dataclass(frozen=True)
 class TorchRecNotes:
-    """What TorchRec's planner was told and said: it was given `capacity_factor` times the memory
-    until it found a plan; `tables` are the numbers of tables by kind of sharding."""
+    """Input and answer of TorchRec's planner, which got `capacity_factor` times the memory,
+    increased until it found a plan; `tables` are the numbers of tables by kind of sharding."""
 
     capacity_factor: float
     estimate_seconds: float  # of an iteration, by its own cost model
@@ -126,8 +126,8 @@ class TorchRecNotes:
 
 @dataclass(frozen=True)
 class SolverNotes:
-    """What the solver of whole partitions proved of them: no placement takes less than the bound,
-    and the one found takes longer than the best by at most the share `solver_gap`."""
+    """Results that the solver of whole partitions proved: no placement of them takes less than the
+    bound, and the placement found takes longer than the best by at most the share `solver_gap`."""
 
     partitions: int
     solver_gap: float
@@ -178,7 +178,8 @@ class NoPlacementError(Exception):
 
 
 def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:
-    """What the baseline costs; infeasible where it holds more than the problem's capacities."""
+    """Price the baseline; the cost is infeasible if the baseline exceeds the problem's
+    capacities."""
     return problem.price(baseline.holder_sets, baseline.sums)
 
 

@@ -224,7 +224,8 @@ class _Model:
 
     @staticmethod
     def _by_relay(of: Charges, weight: float, rank: int, y: list[list[Any]]) -> list[Any]:
-        """What a rank pays for reads of a node's `weight`, of which each is a relay's own read."""
+        """Return the terms that a rank pays for reads of a node's `weight`, each of which is one
+        read of a relay."""
         entries = np.flatnonzero(of.payer[of.resource] == rank)
         seconds = of.seconds[of.resource[entries]]
         pairs = zip(of.reader[entries].tolist(), of.source[entries].tolist(), strict=True)

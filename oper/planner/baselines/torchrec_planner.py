@@ -130,7 +130,7 @@ def shards_baseline(
 
 
 def request(problem: Problem) -> dict[str, Any]:
-    """What the process is asked, as JSON values."""
+    """Return the request to TorchRec's process, as JSON values."""
     topology, profile = problem.topology, problem.profile
     accesses = problem.accesses_of_tables / max(profile.samples, 1)
     tables = []
@@ -309,7 +309,7 @@ def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
 
 
 def table_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
-    """The same of each table in turn, [T * (M + 1)]."""
+    """Return `group_sums` of each table in turn, [T * (M + 1)]."""
     sets = problem.ranks + 1
     groups = [s.table * sets + s.rank % sets for s in shards]
     return _sums(problem, shards, rows, groups, sets * len(problem.profile.tables))

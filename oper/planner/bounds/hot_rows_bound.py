@@ -126,7 +126,8 @@ def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDAr
 
 
 def entries(rows: PricingItems, head: NDArray[np.int64], topology: Topology) -> int:
-    """How large the programme is: entries of the time limits, which are nearly all."""
+    """Return the size of the programme: its entries in the time limits, which are nearly all
+    entries."""
     buckets = tail_buckets(rows, np.setdiff1d(np.arange(len(rows)), head))
     return topology.ranks**2 * (len(head) + len(np.unique(buckets)))
 
@@ -308,13 +309,14 @@ class _Memory:
             self.model.limit(totals[p] / units[p], totals[p] / units[p], moved[p])
 
     def _own(self, seconds: Floats, column: int, weight: float) -> None:
-        """What a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, costs
-        them."""
+        """Add a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, to the
+        time limits."""
         for r in range(self.topology.ranks):
             self.model.add(r, column, float(seconds[r]) * weight)
 
     def _copy(self, column: int, seconds: Floats, memory: float) -> None:
-        """What a unit of `column`, rows on all ranks, costs them and takes of the budget."""
+        """Add a unit of `column`, rows on all ranks, to the time limits and the limits of
+        memory."""
         M = self.topology.ranks
         for r in range(M):
             self.model.add(r, column, float(seconds[r]))

@@ -43,8 +43,8 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 
 class _OwnerSeconds(NamedTuple):
-    """What a byte of each part of the traffic costs its owner, and what a byte of any part costs
-    the ranks of the owner's node, and all others."""
+    """Seconds per byte of traffic to rows with one owner: for the owner, by part of the traffic,
+    and for any part for the ranks of the owner's node and for all other ranks."""
 
     own: tuple[float, ...]
     mate: float
@@ -117,7 +117,7 @@ class _Loads:
         return -self.b * self.weight, self.a * self.weight
 
     def possible(self, over: float) -> bool:
-        """Whether loads of nodes within D = `over` are not ruled out."""
+        """Return False if loads of nodes within D = `over` are ruled out, else True."""
         spread = self.least_a - self.ranks_per_node * self.b
         least, most = 0.0, np.inf
         if spread > 0:
@@ -151,8 +151,8 @@ class _Loads:
 
 
 def _least_of_a_rank(hot: Floats, ranks: int) -> list[float]:
-    """What the rank with the most hot rows bears at least: of the k·M + 1 hottest rows some rank
-    owns k + 1, and these are at least the lightest of them."""
+    """Return lower bounds for the rank with the most hot rows, by k: of the k·M + 1 hottest rows
+    some rank owns at least k + 1, which weigh at least as much as the k + 1 lightest of them."""
     return [
         float(hot[k * (ranks - 1) : k * ranks + 1].sum())
         for k in range((len(hot) - 1) // ranks + 1)

@@ -214,7 +214,7 @@ def _within_capacity(problem: ClassProblem, memory: Floats) -> Floats:
 
 
 def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
-    """How many classes, from the most accessed on, are listed where ranks differ.
+    """Return the number of classes, from the most accessed on, to list if ranks differ.
 
     Such ranks need the warmer of the cold rows on some ranks and the colder on others, which
     stripes cannot do: more rows are listed than access-bounded partitions have.

@@ -88,7 +88,7 @@ def choose_homes(
 
 @dataclass(frozen=True)
 class _Tables:
-    """What `_of_tables` finds, and the seconds of vectors for all bags of each table, [T]."""
+    """Figures of each table from `_of_tables`, and the seconds of vectors for all its bags, [T]."""
 
     work: Floats
     away: Floats
@@ -98,7 +98,8 @@ class _Tables:
     bags: VectorsPerBag
 
     def vector_seconds(self, shares: Floats) -> Floats:
-        """What vectors, or rows, from nodes with these shares of the tables' rows take, [T, N]."""
+        """Return the seconds for vectors, or rows, from nodes with these shares of the tables'
+        rows, [T, N]."""
         chances = self.bags.chances(np.clip(self.share[:, None] * shares, 0.0, 1.0))
         found: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
         return found
@@ -112,9 +113,9 @@ class _Tables:
 def _of_tables(
     problem: Problem, lengths: BagLengths, single: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of each table's rows with one owner, [T]: the seconds that they take each rank of their node,
-    the mean, and each of other nodes, beside vectors; their bytes of memory; and their share of the
-    accesses."""
+    """Return four figures of each table's rows with one owner, [T]: their seconds for each rank of
+    their node (the mean) and for each rank of other nodes, both without vectors; their bytes of
+    memory; and their share of the accesses."""
     classes, topology = problem.classes, problem.topology
     table, tables = table_of_class(classes), lengths.tables
     mates = np.array(topology.node_of) == topology.node_of[0]

@@ -1,18 +1,18 @@
-"""Which rows to replicate on homogeneous ranks (§4.3), decided by the objective.
+"""Rows to replicate on homogeneous ranks (§4.3), decided by the objective.
 
-In: `ClassProblem`. Out: holder sets, and how many rows of each class have each. Averaged over
-homogeneous ranks, a row's part of T depends only on how many copies it has:
+In: `ClassProblem`. Out: holder sets, and the number of rows of each class in each. Averaged over
+homogeneous ranks, a row's part of T depends only on its number of copies:
 
 * inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
   w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
   with relays (oper/topology/relays.py) reads between nodes have a weight of their own, and gains
   are those of `relayed_copies` (oper/planner/lp/pricing.py);
 * training: a copy on every rank replaces (R + D)·S over the links and at the owner by the
-  AllReduce and the step: `gain` below, positive only where replication pays (the printed rule
+  AllReduce and the step: `gain` below, positive only if replication pays (the printed rule
   compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
 
-What is left is a knapsack: hottest rows per byte first, within the extra memory, and only while
-it pays. Rows that do not fit are left out, so that smaller ones fill the rest.
+The rest is a knapsack: hottest rows per byte first, within the extra memory, and only while copies
+pay. Rows that do not fit are skipped, so that smaller rows fill the rest.
 """
 
 from dataclasses import dataclass, replace
@@ -82,8 +82,8 @@ def choose_replicas(problem: ClassProblem) -> Replicas:
 
 
 def _levels(problem: ClassProblem, needed: Ints) -> Levels:
-    """How many rows of each class are replicated once a node or everywhere; all others have the
-    copies that they need, [C]."""
+    """Return the number of rows of each class to replicate once a node and everywhere; all other
+    rows have the copies that they need, [C]."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
@@ -184,8 +184,8 @@ def training_levels(
 
 @dataclass(frozen=True)
 class SavedByCopies:
-    """What copies save per byte, [C], of any unit: those in the other nodes, and then those on all
-    ranks."""
+    """Savings per byte of copies, [C], in any unit: of copies in the other nodes, and then of
+    copies on all ranks."""
 
     nodes: Floats
     ranks: Floats
@@ -201,7 +201,7 @@ def _all_read(classes: Classes) -> Classes:
 
 
 def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
-    """What copies save of T, in inference."""
+    """Return the part of T that copies save in inference."""
     if isinstance(topology, PooledTopology) and not np.all(classes.pooled):
         pooled, others = (_of_mean(classes, each) for each in (topology, topology.unpooled))
         return SavedByCopies(
@@ -216,7 +216,7 @@ def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
 
 
 def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
-    """What copies save of the mean rank's seconds, of rows that are all fetched in one way."""
+    """Return the mean rank's seconds that copies save, for rows that are all fetched in one way."""
     if not isinstance(topology, RelayedTopology):
         per_node = topology.ranks // topology.nodes
         further_node = PairSeconds.of(topology).saved_by_further_node(per_node) / topology.ranks
@@ -237,8 +237,8 @@ def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
 
 
 def by_weight(classes: Classes, ratio: float) -> SavedByCopies:
-    """What copies save where that is in proportion to a row's weight: on all ranks `ratio` (0 to 1)
-    of what they save in the other nodes."""
+    """Return the savings of copies if they are in proportion to a row's weight: copies on all ranks
+    save `ratio` (0 to 1) of the savings of copies in the other nodes."""
     density = classes.S * classes.R / classes.m
     return SavedByCopies(density, density * ratio)
 
@@ -354,7 +354,7 @@ def link_levels(
 
 
 def _fill(price: Floats, rows: Ints, budget_bytes: float) -> Ints:
-    """How many rows of each entry fit, in order, each at `price` bytes a row."""
+    """Return the number of rows of each entry that fit, in order, each at `price` bytes a row."""
     taken = np.zeros(len(rows), dtype=np.int64)
     spent = np.cumsum(price * rows)
     whole = int(np.searchsorted(spent, budget_bytes, side="right"))

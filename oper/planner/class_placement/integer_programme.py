@@ -52,7 +52,7 @@ class ItemsToPlace:
 
     @property
     def total(self) -> Floats:
-        """What the variables of each item sum to, [B]."""
+        """Sum of each item's variables, [B]."""
         return np.where(self.whole, self.memory.rows.rows, 1.0)
 
     @property
@@ -61,7 +61,7 @@ class ItemsToPlace:
         return self.memory.rows.total_bytes / self.memory.topology.ranks or 1.0
 
     def seconds(self) -> Floats:
-        """What each rank takes for one row of each variable, [N, M]."""
+        """Return each rank's seconds for one row of each variable, [N, M]."""
         items, topology, _, _ = self.memory
         ranks, (b, g) = topology.ranks, self.columns
         seconds = items.traffic(topology).set_seconds(b, self.sets, g, read_by_read=True)
@@ -71,7 +71,8 @@ class ItemsToPlace:
         return seconds
 
     def memory_uses(self) -> Floats:
-        """What one row of each variable uses of the capacities and the budget, [N, M + 1]."""
+        """Return the use of the capacities and the budget, [N, M + 1], by one row of each
+        variable."""
         b, g = self.columns
         memory = self.memory.rows.memory_bytes[b, None]
         copies = self.sets.copies[g, None] - 1

@@ -42,7 +42,8 @@ class Partitions:
         return accesses[self.run_class[last]]
 
     def summary(self) -> PartitionSummary:
-        """How many of each kind there are, and what the access-bounded ones hold, as shares."""
+        """Return the number of partitions of each kind, and the bytes and accesses of the
+        access-bounded ones as shares."""
         bounded = self.access_bounded
         return PartitionSummary(
             threshold=self.threshold,
@@ -56,8 +57,9 @@ class Partitions:
 
     @cached_property
     def listed(self) -> NDArray[np.bool_]:
-        """Whether a partition's rows are listed one by one, [P]: up to the last access-bounded
-        one. The others are striped. With one width the two kinds do not interleave anyway."""
+        """Mask of the partitions whose rows are listed one by one, [P]: all up to the last
+        access-bounded one. The others are striped. With one width the two kinds do not interleave
+        anyway."""
         last = np.flatnonzero(self.access_bounded)
         return np.arange(len(self)) <= (last[-1] if len(last) else -1)
 

@@ -1,26 +1,27 @@
-"""Which rows of pooled tables to copy, and what any placement costs.
+"""Rows of pooled tables to copy, and a lower bound on the cost of any placement.
 
 In: a `Problem` whose classes are of one table each, on homogeneous ranks. Out: `PooledCopies`.
-With one owner a row costs the ranks its reads and gradients within its owner's node, and its table
-costs vectors: of the share x of the table's accesses that are to rows with one owner, chance(x) a
-bag at the least, where they lie on one node (oper/cost/vectors_per_bag.py). That is concave in x,
-so that a table pays for nearly a whole vector until nearly all of its accesses are local: tables
-are copied whole, or only as far as copies pay within nodes. Tables that are not pooled have no
-vectors, and links between nodes cost their rows as always. Of a table the rows with most gain per
-access come first; what they gain is concave too, and between two of them linear, so that the best x
-is where a class ends, and is found by looking at every end.
+
+A row with one owner costs the ranks its reads and gradients within its owner's node, and its table
+costs vectors: if the share x of the table's accesses goes to rows with one owner, at least
+chance(x) vectors per bag, reached if these rows lie on one node (oper/cost/vectors_per_bag.py).
+That is concave in x, so a table pays for nearly a whole vector until nearly all of its accesses are
+local: tables are copied whole, or only as far as copies pay within nodes. Tables that are not
+pooled have no vectors, and links between nodes cost their rows as always. Of a table the rows with
+the largest gain per access come first; their gain is concave too, and linear between two rows, so
+the best x is at the end of a class, and is found by trying every end.
 
 Copies are of two kinds: one on each of the N nodes, which spares all vectors, or on all M ranks, in
-training by one of the AllReduce methods; which kinds a plan has decides what waits it has. In
-inference other numbers of copies, k on q of the nodes, are in the bound alone. With q_r nodes for
-each row, vectors are fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of
-rows with q_r ≤ N - j) over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above
-what copies cost beside has that cost linear in q. So each j is the same problem by itself, whose
-best set is copied to all nodes at the end of that line.
+training by one of the AllReduce methods; the kinds in a plan decide its waits. In inference other
+numbers of copies, k on q of the nodes, occur only in the bound. With q_r nodes for each row,
+vectors are fewest if rows are missing on the same nodes, V/N · Σ_j chance(share of rows with
+q_r ≤ N - j) over j from 1 to N - 1. A straight line from q = 1 that never exceeds the remaining
+cost of copies makes that cost linear in q. So each j is the same problem by itself, whose best set
+is copied to all nodes at the end of that line.
 
 The budget of extra copies has a price λ per byte: Σ_t min_x (…) - λ·budget is a lower bound on the
 mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and a λ within the budget
-gives the copies. Rows that need whole ranks or nodes are not looked at: certify.py does that.
+gives the copies. Rows that need whole ranks or nodes are not considered here: certify.py does that.
 """
 
 import math
@@ -68,10 +69,9 @@ class PooledCopies:
 
 
 class Supposed(NamedTuple):
-    """Where rows are supposed to be: those with one owner of each pooled table on `spread` nodes,
-    whose ranks take for them `load` times the mean over all nodes; and `a_node` says whether, in
-    training, rows may have a copy on each node. The least is one node, the mean, and such copies.
-    """
+    """Assumption on where rows will lie: each pooled table's rows with one owner on `spread` nodes,
+    whose ranks take for them `load` times the mean over all nodes. `a_node`: in training, rows may
+    have a copy on each node. The cheapest assumption is one node, the mean, and such copies."""
 
     spread: int = 1
     load: float = 1.0
@@ -82,7 +82,7 @@ _LEAST = Supposed()
 
 
 def may_copy_to_nodes(topology: Topology) -> bool:
-    """Whether in training rows of pooled tables may have a copy on each node."""
+    """Return True if in training rows of pooled tables may have a copy on each node."""
     ranks = without_pooling(topology)
     return ranks.homogeneous and 1 < ranks.nodes < ranks.ranks
 
@@ -138,8 +138,9 @@ def enough_extra_bytes(
 
 
 def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
-    """What a vector for each bag of a pooled table takes a rank in an iteration, [T], where each
-    comes from some node: the mean over all ranks, of which those of that node need none."""
+    """Return a rank's seconds per iteration for one vector per bag of each pooled table, [T], if
+    each vector comes from some node: the mean over all ranks; the ranks of that node need no
+    vectors."""
     topology, workload = problem.topology, problem.workload
     assert isinstance(topology, PooledTopology)
     away, nodes = topology.masks()["other_node"], topology.nodes
@@ -152,7 +153,7 @@ def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
 
 
 def without_vectors(topology: Topology) -> PooledTopology:
-    """What reads and gradients of pooled rows cost beside vectors."""
+    """Return the topology that prices reads and gradients of pooled rows without their vectors."""
     assert isinstance(topology, PooledTopology)
     return topology.with_ratio(0.0, 0.0)
 
@@ -267,7 +268,8 @@ class _Copying:
         return float(self.table_seconds(kinds).sum()) + self._latency(kinds)
 
     def table_seconds(self, kinds: Ints) -> Floats:
-        """The same of each table, [T], the latency left out."""
+        """Return the seconds of each table, [T], without the latency, if classes are copied by
+        `kinds`."""
         vectors = self.tables.vectors(self.nodes[kinds] > 1)
         beside = self.kind_seconds[kinds, np.arange(len(kinds))]
         return vectors + np.bincount(self.tables.table, beside, minlength=len(vectors))
@@ -380,8 +382,8 @@ def _kinds(near: Floats, copied: Sequence[tuple[tuple[int, int], Floats, float]]
 
 
 def _a_node_seconds(problem: Problem, copied: NodeCopiesCost) -> Floats:
-    """What a row of each class takes the mean rank in training with a copy on each node, the
-    latency left out, [C]; infinite where its table is not pooled."""
+    """Return the mean rank's seconds in training for a row of each class with a copy on each node,
+    without the latency, [C]; infinite if its table is not pooled."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     sets = trained_node_sets(topology).take([0])
     traffic = classes.traffic(without_vectors(topology), workload)
@@ -428,8 +430,8 @@ def _kinds_of_pooled(topology: PooledTopology, classes: Classes, bound: bool) ->
 
 
 def _kinds_of_others(topology: PooledTopology, classes: Classes, bound: bool) -> _Kinds:
-    """Of rows that are not pooled. They have no vectors, so that all their copies count as those on
-    all nodes."""
+    """Return the kinds of copies of rows that are not pooled. These rows have no vectors, so all
+    their copies count as copies on all nodes."""
     M, N = topology.ranks, topology.nodes
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
     sums = classes.row_sums
@@ -447,9 +449,9 @@ def _kinds_of_others(topology: PooledTopology, classes: Classes, bound: bool) ->
 
 
 def _links_in_nodes(topology: PooledTopology, copies: Ints, nodes: Ints) -> Floats:
-    """What the mean rank takes at the least for a byte of a pooled row that ranks read in the nodes
-    of its copies, themselves or for others, by `copies` on `nodes` of the nodes, [K] each. What
-    ranks of other nodes read themselves at their position takes no link."""
+    """Return a lower bound on the mean rank's seconds per byte of a pooled row that ranks read in
+    the nodes of its copies, for themselves or for others, by `copies` on `nodes` of the nodes, [K]
+    each. Reads of a rank in other nodes at its own position take no link."""
     M, N = topology.ranks, topology.nodes
     mates = topology.masks()["same_node"]
     link = float(topology.own_link_cost[mates].min()) if mates.any() else 0.0

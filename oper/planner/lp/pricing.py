@@ -55,7 +55,7 @@ _RATIOS = 8
 
 @dataclass(frozen=True, eq=False)
 class PricingItems:
-    """What one row of each class asks for, vectors of shape [C].
+    """Bytes and seconds of one row of each class, vectors of shape [C].
 
     A row with copies on all ranks takes `everywhere_bytes[c]` on each, read and (in training)
     updated, and `allreduce_seconds[c]` of the AllReduce by `method`; inference has none.
@@ -81,7 +81,7 @@ class PricingItems:
 
     @property
     def any_holders(self) -> bool:
-        """Whether any set of ranks may hold a row, as in inference."""
+        """True if any set of ranks may hold a row, as in inference."""
         return not self.training
 
     @property
@@ -111,7 +111,8 @@ class PricingItems:
 
     @cached_property
     def ratios(self) -> Floats:
-        """What a relay moves for its node over what a rank moves, τ [C, K]."""
+        """Ratio of the bytes that a relay moves for its node to the bytes that a rank moves, τ [C,
+        K]."""
         weight = self.fetch_bytes[:, None]
         found = np.ones_like(self.node_bytes)
         np.divide(self.node_bytes, weight, out=found, where=weight > 0)
@@ -252,7 +253,7 @@ def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats
 
 
 def _times(ranks: NDArray[np.int64], price: Floats | float) -> Floats:
-    """What so many ranks pay; nothing where there are none, whose price may be infinite."""
+    """Return the price of `ranks` times one rank; 0 for no ranks, even if the price is infinite."""
     return np.where(ranks > 0, ranks * np.where(ranks > 0, price, 0.0), 0.0)
 
 

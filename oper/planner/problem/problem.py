@@ -53,7 +53,7 @@ class ClassProblem:
 
     @property
     def step_memory(self) -> StepMemory:
-        """What a step is expected to take of a rank's memory beside its rows."""
+        """Expected memory of a step on each rank, in addition to its rows."""
         classes, training = self.classes, self.workload.training
         if not self.topology.of_devices:
             return ProcessorStep(classes.mailbox_bytes if training else 0.0, self.ranks)
@@ -81,7 +81,7 @@ class ClassProblem:
         return self.classes.mailbox_bytes * (1 - 1 / self.topology.nodes)
 
     def price(self, sets: HolderSets, sums: Sums) -> Cost:
-        """What a placement costs, by its holder sets and their sums."""
+        """Price a placement, given by its holder sets and their sums."""
         return evaluate(
             self.topology,
             self.workload,

@@ -150,7 +150,7 @@ class CarriedRows:
         return there.counts_in(self.sets, there.count(finder))
 
     def moving_seconds(self, counts: Ints) -> float:
-        """What a rank takes for the copies over links that lead to `counts` [C, K], on average."""
+        """Return a rank's mean seconds for the copies over links that lead to `counts` [C, K]."""
         flows = self._flows(counts)
         price = self.cost.seconds[flows.before, flows.after]
         return (
@@ -226,8 +226,8 @@ class CarriedRows:
         )
 
     def migration_to(self, plan: Plan) -> Migration:
-        """What it takes to get to another plan of the new problem, whose rows are where they are by
-        that alone."""
+        """Return the migration to another plan of the new problem, which alone decides where its
+        rows are."""
         there, ranks, nowhere = RowLocator(plan), self.problem.ranks, self.carried.nowhere
         before, after = self.locator.holder_sets, padded(there.holder_sets, nowhere + 1)
         tables = self.carried.tables[: self.carried.new_tables]
@@ -239,6 +239,6 @@ class CarriedRows:
 
 
 def _among(holds: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each set's holders [G, M] are those of a known set."""
+    """Return a mask of the sets whose holders [G, M] equal those of a known set."""
     same: NDArray[np.bool_] = (holds[:, None] == known[None]).all(axis=2).any(axis=1)
     return same

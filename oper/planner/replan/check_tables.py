@@ -1,4 +1,4 @@
-"""Whether a profile is of an older plan's tables, and how they changed."""
+"""Check that a profile is of an older plan's tables, and the changes of its tables."""
 
 from dataclasses import dataclass, replace
 from typing import NoReturn

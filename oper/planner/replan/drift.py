@@ -59,7 +59,7 @@ class TableDrift:
 
     @property
     def worse_seconds(self) -> float:
-        """What its placement, being out of date, costs a rank on average."""
+        """Mean cost per rank of the table's outdated placement, in seconds."""
         return self.mean_seconds - self.fresh_mean_seconds
 
 
@@ -129,7 +129,7 @@ class Drift(Summarised):
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan, or to replace it as the advice says."""
+        """Advice reduced to "keep" or "replan"."""
         return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property
@@ -173,7 +173,7 @@ class Window:
 
     @property
     def too_small(self) -> bool:
-        """Whether its counts are too few to tell drift from chance."""
+        """True if the window's counts are too few to tell drift from chance."""
         return self.drift.judgement.too_small
 
     @property
@@ -216,18 +216,18 @@ class WindowDrift(Summarised):
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to replan in any window that is large enough to tell."""
+        """Verdict "replan" if any window that is large enough to tell has it, else "keep"."""
         verdicts = {window.drift.verdict for window in self.judged.values()}
         return "replan" if "replan" in verdicts else "keep"
 
     @property
     def threshold(self) -> float:
-        """What is tolerated in every window, as a share."""
+        """Tolerated excess in every window, as a share."""
         return self.windows[0].drift.threshold
 
     @property
     def cost_seconds(self) -> float:
-        """What not re-planning costs in all windows that are large enough to tell."""
+        """Total cost of not re-planning, in all windows that are large enough to tell."""
         return float(np.sum([window.cost_seconds for window in self.judged.values()]))
 
     @property

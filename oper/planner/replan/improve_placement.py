@@ -124,8 +124,9 @@ def best_first(
     migration_cost: MigrationCost,
     horizon: float,
 ) -> list[PricedCounts]:
-    """Those of the `tried` counts that gain something in `horizon` iterations beyond the seconds of
-    their copies over links, those that gain most first, where each gain counts so many times."""
+    """Return the `tried` counts that gain more in `horizon` iterations than the seconds of their
+    copies over links, in descending order of their net gain times the factor that `tried` pairs
+    them with."""
 
     def net_gain(found: PricedCounts) -> float:
         flows = net_flows(now.counts, found.counts, migration_cost)

@@ -126,7 +126,7 @@ class Judgement:
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan, or to replace it as the advice says."""
+        """Advice reduced to "keep" or "replan"."""
         return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property

@@ -1,14 +1,14 @@
-"""What a limit on bytes leaves of the moves that pay.
+"""Best placements within a limit on moved bytes.
 
-In: the rows of an older plan, what they are worth moving to, a horizon, bytes. Out: `Counts`, best
+In: the rows of an older plan, the counts worth moving to, a horizon, bytes. Out: `Counts`, best
 first, and the points of a curve. In a shorter horizon every byte is dearer: horizons from the given
 one down to one in which nothing pays lead to placements for fewer and fewer bytes, each by the
-moves that gain most for theirs. Between two of these a part of every class's moves is made. Memory
-is in proportion, so that capacities hold, and T is convex in the rows, so that at least this part
-of the gain is there.
+moves with the largest gain for their bytes. Between two of these a part of every class's moves is
+made. Memory is proportional to the part, so capacities hold, and T is convex in the rows, so at
+least this part of the gain is reached.
 
 The moves to a plan from scratch, CUT to the bytes, are tried too, a part of every class's and the
-hottest rows first: what a limit leaves is never worse than a new plan as far as the bytes go.
+hottest rows first: a limited plan is never worse than a new plan as far as the bytes go.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class MoveLimit(NamedTuple):
     curve: bool = False
 
     def allows(self, link_bytes: float) -> bool:
-        """Whether so many may be moved."""
+        """Return True if so many bytes may be moved."""
         return self.most_bytes is None or link_bytes <= self.most_bytes
 
 
@@ -50,8 +50,8 @@ ALL_MOVES = MoveLimit()
 
 
 class MemoryRows(NamedTuple):
-    """What the rows of one memory may do: the holder sets that they may have, and what it costs to
-    bring them from one to another."""
+    """Possible moves of the rows of one memory: their possible holder sets, and the cost to bring
+    rows from one set to another."""
 
     problem: ClassProblem
     sets: HolderSets
@@ -70,22 +70,22 @@ class OldPlacement(Protocol):
 
     @property
     def like_fresh(self) -> Counts:
-        """Where a plan from scratch has them."""
+        """Counts of a plan from scratch."""
 
     def better(self, horizon: float) -> Sequence[Counts]:
-        """What is worth moving to within so many iterations, best first."""
+        """Return the counts worth moving to within so many iterations, best first."""
 
     def link_bytes(self, counts: Counts) -> float:
         """The bytes over links that lead there from the old plan."""
 
     def aimed(self, counts: Counts) -> float:
-        """What plans make small, in seconds."""
+        """Return the objective of a plan with these counts, in seconds."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What a limit on bytes leaves, in seconds of what plans make small; None where the moves to a
-    plan from scratch, cut to it, are no plan that keeps the limits of memory."""
+    """Objective that a limit on moved bytes reaches, in seconds. `cut_aimed_seconds` is None if the
+    moves to a plan from scratch, cut to the limit, exceed the limits of memory."""
 
     most_bytes: float
     moved_bytes: float
@@ -110,7 +110,7 @@ class LimitedMoves:
         self._between: dict[float, list[Counts]] = {}
 
     def tries(self) -> Sequence[Counts]:
-        """What is worth moving to within the horizon and the limit, best first."""
+        """Return the counts worth moving to within the horizon and the limit, best first."""
         if self._limit.most_bytes is None:
             return self._old.better(self._horizon)
         return self._within(self._limit.most_bytes)
@@ -145,8 +145,8 @@ class LimitedMoves:
         return sorted((e for e in fit if aimed(e) < aimed(self._old.now)), key=aimed)
 
     def curve(self) -> tuple[CurvePoint, ...]:
-        """What limits leave, from a few of the bytes to all those of the moves that pay, where that
-        is asked for."""
+        """Return the points for limits from a few of the bytes to all bytes of the moves that pay;
+        none if no curve is asked for."""
         if not self._limit.curve:
             return ()
         before = self._least_bytes
@@ -164,7 +164,7 @@ class LimitedMoves:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """What must move."""
+        """Bytes that must move under any limit."""
         return self._old.link_bytes(self._old.now)
 
     def _parts_between(self, most_bytes: float) -> list[Counts]:

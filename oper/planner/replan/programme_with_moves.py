@@ -1,18 +1,18 @@
-"""Where ranks differ: the rows worth moving, by a linear programme that knows what moves cost.
+"""Rows worth moving if ranks differ, by a linear programme that includes the cost of moves.
 
 In: `ClassProblem`, rows of each class by holder set, the price of moves. Out: the rows wanted. The
-programme is that of `oper/planner/lp/restricted_master.py`, but that rows are somewhere already: of
-the n[b, g] rows of bucket b that are in holder set g the share x[b, g, k] goes to set k,
+programme is that of `oper/planner/lp/restricted_master.py`, but rows already have places: of the
+n[b, g] rows of bucket b that are in holder set g the share x[b, g, k] goes to set k,
 
     minimise T + Σ x[b, g, k] · n[b, g] · m[b] · price[g, k]   over x ≥ 0, Σ_k x[b, g, k] = 1
 
 within the same limits, and with the aim "link" Z and then T in the place of T. It has columns for
-the rows that stay and for those that go where they would be if moves cost nothing; others are added
-while they pay at the programme's own prices.
+rows that stay and for rows that go to their place in a plan with free moves; others are added while
+they pay at the programme's own prices.
 
-The last percents of what moves gain take most of their bytes, on links where every move pays within
-some hundred iterations. So where many rows would move, a second programme has the least moves that
-leave LAST_GAIN of it.
+The last percents of the gain take most of the moved bytes, on links on which every move pays within
+some hundred iterations. So if many rows would move, a second programme minimises the moves that
+keep LAST_GAIN of the gain.
 
 Rows in two memories of the same ranks have one programme: pairs, columns and limits are those of
 both, and T of a rank is the sum.
@@ -51,7 +51,7 @@ _TOLERANCE = 1e-5  # of the value, to the best bound on it
 
 @dataclass(frozen=True)
 class FreeMoves:
-    """Where the rows of each class would be if moves cost nothing."""
+    """Best placement of the rows of each class if moves cost nothing."""
 
     items: PricingItems
     placement: FractionalPlacement
@@ -70,8 +70,8 @@ class FreeMoves:
 
     @staticmethod
     def together(problems: Sequence[ClassProblem]) -> "list[FreeMoves]":
-        """The same of each of several memories, with which the slowest rank takes the least time in
-        all of them, in training."""
+        """Return the best placement in each of several memories, with which the slowest rank takes
+        the least time in all of them, in training."""
         found = []
         for methods in product(*(METHODS if p.budget_bytes > 0 else METHODS[:1] for p in problems)):
             items = [
@@ -164,21 +164,21 @@ class _Pairs:
         return found
 
     def cheapest(self, dual: Floats) -> tuple[Ints, float]:
-        """Where the rows of each pair cost least at the prices of the limits, and what all do
-        there."""
+        """Return the holder set of least cost for the rows of each pair at the prices of the
+        limits, and the total cost there."""
         cost = dot(self.uses, dual[self.at])[self.bucket] + self.moving
         cost = np.where(self.allowed, cost, np.inf)
         return cost.argmin(axis=1), float(dot(self.rows, cost.min(axis=1)))
 
     def uses_by(self, shares: Floats) -> Floats:
-        """What rows placed by `shares` use of all limits."""
+        """Return the use of all limits by rows placed by `shares`."""
         uses = self.uses[self.bucket]
         return self.in_all(
             dot((self.rows[:, None] * shares).ravel(), uses.reshape(shares.size, -1))
         )
 
     def uses_of_columns(self) -> Floats:
-        """What each column uses of all limits, [columns, limits]."""
+        """Return the use of all limits by each column, [columns, limits]."""
         pair, after = np.nonzero(self.columns)
         return self.in_all(self.rows[pair, None] * self.uses[self.bucket[pair], after])
 
@@ -260,7 +260,7 @@ class _Programme:
         return best
 
     def _aimed(self, shares: list[Floats]) -> float:
-        """What the programme makes small but for the moves, where the rows are by `shares`."""
+        """Return the programme's objective without the moves, for rows placed by `shares`."""
         uses = sum(pairs.uses_by(of) for pairs, of in zip(self.pairs, shares, strict=True))
         return float(dot(self.first.weights, -(self.aims * np.asarray(uses)[:, None]).min(axis=0)))
 

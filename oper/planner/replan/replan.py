@@ -111,7 +111,8 @@ def with_figures(made: Replanned, counts: Profile) -> Plan:
 def _wanted(
     old: Plan, topology: Topology | Path | str | None, extra_memory: float | None
 ) -> Wanted:
-    """What is wanted of the new plan; the old one's, where nothing else is given."""
+    """Return the topology, settings and limits of the new plan: those of the old plan unless
+    given."""
     ranks, asked = old.topology, old.asked
     if topology is not None:
         check_type("replan", "topology", topology, Topology, Path, str)

@@ -61,12 +61,12 @@ class Wanted:
     limits: Limits | None
 
     def is_of(self, old: Plan) -> bool:
-        """Whether nothing else is wanted than of the old plan."""
+        """Return True if the topology and the settings are those of the old plan."""
         return self.topology is old.topology and self.asked == old.asked
 
     @property
     def settings(self) -> PlanSettings:
-        """What is asked of the placement."""
+        """Settings of the placement, within the old plan's extra memory if its limits are kept."""
         if self.limits is None:
             return self.asked
         return replace(self.asked, extra_memory=self.limits.extra_memory, reserve=None)

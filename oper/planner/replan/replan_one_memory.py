@@ -80,8 +80,8 @@ def _gain_share(old: float, new: float, fresh: float) -> float | None:
 
 
 class AimedSeconds(NamedTuple):
-    """What plans make small, of the old plan, the new one and one from scratch: T of the slowest
-    rank, or the slowest link where links are to be even."""
+    """Objective of the old plan, the new one and one from scratch: T of the slowest rank, or
+    seconds of the slowest link if links are to be even."""
 
     old: float
     new: float
@@ -90,8 +90,8 @@ class AimedSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """How the tables and ranks of a plan differ from those of the one that it was made from, whose
-    rows were carried over before others moved (carried_rows.py)."""
+    """Differences in tables and ranks between a plan and the plan that it was made from, whose rows
+    were carried over before others moved (carried_rows.py)."""
 
     tables: TableChanges
     old_ranks: int
@@ -141,12 +141,12 @@ class Replanned(Summarised):
 
     @property
     def migration_seconds(self) -> float:
-        """What a rank takes for the moves, on average."""
+        """Mean seconds of a rank for the moves."""
         return self.migration.seconds(self.plan.topology)
 
     @property
     def fresh_migration_seconds(self) -> float:
-        """What a rank would take to get to the plan from scratch, on average."""
+        """Mean seconds of a rank to get to the plan from scratch."""
         return self.fresh_migration.seconds(self.plan.topology)
 
     @property
@@ -198,9 +198,8 @@ class Replanned(Summarised):
 
 @dataclass(frozen=True)
 class OldRows:
-    """Where an old plan has the rows of one memory, under new counts, and the problem with what the
-    vectors of pooled tables cost there. `free` is there where a programme decides which rows move.
-    """
+    """Rows of one memory at their places in an old plan, under new counts, and the problem with the
+    cost of pooled tables' vectors there. `free` is set if a programme decides which rows move."""
 
     plan: Plan
     problem: Problem
@@ -233,8 +232,8 @@ class OldRows:
         return np.array([table.memory_bytes(plan.workload.mode) for table in plan.tables])
 
     def better_counts(self, horizon: float, fresh: Planned | None = None) -> list[PricedCounts]:
-        """What rows are worth moving to (improve_placement.py); those of pooled plans beside a
-        `fresh` plan's (improve_pooled.py)."""
+        """Return the counts worth moving to (improve_placement.py); for pooled plans with a `fresh`
+        plan, those of improve_pooled.py."""
         sets, cost = self.locator.holder_sets, self.migration_cost
         if fresh is not None and isinstance(self.problem.topology, PooledTopology):
             wanted = self.counts_of(fresh)
@@ -414,7 +413,7 @@ def check_horizon(horizon: int) -> None:
 
 
 def migration_of(moves: RowMoves, topology: Topology) -> Migration:
-    """What the moves take."""
+    """Return the rows and bytes that the moves take over links."""
     matrix = moves.bytes_by_link(topology.ranks).astype(np.float64)
     return Migration(moves.travelling_rows, matrix)
 

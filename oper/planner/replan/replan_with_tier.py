@@ -129,8 +129,8 @@ def replan_with_tier(
 
 
 def _free_moves(problems: list[Problem]) -> Sequence[FreeMoves | None]:
-    """Where rows would be if moves cost nothing, of each memory; None where no programme decides
-    that. With even links as the aim each memory is looked at by itself."""
+    """Return the best placement with free moves, of each memory; None if no programme decides the
+    moves. With even links as the aim each memory is solved by itself."""
     if problems[0].asked.balance == "link":
         return [FreeMoves.of(problem) if by_programme(problem) else None for problem in problems]
     if any(by_programme(problem) for problem in problems):

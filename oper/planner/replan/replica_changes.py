@@ -1,16 +1,15 @@
-"""Which rows have copies under new counts, where copies that are there already cost nothing.
+"""Rows to have copies under new counts, if existing copies cost nothing.
 
 In: `ClassProblem`, rows of each class by holder set. Out: `ReplicaChanges`.
 
 The mean over ranks of T is a sum over rows (homogeneous_replicas.py): a row of class c in column k
 adds v[c, k]. Changing the column costs the bytes of the new copies, spread over `horizon`
-iterations: that is `price[g, k]` seconds per byte and iteration, nothing where no new holder
-appears. With ν ≥ 0 the price of a byte of extra copies, every row can be decided alone and takes
-the least of
+iterations: that is `price[g, k]` seconds per byte and iteration, 0 if there is no new holder. With
+ν ≥ 0 the price of a byte of extra copies, every row can be decided alone and takes the least of
 
     v[c, k] + m · price[g, k] + ν · m · (copies[k] - 1)
 
-and ν is the least one at which the copies fit the budget. Thus a replica stays until another row
+and ν is the least price at which the copies fit the budget. Thus a replica stays until another row
 gains so much more per byte that it pays for bringing that one: the knapsack of
 homogeneous_replicas.py with hysteresis. Rows given up as replicas cost no bytes and may stay with
 any of their holders.

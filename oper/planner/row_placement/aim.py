@@ -1,7 +1,7 @@
-"""What swaps make small: the largest T of a rank, or the slowest link where links are to be even.
+"""Objective of swaps: the largest T of a rank, or the slowest link if links are to be even.
 
-In: `ClassProblem`, holder sets, a `Cost`. Out: the seconds that are evened out, and how a row of
-each class adds to them.
+In: `ClassProblem`, holder sets, a `Cost`. Out: the seconds that are evened out, and the addition of
+a row of each class to them.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ def aimed_of_all(costs: Sequence[Cost], balance: str) -> float:
 
 
 def aimed_directions(problem: ClassProblem, sets: HolderSets) -> tuple[Direction, ...]:
-    """How a row of each class in each of `sets` adds to them."""
+    """Return the addition of a row of each class in each of `sets` to the seconds that are evened
+    out."""
     classes, topology = problem.classes, problem.topology
     if problem.asked.balance == "link":
         sums = classes.row_sums

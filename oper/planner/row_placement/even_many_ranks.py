@@ -119,7 +119,8 @@ def _nearest(low: Floats, high: Floats, total: float) -> Floats:
 
 
 def _cost(columns: Floats, mask: NDArray[np.bool_]) -> float:
-    """What a byte costs the ranks of one kind, which is the same for all; 0 if there are none."""
+    """Return the cost of a byte for the ranks of one kind, equal for all of them; 0 if there are
+    none."""
     found = columns[mask]
     return float(found[0]) if len(found) else 0.0
 

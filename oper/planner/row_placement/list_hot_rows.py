@@ -1,11 +1,11 @@
-"""Which rows are listed one by one, and what the striped ones add up to: one pass over the counters
-of all rows, in native code.
+"""Rows to list one by one, and sums of the striped rows: one pass over the counters of all rows, in
+native code.
 
-Listed are the rows above a number of accesses in each table (`Cuts`), which follows from how many
-rows of each class are to be listed. In: a profile, the cuts (or a bitmap made earlier) and the
-stripes. Out: `RowScan`. `scan_by_cuts` marks the rows above each table's cut in a bitmap, copies
-their counters out and sums what the striped rows add up to on each rank; `scan_marked` does the
-same for rows that are already marked.
+Listed are the rows above a number of accesses in each table (`Cuts`), which follows from the number
+of rows of each class to list. In: a profile, the cuts (or a bitmap made earlier) and the stripes.
+Out: `RowScan`. `scan_by_cuts` marks the rows above each table's cut in a bitmap, copies their
+counters out and adds up the striped rows on each rank; `scan_marked` does the same for rows that
+are already marked.
 """
 
 from collections.abc import Sequence

@@ -154,7 +154,7 @@ class SwapSearch:
         return None
 
     def _change(self, g: int, h: int, swaps: list[Swap]) -> Floats:
-        """How T of the ranks changes, [M]."""
+        """Return the change of T of the ranks, [M]."""
         change: Floats = np.zeros(len(self.seconds))
         for bytes, columns in self.directions:
             moved = sum(k * float(bytes[a] - bytes[b]) for a, b, k in swaps)
@@ -195,7 +195,8 @@ class SwapSearch:
         return [_Pair(int(source[n]), int(target[n]), float(low[n])) for n in order]
 
     def _swappable(self, source: Ints, target: Ints) -> NDArray[np.bool_]:
-        """Whether some row of a source has more traffic than some of a target, equal in width."""
+        """Return a mask of the pairs in which some row of the source has more traffic than a row of
+        equal width of the target, [sources, targets]."""
         looked_at = np.union1d(source, target)
         for g in looked_at[self._stale[looked_at]]:
             self._note_extremes(g)
@@ -287,8 +288,8 @@ class SwapSearch:
 
 
 def _largest(values: Floats, most: int) -> Ints:
-    """Where the largest of `values` are, at most so many, the first of equals first: without a sort
-    of all."""
+    """Return the indices of the largest `values`, at most so many, the first of equals first,
+    without sorting all of them."""
     least = -np.inf if len(values) <= most else float(np.partition(values, -most)[-most])
     found = np.flatnonzero(values >= least)
     return found[np.argsort(-values[found], kind="stable")[:most]]

@@ -173,7 +173,7 @@ class _Carrier:
 
     @property
     def _new_rows_of_table(self) -> Ints:
-        """How many rows of each table the old plan does not have."""
+        """Number of rows of each table that the old plan does not have."""
         rows = np.diff(self._first)
         rows[self._number] -= self._old.layout.rows
         return rows
@@ -204,7 +204,7 @@ class _Carrier:
         return np.concatenate([self._old_width[old.group_width], width]), sets, base
 
     def _sources(self, holds: NDArray[np.bool_], base: Ints) -> HolderSets:
-        """Where groups with these holders and first slots [G, ranks] are read from."""
+        """Return the sources of groups with these holders and first slots [G, ranks]."""
         source = np.repeat(holds.argmax(axis=1)[:, None], self._all_ranks, axis=1)
         stays = holds[:, : self._ranks].any(axis=1)
         here = holds[stays, : self._ranks]

@@ -22,8 +22,9 @@ Flags = NDArray[np.bool_]
 
 
 def one_slot_sets(sets: HolderSets, training: bool) -> Flags:
-    """Which sets have a row at one slot of all holders: those of all ranks, and, in training, all
-    others of several, as arenas are laid out (row_placement/arena_layout.py)."""
+    """Return a mask of the sets whose rows have one slot number on all holders: the sets of all
+    ranks, and, in training, all others of several ranks, as arenas are laid out
+    (row_placement/arena_layout.py)."""
     return np.asarray(sets.everywhere | training & (sets.copies > 1))
 
 
@@ -67,7 +68,8 @@ class NewArenas:
         return NewArenas(sets, size, blocks, replicas_move)
 
     def taken(self, w: int, rank: Ints, slot: Ints) -> Flags:
-        """Whether slots of ranks, [N] each, are in a block or beyond the arena's new end."""
+        """Return a mask of the slots of ranks, [N] each, in a block or beyond the arena's new
+        end."""
         taken: Flags = slot >= self.size[w, rank]
         for block in self.blocks[w]:
             holds = self.holder_sets.holds[block.column]
@@ -77,7 +79,7 @@ class NewArenas:
         return taken
 
     def displaces(self, w: int, old_size: Ints) -> bool:
-        """Whether rows of width w with one owner may have to leave their slots, of arenas of
+        """Return True if rows of width w with one owner may have to leave their slots, of arenas of
         `old_size` [M]."""
         return bool(self.blocks[w]) or bool((self.size[w] < old_size).any())
 

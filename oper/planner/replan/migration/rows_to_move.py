@@ -1,4 +1,4 @@
-"""Which rows of a plan change: those that leave their holders, and those in the way of others.
+"""Rows of a plan that change: rows that leave their holders, and rows in the way of others.
 
 In: the plan's rows, `Flows` of classes between holder sets, `NewArenas`. Out: `ChangedRows`.
 """
@@ -101,8 +101,8 @@ def _in_turn(flows: Flows) -> Ints:
 
 
 class _LeavingRows:
-    """How many rows of each class are still to leave each counted column, [C, K + M]: listed rows
-    of a column leave before its striped ones."""
+    """Number of rows of each class still to leave each counted column, [C, K + M]: listed rows of a
+    column leave before its striped ones."""
 
     def __init__(self, counted: Ints, flows: Flows, locator: RowLocator) -> None:
         ranks, columns = locator.ranks, len(locator.holder_sets)

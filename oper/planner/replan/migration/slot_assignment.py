@@ -24,7 +24,7 @@ from oper.planner.replan.migration.rows_to_move import ChangedRows
 
 @dataclass(frozen=True)
 class NewSlots:
-    """Where the N rows that change are in the new layout."""
+    """Slots and groups in the new layout of the N rows that change."""
 
     slots: Ints  # [N, M], -1 where a rank holds no copy
     group: Ints  # [N]
