@@ -114,8 +114,9 @@ class PooledBytes:
 
 @dataclass(frozen=True)
 class TorchRecNotes:
-    """Input and answer of TorchRec's planner, which got `capacity_factor` times the memory,
-    increased until it found a plan; `tables` are the numbers of tables by kind of sharding."""
+    """Input and answer of TorchRec's planner, which got `capacity_factor` times the memory, the
+    smallest tried with which it found a plan; `tables` are the numbers of tables by kind of
+    sharding."""
 
     capacity_factor: float
     estimate_seconds: float  # of an iteration, by its own cost model

@@ -111,8 +111,8 @@ class PricingItems:
 
     @cached_property
     def ratios(self) -> Floats:
-        """Ratio of the bytes that a relay moves for its node to the bytes that a rank moves, τ [C,
-        K]."""
+        """Ratio τ [C, K] of the bytes that a relay moves for its node to the bytes that a rank
+        moves."""
         weight = self.fetch_bytes[:, None]
         found = np.ones_like(self.node_bytes)
         np.divide(self.node_bytes, weight, out=found, where=weight > 0)

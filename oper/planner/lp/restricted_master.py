@@ -183,8 +183,8 @@ class ScaledLimits:
         self.aims[2 * topology.ranks + 1 :, -1] = -1
 
     def uses(self, sets: HolderSets, b: Ints, g: Ints) -> Floats:
-        """Return the use of each limit by one row of bucket b[n] in holder set g[n], [N,
-        limits]."""
+        """Return the use of each limit, [N, limits], by one row of bucket b[n] in holder set
+        g[n]."""
         rows, topology, M = self.rows, self.topology, self.topology.ranks
         seconds = rows.traffic(topology).set_seconds(b, sets, g, read_by_read=True)
         if rows.training:
@@ -234,8 +234,8 @@ class RestrictedMaster:
         optimise([self])
 
     def uses(self) -> Floats:
-        """Return the use of each limit by each column, all rows of its bucket, [columns,
-        limits]."""
+        """Return the use of each limit, [columns, limits], by each column, all rows of its
+        bucket."""
         rows = self.rows.rows[self.bucket, None]
         return rows * self.limits.uses(self.holder_sets, self.bucket, self.group)
 

@@ -1,4 +1,4 @@
-"""Check that a profile is of an older plan's tables, and the changes of its tables."""
+"""Comparison of a profile's tables with those of an older plan."""
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
