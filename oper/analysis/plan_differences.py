@@ -94,7 +94,7 @@ class PlanDifferences(Summarised):
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
     """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
-    Where the numbers of ranks differ, figures are compared and rows are not. OperError if the
+    Where the numbers of ranks differ, figures are compared and rows are not. Raise OperError if the
     plans are for different tables.
     """
     old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)
@@ -117,7 +117,7 @@ def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
 
 
 def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
-    """For each table, how many rows are held elsewhere."""
+    """Count for each table the rows that other ranks hold, or more or fewer ranks than before."""
     before, after = RowLocator(old), RowLocator(new)
     holds_before, holds_after = _holders(before), _holders(after)
     tables = []

@@ -134,8 +134,8 @@ def explain(
     owner, replicas and sources. `row` is its number by the table's id rule, from 0.
 
     Plan and profile may be given by their folders. With the profile that the plan was made from,
-    the count is exact for every row. OperError if the plan has no such table or row, or was made
-    from another profile.
+    the count is exact for every row. Raise OperError if the plan has no such table or row, or was
+    made from another profile.
     """
     check_type("explain", "table", table, str)
     plan, row = plan_given("explain", "plan", plan), whole_number(row, "row")

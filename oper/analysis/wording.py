@@ -54,8 +54,8 @@ OUTDATED_VOCABULARIES = (
 
 
 def judging_data(source: HeldOutSource | None, newer: str) -> str:
-    """Return the data that judge plans, which are those called `newer`, a part of them, or in a
-    profile with them."""
+    """Return the name of the data that judge plans: `newer`, its later part, or held-out data of
+    the profile."""
     if source is None or source == HeldOutSource.THIS_WINDOW:
         return newer
     if source == HeldOutSource.LATER_PART:
@@ -185,7 +185,8 @@ def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: s
 
 
 def _relative(others: Sequence[tuple[str, float]], seconds: float) -> str:
-    """`table-wise takes 1.49 times as long, row-wise 1.46 times`, or `row-wise takes as long`."""
+    """Return `table-wise takes 1.49 times as long, row-wise 1.46 times`, or `row-wise takes as
+    long`."""
     said: list[str] = []
     before = False
     for method, taken in others:

@@ -33,13 +33,13 @@ class DecayedCounts:
         self.window = merge([*counted, *([] if self.window is None else [self.window])])
 
     def total(self) -> Profile | None:
-        """All that was counted, as if the running period ended now; None: nothing was."""
+        """Return all that was counted, as if the running period ended now; None: nothing was."""
         if self.window is None or self.before is None:
             return self.window or self.before
         return merge([self.window, halved(self.before, np.random.default_rng(self.periods))])
 
     def end_period(self) -> Profile | None:
-        """The period's own counts, preceded by those of all before it; the next one begins. None:
+        """End the period: return its own counts, preceded by those of all before it. None:
         nothing was counted."""
         window, before, total = self.window, self.before, self.total()
         if window is not None and before is not None:
@@ -50,7 +50,7 @@ class DecayedCounts:
 
 
 def halved(profile: Profile, random: np.random.Generator) -> Profile:
-    """A profile with half of every count, odd ones rounded at random."""
+    """Return a profile with half of every count, odd ones rounded at random."""
     accesses = np.empty_like(profile.accesses)
     samples_with_row = np.empty_like(profile.samples_with_row)
     for table, bagged in enumerate(profile.bagged):

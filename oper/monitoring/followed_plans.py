@@ -86,8 +86,8 @@ class FollowedPlans:
         return self._folder / f"period-{period}"
 
     def step(self, model: nn.Module, ranks: MonitoredRanks, every: int) -> Plan | None:
-        """Ask for a plan in one of `every` calls, or move rows; the plan where all are in place
-        now. To be called on all ranks."""
+        """Ask for a plan in one of `every` calls, or move rows; return the plan whose rows are now
+        all in place, if any. Call it on all ranks."""
         if self.policy != "migrate":
             return None
         if self.migration is not None:
@@ -114,7 +114,7 @@ class FollowedPlans:
         return self._arrived(ranks) if self.migration.done else None
 
     def _arrived(self, ranks: MonitoredRanks) -> Plan:
-        """All rows are where the new plan has them."""
+        """Finish the migration, all of whose rows have moved, and return its plan."""
         assert self.migration is not None
         plan, self.migration = self.migration.plan, None
         if ranks.rank == 0:

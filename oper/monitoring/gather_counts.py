@@ -33,7 +33,7 @@ class MonitoredRanks:
     """The ranks of a model, for what a monitor brings to rank 0; one rank needs no group."""
 
     def __init__(self, group: Group | None, deadline_seconds: float) -> None:
-        """`group`: of the model. To be called on all of its ranks."""
+        """Open a gloo group next to the model's `group`. Call it on all ranks of the model."""
         self.rank, self.ranks = (0, 1) if group is None else (group.rank, group.ranks)
         self._own: Any = None
         self._group: Group | None = None
@@ -42,12 +42,12 @@ class MonitoredRanks:
             self._group = Group(self._own, deadline_seconds)
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
-        """Each rank's message, of one length. `action` completes, in errors, "rank 0 waited for
-        rank 2 to …"."""
+        """Return each rank's message, of one length. `action` completes, in errors, "rank 0 waited
+        for rank 2 to …"."""
         return [message] if self._group is None else self._group.gather(message, action)
 
     def gather_on_first(self, message: bytes, action: str) -> list[bytes]:
-        """On rank 0 each rank's message, of whatever length; nothing on the others."""
+        """Return each rank's message, of any length, on rank 0; nothing on the others."""
         sizes = self.gather(np.int64(len(message)).tobytes(), action)
         if self._group is None:
             return [message]
@@ -120,7 +120,7 @@ def in_plans_tables(counted: Sequence[RowCounters], tables: Sequence[Table]) -> 
 
 
 def packed(profile: Profile) -> bytes:
-    """A rank's counts as a message."""
+    """Return a rank's counts as a message."""
     bags = profile.bag_lengths
     assert bags is not None, "a monitor counts them"
     arrays: list[Any] = [np.array(profile.bagged, np.uint8), bags.distinct, bags.pairs]
@@ -133,7 +133,7 @@ def packed(profile: Profile) -> bytes:
 
 
 def unpacked(message: bytes, tables: Sequence[Table]) -> Profile:
-    """The counts that `packed` made a message of."""
+    """Return the counts that `packed` made a message of."""
     parts = 3 + len(_COUNTERS) * len(_PARTS)
     header = np.frombuffer(message, np.int64, 2 + parts)
     starts = header.nbytes + np.concatenate([[0], np.cumsum(header[2:])])

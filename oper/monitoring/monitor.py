@@ -129,8 +129,8 @@ class Monitor:
         return None if told is None else told.result()
 
     def step(self) -> bool:
-        """With `policy="migrate"`: begin to move rows to a new plan, or go on; whether rows are on
-        their way. To be called on all ranks between two iterations, as `Migration.step`; with other
+        """Begin or continue to move rows to a new plan, with `policy="migrate"`; return True while
+        rows move. Call it on all ranks between two iterations, as `Migration.step`; with other
         policies it does nothing.
 
         Raises OperError if a rank is lost or late, and while gradients are held back.
@@ -189,7 +189,8 @@ class Monitor:
         return self._batches[0]
 
     def _read(self, number: int, given: Any) -> None:
-        """A collection is about to read a batch."""
+        """Note that a collection is about to read a batch: end a complete period, and count the
+        batch if its iteration is sampled."""
         if number == 0 and self._iterations - self._began == self._period:
             self._end_period_in_passing()
         batch = self._batches[number]
@@ -251,7 +252,7 @@ class Monitor:
             self._counts.add(parts)
 
     def _total(self, messages: list[bytes]) -> Profile:
-        """All that was counted, with what the ranks counted last."""
+        """Return all that was counted, with what the ranks counted last."""
         self._add(messages)
         total = self._counts.total()
         if total is None:
@@ -283,7 +284,7 @@ class Monitor:
         return found
 
     def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:
-        """The report with a judgement, or why there is none."""
+        """Return the report with a judgement, or with the reason that there is none."""
         why_not = why_not_judged(window, self.plan.ranks)
         if not judges:
             why_not = "the period before was still being judged"
@@ -398,7 +399,7 @@ def monitor(
 def _check_agreement(
     ranks: MonitoredRanks, settings: _Settings | None, failure: OperError | None
 ) -> None:
-    """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
+    """Raise on all ranks if one cannot begin, or counts other iterations than rank 0."""
     mine = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
     messages = ranks.gather(np.array(mine, np.int64).tobytes(), "begin a monitor")
     if failure is not None:
@@ -415,13 +416,14 @@ def _check_agreement(
 
 
 def _shown(settings: list[int]) -> str:
-    """`sample_every`, `period` and `policy`, as they were given."""
+    """Return `sample_every`, `period` and `policy` as they were given."""
     every, period, policy = settings
     return f"{every:,}, {f'{period:,}' if period else None} and {POLICIES[policy]}"
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
-    """The plan that a model was sharded by. OperError if it is not known, or another one."""
+    """Return the plan that a model was sharded by. Raise OperError if it is not known, or another
+    one."""
     engines = [collection.engine for collection in sharded_collections(model).values()]
     if given is None:
         given = getattr(getattr(model, "plan", None), "oper_plan", None)

@@ -18,8 +18,8 @@ from oper.topology.relays import without_relays
 
 
 def assemble(planned: Planned) -> Plan:
-    """The plan of a placement: every row gets its slot. Nothing that is written depends on how long
-    planning took, so that equal inputs give equal bytes."""
+    """Return the plan of a placement: every row gets its slot. Nothing that is written depends on
+    how long planning took, so that equal inputs give equal bytes."""
     problem, placement = planned.problem, planned.row_placement
     classes, profile, ranks = problem.classes, problem.profile, problem.ranks
     owner = placement.holder_sets.owner

@@ -217,7 +217,7 @@ class Comparison(Summarised):
         return [name for _, name in sorted(found, key=lambda pair: pair[0])]
 
     def to_json(self) -> dict[str, Any]:
-        """A run of `oper compare --json`."""
+        """Return a run of `oper compare --json`."""
         workload = to_json(self.workload)
         return {
             "settings": {
@@ -248,7 +248,7 @@ class Comparison(Summarised):
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "Comparison":
-        """A run of `oper compare --json` read back; ValueError where it is none."""
+        """Read back a run of `oper compare --json`. Raise ValueError if the content is not one."""
         try:
             settings, methods = content["settings"], content["methods"]
             ranks = len(settings["capacity_bytes"])
@@ -315,7 +315,7 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
 
 
 def installed_methods() -> tuple[str, ...]:
-    """All methods whose packages are installed."""
+    """Return all methods whose packages are installed."""
     return ("oper", *installed_baselines())
 
 
@@ -439,7 +439,7 @@ class _Contest:
         return _Contest(profile, topology, asked, ways, usual, later_profile(profile))
 
     def problem(self, way: Way) -> Problem:
-        """The problem in which placements are priced that fetch tables in this way."""
+        """Return the problem that prices placements whose tables are fetched in this way."""
         if way not in self.problems:
             # Where tables may be pooled, classes of all ways are the same.
             by_table = bool(self.ways[-1].pooled)
@@ -475,7 +475,8 @@ class _Contest:
         )
 
     def make(self, method: str, limit_seconds: float) -> Baseline:
-        """Another method's placement; NoPlacementError where it has none that can be priced."""
+        """Return another method's placement. Raise NoPlacementError if it has none that can be
+        priced."""
         if not self._ways(method):
             raise NoPlacementError(
                 Status.NOT_POOLED,
@@ -503,11 +504,11 @@ class _Contest:
         )
 
     def lower_bound_seconds(self) -> float:
-        """The least of the bounds of all ways in which methods were priced."""
+        """Return the least of the bounds of all ways in which methods were priced."""
         return min(self._bound(way).lower_bound_seconds for way in self._compared())
 
     def held_out(self) -> HeldOutData | None:
-        """The data that follow, and the bound for them likewise."""
+        """Return the data that follow, and the bound for them."""
         if self.later is None:
             return None
         unseen = filter(None, map(self._unseen, self._compared()))
@@ -518,7 +519,8 @@ class _Contest:
         return [way for way in self.ways if BASELINES[method].pooled or not way.pooled]
 
     def _own_ways(self, ways: Sequence[Way], baseline: Baseline) -> list[Way]:
-        """The way that pools what the placement takes less with, if it is not among `ways`."""
+        """Return the way that pools the tables with which the placement takes less, if it is not
+        among `ways`."""
         ranks = as_alike(self.topology)
         mixes = may_mix(ranks, self.usual.workload, self.asked)
         if not (mixes and by_mean(ranks, self.asked)):
@@ -540,7 +542,8 @@ class _Contest:
         return baseline if way == self.usual else refetched(self.problem(way), baseline)
 
     def _unseen(self, way: Way) -> Problem | None:
-        """The problem under the data that follow, as they were counted, within its limits."""
+        """Return the problem under the data that follow, as they were counted, within its
+        limits."""
         if self.later is not None and way not in self.unseen_problems:
             problem = self.problem(way)
             self.unseen_problems[way] = make_problem(

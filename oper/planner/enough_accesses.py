@@ -20,7 +20,7 @@ def is_too_small(accesses: int, ranks: int) -> bool:
 
 
 def warn_if_too_small(profile: Profile, ranks: int, where: str) -> None:
-    """OperWarning where the counts are too few; `where` says what they count."""
+    """Issue an OperWarning if the counts are too few; `where` names their data."""
     accesses = profile.total_accesses
     if is_too_small(accesses, ranks):
         warnings.warn(

@@ -54,7 +54,7 @@ _SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a r
 
 
 def shares_up_to(most: float) -> list[float]:
-    """All shares of three digits from none to `most`, ascending."""
+    """Return all shares of three digits from none to `most`, ascending."""
     shares = [0.0]
     exponent = _SMALLEST_EXPONENT
     while shares[-1] < most:
@@ -64,7 +64,7 @@ def shares_up_to(most: float) -> list[float]:
 
 
 def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
-    """No plan with this share of extra memory has a shorter iteration."""
+    """Return a lower bound on the iteration of any plan with this share of extra memory."""
     problem = limits.beside_most_replicas(extra_memory)
     return lower_bound(
         problem.classes,
@@ -76,8 +76,9 @@ def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
 
 
 def least_share(limits: DeviceLimits, shares: list[float]) -> int:
-    """The index of the least of `shares` whose bound is within TOLERANCE of that of the last; where
-    the last, or the least whose bound is equal to it, is LITTLE more, the index of that."""
+    """Return the index of the least of `shares` whose bound is within TOLERANCE of the last one's.
+    If the last share, or else the least one whose bound equals the last one's, is at most LITTLE
+    larger, return its index instead."""
     bound = cache(lambda index: bound_seconds(limits, shares[index]))
     last = len(shares) - 1
     best = bound(last)
@@ -125,7 +126,7 @@ def place_in_memory(
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
     `by_table` as for `make_problem`.
 
-    Raises OperError where the ranks cannot hold the tables.
+    Raises OperError if the ranks cannot hold the tables.
     """
     if not by_devices(topology, asked):
         return make_placement(profile, topology, workload, asked, report, by_table=by_table)

@@ -109,7 +109,7 @@ class _Placement(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The objective; infinite where a capacity is exceeded."""
+        """Objective in seconds; infinite if a capacity is exceeded."""
         cost = self.rows.cost
         return cost.objective_seconds if cost.feasible else np.inf
 
@@ -126,7 +126,7 @@ def make_placement(
     """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
     name of each step as it begins. `by_table` as for `make_problem`.
 
-    Raises CapacityError where the capacities cannot hold the tables, InfeasibleError where no
+    Raises CapacityError where the capacities cannot hold the tables, InfeasibleError if no
     placement was found that keeps all limits.
     """
     watch = Watch(report)
@@ -169,7 +169,7 @@ def place(problem: Problem, watch: "Watch") -> Planned:
 
 
 def _reserves(problem: ClassProblem) -> tuple[tuple[float, float], ...]:
-    """The gaps above which more rows are listed, and shares of all rows."""
+    """Return the gaps above which more rows are listed, and shares of all rows."""
     if by_programme(problem):
         return WHOLE_ROWS
     return MANY_RANKS_RESERVES if problem.ranks > MANY_RANKS else LARGER_RESERVES
@@ -178,8 +178,8 @@ def _reserves(problem: ClassProblem) -> tuple[tuple[float, float], ...]:
 def _exact(
     problem: Problem, placement: _Placement, certificate: Certificate
 ) -> tuple[_Placement, Certificate]:
-    """The placement of the integer programme where the problem is small enough and it is better;
-    the certificate by the better of both bounds."""
+    """Return the placement of the integer programme if the problem is small enough and it is
+    better; the certificate is by the better of both bounds."""
     exact = place_exactly([problem], placement.seconds, placement.rows.cost.objective_seconds)
     if exact is None:
         return placement, certificate
@@ -198,7 +198,7 @@ def within_limits(problem: ClassProblem, cost: Cost) -> bool:
 
 
 def check_limits(problem: ClassProblem, cost: Cost) -> None:
-    """InfeasibleError where a placement exceeds a capacity or the extra memory."""
+    """Raise InfeasibleError if a placement exceeds a capacity or the extra memory."""
     if within_limits(problem, cost):
         return
     if cost.feasible:
@@ -222,8 +222,8 @@ def _most_extra_bytes(problem: ClassProblem, cost: Cost) -> float:
 
 
 def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None:
-    """The best quick baseline, its rows swapped, that keeps the capacities and whose objective is
-    below `limit_seconds`; None if there is none."""
+    """Return the best quick baseline, its rows swapped, that keeps the capacities and whose
+    objective is below `limit_seconds`; None if there is none."""
     best = None
     for baseline in quick_baselines(problem):
         cost = price_baseline(problem, baseline)
@@ -239,7 +239,7 @@ def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None
 
 
 def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassPlacement | None:
-    """A baseline as a class placement, all of its rows listed; None where it splits rows."""
+    """Return a baseline as a class placement, all of its rows listed; None if it splits rows."""
     if baseline.cells is None:
         return None
     classes = problem.classes

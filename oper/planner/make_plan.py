@@ -47,7 +47,7 @@ def make_plan(
     `workload` is the global one, of all ranks. `report` is called with the name of each step as it
     begins.
 
-    Raises OperError where the capacities cannot hold the tables; warns (OperWarning) of settings
+    Raises OperError if the capacities cannot hold the tables; warns (OperWarning) of settings
     without effect and of counts for another batch.
     """
     return plan_and_placement(profile, topology, workload, settings, report)[0]
@@ -114,8 +114,8 @@ def place_fetched(
 
 
 def place_like(plan: Plan, profile: Profile, topology: Topology, asked: PlanSettings) -> Planned:
-    """Return the placement of all rows in one memory, whose tables are fetched as the plan's: those
-    are pooled that the plan pools, and no others."""
+    """Return the placement of all rows in one memory with tables fetched as in the plan: it pools
+    the tables that the plan pools, and no others."""
     kept = frozenset(plan.pooled_tables) & poolable(profile)
     if plan.workload.fetch == "pooled" or not kept or topology.nodes == 1:
         return place_fetched(profile, topology, plan.workload, asked)
@@ -130,8 +130,8 @@ _NO_SAVING = 1e-3
 
 
 def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
-    """The warnings as sentences; none where all settings have an effect. `problem` is that of the
-    plan's tables on devices."""
+    """Return the warnings as sentences; none where all settings have an effect. `problem` is that
+    of the plan's tables on devices."""
     workload, topology = plan.workload, plan.topology
     memory_bytes = plan.cost.memory_bytes
     if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory

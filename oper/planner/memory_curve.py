@@ -135,7 +135,7 @@ class _Placed(NamedTuple):
 
 
 def _is_enough(placed: list[Planned]) -> bool:
-    """Return whether more memory is not used: the last placement has no more copies than the one
+    """Return True if more memory is not used: the last placement has no more copies than the one
     before, and had room for those of another row."""
     if len(placed) < 2:
         return False
@@ -147,7 +147,7 @@ def _is_enough(placed: list[Planned]) -> bool:
 
 
 def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
-    """The problem with a share of extra memory, and the largest share."""
+    """Return the problem with a share of extra memory, and the largest share."""
     topology = problem.topology
     if topology.memory_for_plans is not None and topology.capacity is None:
         limits = DeviceLimits.of(problem)

@@ -74,8 +74,8 @@ def place_by_table(
 ) -> Planned:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
-    the tables.
+    Raises OperError if the profile does not know the lengths of bags, or the ranks cannot hold the
+    tables.
     """
     usual = usual_way(topology, workload)
     if not _may_have_sums(profile, topology):
@@ -181,10 +181,10 @@ class Way:
 def ways_to_fetch(
     profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
 ) -> list[Way]:
-    """The ways to fetch tables that a workload leaves open, those with fewest pooled tables first:
-    one, or those that `auto` tries.
+    """Return the ways to fetch tables that a workload leaves open, fewest pooled tables first: one,
+    or those that `auto` tries.
 
-    Raises OperError where tables cannot be pooled as asked.
+    Raises OperError if tables cannot be pooled as asked.
     """
     if chooses_by_table(profile, topology, workload, asked):
         return _ways_by_table(workload, Drafts(profile, topology, asked))
@@ -254,15 +254,16 @@ def by_mean(topology: Topology, asked: PlanSettings) -> bool:
 
 
 def may_mix(topology: Topology, usual: Workload, asked: PlanSettings) -> bool:
-    """Return whether a plan may pool some tables and not others: in inference only on equal ranks
-    with equal memory, as the linear programme for others has one cost for a byte of any row."""
+    """Return True if a plan may pool some tables and not others: in inference only on equal ranks
+    with equal memory, because the linear programme for others has one cost for a byte of any
+    row."""
     memory = topology.memory_for_plans if by_devices(topology, asked) else None
     return usual.training or (topology.homogeneous and len(set(memory or ())) <= 1)
 
 
 @dataclass(frozen=True)
 class FetchChoice:
-    """The outcome of `auto`: how many of a model's `tables` are pooled, the `share` by which the
+    """Outcome of `auto`: the number of a model's `tables` that are pooled, the `share` by which the
     step is shorter than the best without pooled tables, and that step in seconds."""
 
     share: float
@@ -294,7 +295,7 @@ def may_gain(way: Way, drafts: Drafts, steps: Steps, unread_share: float) -> boo
 
 
 def poolable(profile: Profile) -> frozenset[str]:
-    """The tables whose bags can be added up, by name."""
+    """Return the tables whose bags can be added up, by name."""
     return frozenset(table.name for table in profile.tables if table.pooling != "none")
 
 

@@ -92,7 +92,7 @@ def place_pooled(
     """Plan for all rows of `profile`, of which `tables` are pooled, by name (all), and the others
     fetched as `workload` says; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
+    Raises OperError if the profile does not know the lengths of bags, the ranks cannot hold the
     tables, or all are to be pooled and some have no pooling.
     """
     check_transport(topology)
@@ -165,8 +165,8 @@ def known_lengths(profile: Profile) -> BagLengths:
 def unplaced(
     profile: Profile, topology: Topology, training: bool, tables: frozenset[str] | None
 ) -> PooledTopology:
-    """The topology with these pooled tables before any row is placed: with the most that vectors
-    can cost, so that limits leave room for enough copies, and the least."""
+    """Return the topology with these pooled tables before any row is placed: with the most that
+    vectors can cost, so that limits leave room for enough copies, and the least."""
     lengths = profile.bag_lengths
     assert lengths is not None
     ranks = PooledTopology.of(topology, 1.0, 1.0, training, tables)
@@ -207,8 +207,8 @@ def _at_homes(
     watch: Watch,
     a_node: bool = True,
 ) -> Planned | None:
-    """The plan whose tables have homes, in training with copies on each node if they pay and
-    `a_node` allows them; None where its limits are not kept."""
+    """Return the plan whose tables have homes, in training with copies on each node if they pay and
+    `a_node` allows them; None if its limits are not kept."""
     ranks = unplaced(profile, topology, workload.training, tables)
     with watch("classes"):
         problem = make_problem(profile, ranks, workload, asked, by_table=True)
@@ -240,8 +240,8 @@ def _at_homes(
 def _in_least_memory(
     limits: DeviceLimits, most: Problem, lengths: BagLengths, a_node: bool
 ) -> Problem:
-    """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
-    at most, than with that of `most`."""
+    """Return the problem with the least extra memory with which T is estimated to be longer by
+    TOLERANCE, at most, than with that of `most`."""
     shares = shares_up_to(limits.most_extra)
     modest = modest_share(limits, shares)
     if modest == len(shares) - 1:
@@ -292,7 +292,7 @@ def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
 def _with_homes(
     problem: Problem, lengths: BagLengths, supposed: Supposed, improve: bool = True
 ) -> tuple[PooledCopies, Homes]:
-    """Copies, and homes for all other rows, improved or drafts."""
+    """Return copies, and homes for all other rows, improved or drafts."""
     copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
     a_node = problem.ranks / problem.topology.nodes
     held = float(dot(problem.classes.m, copies.everywhere + copies.a_node / a_node))
@@ -302,7 +302,7 @@ def _with_homes(
 
 
 def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> ClassPlacement:
-    """Copies of rows of each class, [C, G - M], all others left to be placed."""
+    """Return the copies of rows of each class, [C, G - M], all others left to be placed."""
     none = np.zeros((len(problem.classes), problem.ranks), dtype=np.int64)
     return ClassPlacement(
         step="homes",
@@ -330,7 +330,7 @@ def _over_all_nodes(
     tables: frozenset[str] | None,
     report: Callable[[str], None],
 ) -> Planned:
-    """The plan whose tables are spread over all nodes."""
+    """Return the plan whose tables are spread over all nodes."""
     unknown = unplaced(profile, topology, workload.training, tables)
     which = pooled_of(unknown, profile.tables)
 
@@ -378,7 +378,7 @@ def _priced(
     least_ratio: float,
     lengths: BagLengths,
 ) -> Planned:
-    """A placement priced by the vectors of its own bags, and certified for these costs."""
+    """Return a placement priced by the vectors of its own bags, and certified for these costs."""
     given = problem.topology
     assert isinstance(given, PooledTopology)
     problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
@@ -396,8 +396,8 @@ def with_own_vectors(problem: Problem, rows: RowPlacement) -> tuple[Problem, Row
 
 
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
-    """The share of each table's accesses that a rank of another node makes to rows of each node,
-    the mean over those ranks, [T, N]."""
+    """Return the share of each table's accesses that a rank of another node makes to rows of each
+    node, the mean over those ranks, [T, N]."""
     accesses = _expected_accesses(problem, rows)
     return shares_of_nodes(problem, rows.holder_sets, accesses)
 

@@ -60,14 +60,14 @@ class Together(NamedTuple):
         return aimed_of_all([part.cost for part in both], self.devices.problem.asked.balance)
 
     def better_of(self, devices: Planned, tier: Planned) -> "Together":
-        """These placements or others, whichever take less."""
+        """Return these placements or the other ones, whichever take less."""
         seconds = float((devices.cost.rank_seconds + tier.cost.rank_seconds).max())
         other = Together(devices, tier, self.certificate.of(seconds))
         return other if other.aimed_seconds < self.aimed_seconds else self
 
 
 def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
-    """The best placements of both that are found."""
+    """Return the best placements of both that are found."""
     with watch("both memories"):
         swapped = _swapped(devices, tier)
         seconds = (swapped[0].cost.rank_seconds + swapped[1].cost.rank_seconds).max()
@@ -92,7 +92,8 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
 
 
 def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certificate]:
-    """The placement of the rows of one memory, or those of both together, and its certificate."""
+    """Return the placement of the rows of one memory, or those of both together, and its
+    certificate."""
     watch = Watch(lambda step: None)
     placed = [place_alone(problem, watch) for problem in problems]
     if len(placed) == 1:
@@ -117,8 +118,8 @@ def place_alone(problem: Problem, watch: Watch) -> Planned:
 
 
 def _exact(best: Together) -> Together:
-    """The better of the placements and those of the integer programme, where the problem is small
-    enough, with the better of both bounds."""
+    """Return the better of the placements and those of the integer programme, if the problem is
+    small enough, with the better of both bounds."""
     seconds = best.certificate.objective_seconds
     exact = place_exactly([best.devices.problem, best.tier.problem], seconds, seconds)
     if exact is None:
@@ -131,7 +132,7 @@ def _exact(best: Together) -> Together:
 def _with_rows(
     of: Together, placed: tuple[ClassPlacement, ...], reserve_share: float
 ) -> tuple[Planned, Planned]:
-    """The class placements of both memories with their rows, not evened out one by one."""
+    """Return the class placements of both memories with their rows, not evened out one by one."""
     devices, tier = (
         _with(
             replace(planned, class_placement=classes),
@@ -143,7 +144,7 @@ def _with_rows(
 
 
 def _swapped(*memories: Planned) -> tuple[Planned, Planned]:
-    """The placements after swaps of rows in all memories."""
+    """Return the placements after swaps of rows in all memories."""
     rows = [planned.row_placement for planned in memories]
     swapped = swap_together(
         [
@@ -159,6 +160,6 @@ def _swapped(*memories: Planned) -> tuple[Planned, Planned]:
 
 
 def _with(planned: Planned, rows: RowPlacement) -> Planned:
-    """The placement with these rows, which one memory alone might have better."""
+    """Return the placement with these rows, which one memory alone might have better."""
     certificate = planned.certificate.of(rows.cost.objective_seconds)
     return replace(planned, row_placement=rows, certificate=certificate)

@@ -121,7 +121,8 @@ def plan_with_tier(
 
 
 def tier_tables(asked: PlanSettings, tables: Sequence[Table]) -> tuple[int, ...]:
-    """The numbers of the tier's tables; OperError, with near names, where one is not there."""
+    """Return the numbers of the tier's tables. Raise OperError, with near names, if one does not
+    exist."""
     number = {table.name: n for n, table in enumerate(tables)}
     if asked.tier == "all":
         return tuple(range(len(tables)))
@@ -140,7 +141,7 @@ def tier_tables(asked: PlanSettings, tables: Sequence[Table]) -> tuple[int, ...]
 
 
 def _empty_devices(topology: Topology, asked: PlanSettings, tier: Planned) -> tuple[Limits, Floats]:
-    """The limits and the capacities, [M], of devices that have no table."""
+    """Return the limits and the capacities, [M], of devices that have no table."""
     room = DeviceRoom.of(topology, asked, tier.problem.step_memory)
     left = np.array(room.capacities(0.0), dtype=np.float64)
     return Limits(0.0, room.reserve), np.maximum(left, 0.0)
@@ -153,7 +154,7 @@ def _placed_in_hosts(
     asked: PlanSettings,
     report: Callable[[str], None],
 ) -> Planned:
-    """The placement of the tier's tables, each row on one rank."""
+    """Return the placement of the tier's tables, each row on one rank."""
     try:
         placed = make_placement(profile, hosts, workload, asked, report, Limits(0.0))
     except CapacityError as error:

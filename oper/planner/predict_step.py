@@ -95,7 +95,7 @@ def predict_step_of_cells(
 def _step(
     problem: Problem, sets: HolderSets, figures: Sequence[Floats], method: Method
 ) -> StepTime:
-    """The step by the figures of tables that are not pooled, and of those that are."""
+    """Return the step by the figures of tables that are not pooled, and of those that are."""
     pooled = pooled_of(problem.topology, problem.profile.tables)
     width = table_widths(problem.profile.tables, problem.workload.mode).of_table
     fetched, added_up = (
@@ -111,8 +111,8 @@ def _pooled_classes(problem: Problem) -> NDArray[np.bool_]:
 
 
 def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
-    """A rank's bags of some tables, [T], of as many features as tables have where the profile does
-    not know them."""
+    """Return a rank's bags of the tables `of`, a mask [T]; one per column and sample if the profile
+    does not know the bags."""
     profile, tables = problem.profile, problem.profile.tables
     samples = problem.workload.batch_size / problem.ranks
     lengths = profile.bag_lengths
@@ -155,15 +155,15 @@ def rows_of_classes(problem: Problem) -> BatchRows:
 
 
 def _of_node(classes: Classes, unmeasured: Floats) -> Floats:
-    """The chance that any rank of a node touches a row: where relays need it, as they are priced,
-    of nodes of unlike sizes the mean."""
+    """Return the chance that any rank of a node touches a row: with relays the priced one, the mean
+    over the sizes of nodes; else `unmeasured`."""
     return classes.D_of_node.mean(axis=1) if classes.D_of_node.shape[1] else unmeasured
 
 
 def touched_together(D: Floats, together: float, drawn: float, ranks: int, samples: int) -> Floats:
-    """The chance that one of so many ranks touches a row that each, of its `drawn` samples, touches
-    with chance D: 1 - (1 - D)^ranks; where the batch is a part of the log no sample is drawn twice,
-    so that the exponent is a little larger (expected_reads.py)."""
+    """Return the chance that one of `together` ranks touches a row that each rank, with its `drawn`
+    samples, touches with chance D: 1 - (1 - D)^ranks. If the batch is a part of the log no sample
+    is drawn twice, so the exponent is a little larger (expected_reads.py)."""
     power = together
     if drawn * ranks < samples:
         power = float(log1p(-together * drawn / samples) / log1p(-drawn / samples))

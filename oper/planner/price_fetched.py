@@ -29,8 +29,8 @@ from oper.topology.pooled_links import PooledTopology
 
 
 def refetched(problem: Problem, baseline: Baseline) -> Baseline:
-    """A placement as it counts in a problem of the same counts with another fetch, both of whose
-    classes are of one table each: so they are the same."""
+    """Return a placement as it counts in a problem of the same counts with another fetch, both of
+    whose classes are of one table each: so they are the same."""
     if baseline.cells is None:
         assert baseline.under is not None
         return baseline.under(problem)
@@ -64,8 +64,8 @@ def _with_vectors(problem: Problem, baseline: Baseline) -> Problem:
 
 
 def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) -> frozenset[str]:
-    """The tables, by name, that take less of the mean rank in this very placement where they are
-    pooled than where they are not, on ranks that are alike."""
+    """Return the tables, by name, that take less of the mean rank in this very placement if they
+    are pooled than if they are not, on equal ranks."""
     before, after = (
         _table_seconds(problem, refetched(problem, baseline)) for problem in (unpooled, pooled)
     )
@@ -112,7 +112,7 @@ def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
 
 
 def _parts(problem: Problem, baseline: Baseline) -> tuple[PartAccesses, ...]:
-    """The accesses to each table, by cells of whole rows where there are any."""
+    """Return the accesses to each table, by cells of whole rows where there are any."""
     if baseline.cells is None:
         return baseline.parts
     cells, classes, tables = baseline.cells, problem.classes, problem.profile.tables

@@ -39,8 +39,8 @@ class PricedPlan:
 
 
 def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
-    """The problem that a plan of one memory is a solution of, under the counts of its tables;
-    `as_counted` as for `make_problem`."""
+    """Return the problem that a plan of one memory is a solution of, under the counts of its
+    tables; `as_counted` as for `make_problem`."""
     topology = with_bags_of(plan.cost_topology, profile)
     pooled = isinstance(topology, PooledTopology)
     return make_problem(
@@ -49,7 +49,7 @@ def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Proble
 
 
 def with_bags_of(topology: Topology, profile: Profile) -> Topology:
-    """The topology with the least vectors that bags of this profile can need too."""
+    """Return the topology with the least vectors that bags of this profile can need too."""
     if not isinstance(topology, PooledTopology):
         return topology
     lengths, least = profile.bag_lengths, 0.0
@@ -61,8 +61,8 @@ def with_bags_of(topology: Topology, profile: Profile) -> Topology:
 
 
 def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:
-    """The problem of each of a plan's memories that has tables, in order; `as_counted`, to judge a
-    plan by data that it was not made from."""
+    """Return the problem of each of a plan's memories that has tables, in order; `as_counted`, to
+    judge a plan by data that it was not made from."""
     tables = [memory.tables for memory in plan.memories if memory.tables]
     parts = zip(plans_of_memories(plan), tables, strict=True)
     return [problem_of(part, profile.select(of_part), as_counted) for part, of_part in parts]
@@ -104,13 +104,14 @@ class PlanTime:
 
     @staticmethod
     def of(problems: Sequence[Problem], priced: Sequence[PricedPlan]) -> "PlanTime":
-        """The times of a plan of one memory or of two, as it was priced in their problems."""
+        """Return the times of a plan of one memory or of two, as it was priced in their
+        problems."""
         steps = (predict_priced(*each).seconds for each in zip(problems, priced, strict=True))
         return PlanTime(sum(steps), float(rank_seconds([each.cost for each in priced]).max()))
 
 
 def rank_seconds(costs: list[Cost]) -> Floats:
-    """T of each rank, [M], of one memory or of both."""
+    """Return T of each rank, [M], of one memory or of both."""
     return np.asarray(np.sum([cost.rank_seconds for cost in costs], axis=0))
 
 
@@ -129,8 +130,8 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
 
 
 def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sums) -> Problem:
-    """The problem with the bytes of vectors that bags of pooled tables need where `accesses` [T, G]
-    of each table are to rows of each holder set, with sums `sums` [G]."""
+    """Return the problem with the bytes of vectors that bags of pooled tables need if `accesses`
+    [T, G] of each table are to rows of each holder set, with sums `sums` [G]."""
     whole = PartAccesses(problem.profile.tables, accesses)
     return with_vectors_of_parts(problem, sets, [whole], sums)
 
@@ -162,8 +163,8 @@ def with_vectors_of_parts(
 
 
 def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
-    """The share of each table's `accesses` [T, G] that a rank of another node makes to rows of each
-    node, the mean over those ranks, [T, N]."""
+    """Return the share of each table's `accesses` [T, G] that a rank of another node makes to rows
+    of each node, the mean over those ranks, [T, N]."""
     total = np.maximum(accesses.sum(axis=1), 1)[:, None]
     found: Floats = dot(accesses, _read_from(problem, sets)) / total
     return found
@@ -175,7 +176,7 @@ def clipped_shares(problem: ClassProblem, sets: HolderSets, accesses: Floats) ->
 
 
 def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
-    """The share of the ranks of all other nodes that read each holder set from each node,
+    """Return the share of the ranks of all other nodes that read each holder set from each node,
     [G, N]."""
     node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
     source = node_of[sets.source]
@@ -187,8 +188,9 @@ def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
 
 
 def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem:
-    """The problem with the vectors that pooled tables need where `counts` [C, K] rows of each class
-    are in the holder sets, as `with_vectors`; of plans without pooled tables the problem itself."""
+    """Return the problem with the vectors that pooled tables need if `counts` [C, K] rows of each
+    class are in the holder sets, as `with_vectors`; for plans without pooled tables the problem
+    itself."""
     if not isinstance(problem.topology, PooledTopology):
         return problem
     return with_vectors(
@@ -197,8 +199,8 @@ def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem
 
 
 def expected_accesses(problem: Problem, counts: Ints) -> Floats:
-    """The accesses of each table that are expected to be to rows in each column of `counts` [C, K],
-    [T, K]: by them vectors are counted. Classes are of one table each."""
+    """Return the accesses of each table that are expected to be to rows in each column of `counts`
+    [C, K], [T, K]: by them vectors are counted. Classes are of one table each."""
     classes = problem.classes
     found = np.zeros((len(problem.profile.tables), counts.shape[1]))
     np.add.at(found, table_of_class(classes), classes.expected[:, None] * counts)
@@ -206,7 +208,8 @@ def expected_accesses(problem: Problem, counts: Ints) -> Floats:
 
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
-    """The cost of `counts` [C, K] rows in the columns, with the vectors of pooled tables there."""
+    """Return the cost of `counts` [C, K] rows in the columns, with the vectors of pooled tables
+    there."""
     if isinstance(problem, Problem):
         problem = with_vectors_of(problem, sets, counts)
     return problem.price(sets, problem.classes.sums(counts))

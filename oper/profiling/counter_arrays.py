@@ -59,7 +59,7 @@ class RowCounts(Summarised):
         return int(self.offsets[-1])
 
     def table_accesses(self, table: int) -> Counts:
-        """Accesses of a table's rows."""
+        """Return the accesses of a table's rows."""
         return self.accesses[self.offsets[table] : self.offsets[table + 1]]
 
     @property
@@ -75,7 +75,7 @@ class RowCounts(Summarised):
         return int(self.accesses_of_tables.sum())
 
     def table_samples_with_row(self, table: int) -> Counts:
-        """The samples that contain each of a table's rows."""
+        """Return the samples that contain each of a table's rows."""
         if not self.bagged[table]:
             return self.table_accesses(table)
         return self.samples_with_row[
@@ -83,7 +83,7 @@ class RowCounts(Summarised):
         ]
 
     def stored(self, name: str) -> Counts | SparseCounts:
-        """`accesses` or `samples_with_row`, sparse where they are stored so."""
+        """Return `accesses` or `samples_with_row`, sparse if they are stored so."""
         counters: Counts | SparseCounts = vars(self)[name]
         return counters
 
@@ -94,7 +94,8 @@ class RowCounts(Summarised):
                 vars(counters).pop("dense", None)
 
     def histogram(self) -> RowHistogram:
-        """Rows by table, accesses and samples with the row: one pass over all counters."""
+        """Return the rows by table, accesses and samples with the row: one pass over all
+        counters."""
         return histogram(
             self.accesses, self.samples_with_row, self.offsets, self.samples_with_row_offsets
         )
@@ -127,7 +128,7 @@ def samples_with_row_offsets(tables: Sequence[Table], bagged: Sequence[bool]) ->
 
 
 def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-    """Counters of 0 [size]: in memory, or in file `name` of a folder that is being written.
+    """Create counters of 0 [size]: in memory, or in file `name` of a folder that is being written.
 
     Replaces a file of that name; arrays that are mapped to the old one stay readable.
     """
@@ -143,7 +144,7 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
 
 
 def check_total(where: str, *counters: Counts | SparseCounts) -> None:
-    """OperError where sums over rows, which are int64, could overflow."""
+    """Raise OperError if sums over rows, which are int64, could overflow."""
     wide = (
         array for array in counters if array.dtype == np.uint64
     )  # Sums of uint32 stay far below.

@@ -122,8 +122,8 @@ def _move(counted: Path, into: Path) -> None:
 
 
 def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The provenance of a profile: the files' names, options that are not the default, and why
-    columns are in no table, where there are such columns."""
+    """Return the provenance of a profile: the files' names, options that are not the default, and
+    why columns are in no table, where there are such columns."""
     default = asdict(LogOptions())
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -197,7 +197,8 @@ class _Tally:
 def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches, cut where a window ends, each with its window; sampled where that is asked."""
+    """Yield the batches, cut where a window ends, each with its window; sampled where that is
+    asked."""
     # The place of the batch's first sample in the log decides its window and whether it is counted.
     position = 0
     for batch in batches:
@@ -214,7 +215,7 @@ def _chosen(
 
 
 def take(batch: Batch, chosen: NDArray[np.bool_]) -> Batch:
-    """The samples of a batch of row ids for which `chosen` is true."""
+    """Return the samples of a batch of row ids for which `chosen` is true."""
     if chosen.all():
         return batch
     features = {

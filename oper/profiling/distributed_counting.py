@@ -50,7 +50,8 @@ def count_under_torchrun(
 ) -> Profile | None:
     """Count the log's files into the profile folder `output`, which rank 0 writes and returns.
 
-    OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
+    Raise OperError if there are fewer files than ranks, a rank is lost or late, or `output` is
+    taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # The group comes first, so that a rank that refuses something can tell the others.
@@ -153,7 +154,8 @@ def _store() -> Any:
 
 
 def _agreed_tables(prepared: Prepared, log: Log, tables: TableOptions) -> Prepared:
-    """Tables with rows for all ranks' ids; from the whole log where vocabularies differ."""
+    """Return the tables with rows for all ranks' ids; from the whole log where vocabularies
+    differ."""
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
@@ -174,7 +176,7 @@ def _digest(prepared: Prepared) -> bytes:
 
 
 def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
-    """The sum of all ranks' profiles on rank 0, None on the others.
+    """Return the sum of all ranks' profiles on rank 0, None on the others.
 
     Counters beyond the memory limit are in `folder`.
     """
@@ -246,7 +248,7 @@ def _reduce_distinct(part: Profile) -> DistinctSums | None:
 
 
 def _gather_bag_lengths(part: Profile) -> BagLengths | None:
-    """The sum of all ranks' lengths of bags on rank 0, None on the others."""
+    """Return the sum of all ranks' lengths of bags on rank 0, None on the others."""
     assert part.bag_lengths is not None, "it was counted by this version of oper"
     distinct = torch.from_numpy(part.bag_lengths.distinct.copy())
     dist.reduce(distinct, dst=0)

@@ -41,7 +41,7 @@ def histogram(
 
 
 def samples_with_row_tensor(samples_with_row: Counts, accesses: Counts) -> Any:
-    """`samples_with_row` as the native kernels take it: of the type of `accesses`."""
+    """Return `samples_with_row` in the type of `accesses`, as the native kernels take it."""
     return as_tensor(np.asarray(samples_with_row, dtype=accesses.dtype))
 
 

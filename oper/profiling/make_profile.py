@@ -238,7 +238,7 @@ def profile(
 
 
 def _with_held_out(counted: list[Profile], asked: str) -> Profile:
-    """The profile of a log's first part, which knows the last one."""
+    """Return the profile of a log's first part, which knows the last one."""
     if len(counted) != 2:
         raise OperError(
             f"{asked} with {option('--sample')}: no sample of one of the parts was chosen; use "
@@ -255,7 +255,7 @@ def _windows(
     most: int,
     progress: Progress,
 ) -> tuple[Log, Windows | None]:
-    """The log as its windows need it, and the windows that are asked for."""
+    """Return the log as its windows need it, and the windows that are asked for."""
     if by_column is not None:
         if windows is not None:
             raise OperError(f"{option('--windows')} and {option('--by-column')}: give one of them")
@@ -278,7 +278,7 @@ def _samples(log: Log) -> int:
 
 
 def _limit_bytes(given: str | int | None, output: Path | str | None) -> int | None:
-    """The bytes of counters that are in memory; None: all."""
+    """Return the limit on counters in memory, in bytes; None: no limit."""
     if output is None:
         if given is not None:
             raise OperError(

@@ -81,8 +81,8 @@ class Profile(RowCounts):
     """The row counts of a log, with what was measured on the way and where the log came from.
 
     distinct: distinct rows measured in batches. source: file names and options, no paths and no
-    times, so that equal logs give equal profiles. bag_lengths: None where they were not counted, as
-    by earlier versions of oper.
+    times, so that equal logs give equal profiles. bag_lengths: None if they were not counted, as by
+    earlier versions of oper.
     """
 
     distinct: Distinct | None = None
@@ -115,7 +115,7 @@ class Profile(RowCounts):
         )
 
     def prepared(self) -> Prepared:
-        """The tables with their vocabularies, to read a log by the same rules."""
+        """Return the tables with their vocabularies, to read a log by the same rules."""
         if self.vocabularies is None and self.read_vocabularies is not None:
             self.vocabularies = self.read_vocabularies()
         if self.vocabularies is None:
@@ -160,12 +160,12 @@ class Profile(RowCounts):
     @cached_property
     def following(self) -> "Profile | None":
         """The counts of the data right after these: of the part held out, or of the next window;
-        None where there are none."""
+        None if there are none."""
         return None if self.open_following is None else self.open_following()
 
     @cached_property
     def preceding(self) -> "Profile | None":
-        """The counts of the window before; None where there is none."""
+        """The counts of the window before; None if there is none."""
         return None if self.open_preceding is None else self.open_preceding()
 
     @cached_property
@@ -207,8 +207,8 @@ class Profile(RowCounts):
         return _digest(self, {name: npy_sha256(getattr(self, name)) for name in self._counters()})
 
     def select(self, tables: Sequence[int]) -> "Profile":
-        """The counts of the tables with these numbers, ascending, in counters of their own; the
-        profile itself where that is all tables."""
+        """Return the counts of the tables with these numbers, ascending, in counters of their own;
+        the profile itself where that is all tables."""
         if len(tables) == len(self.tables):
             return self
         samples_with_row = [self.table_samples_with_row(n) for n in tables if self.bagged[n]]
@@ -329,8 +329,8 @@ class Profile(RowCounts):
         """Load a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
 
         `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
-        all files, and without it only their sizes and the marker's own digest are.
-        OperError where the folder is not a profile, is damaged or incomplete.
+        all files, and without it only their sizes and the marker's own digest are. Raise OperError
+        if the folder is not a profile, is damaged or incomplete.
         """
         opened = cls.load_windows(spec, mmap, check)
         whole = opened[0] if len(opened) == 1 else merge(opened)
@@ -347,7 +347,7 @@ class Profile(RowCounts):
     def load_windows(
         cls, spec: Path | str, mmap: bool = True, check: bool = True
     ) -> "list[Profile]":
-        """The windows that `load` would sum, or the profile itself where it has none."""
+        """Return the windows that `load` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:
@@ -365,7 +365,7 @@ class Profile(RowCounts):
         return [_load_window(folder, listed, number, mmap, check) for number in chosen]
 
     def _counters(self) -> list[str]:
-        """The names of the counters that there are, here and on the disk."""
+        """Return the names of the counters that there are, here and on the disk."""
         return ["accesses", *(["samples_with_row"] if any(self.bagged) else [])]
 
 
@@ -377,7 +377,7 @@ def in_order(windows: "Sequence[Profile]") -> None:
 
 
 def with_held_out(first: Profile, last: Profile) -> Profile:
-    """The profile of a log's first part, with that of its last part held out."""
+    """Return the profile of a log's first part, with that of its last part held out."""
     return replace(first, open_following=partial(itself, last), holds_out=True)
 
 
@@ -434,9 +434,9 @@ def _last_windows(windows: Sequence[Profile]) -> tuple[Profile, Profile]:
 
 
 def profile_given(function: str, given: Profile | Path | str) -> Profile:
-    """The profile that the argument `profile` of a public function is, or is the folder of.
+    """Return the profile that the argument `profile` of a public function is, or is the folder of.
 
-    Raises OperError where it is of another type, or the folder is none of a profile.
+    Raises OperError if it is of another type, or the folder is none of a profile.
     """
     check_type(function, "profile", given, Profile, Path, str)
     return given if isinstance(given, Profile) else Profile.load(given)
@@ -464,14 +464,14 @@ def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
 
 
 def window_name(number: int) -> str:
-    """The name of a window's folder."""
+    """Return the name of a window's folder."""
     return f"window-{number:03d}"
 
 
 def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
-    """The sum of profiles of the same tables, such as of parts of one log.
+    """Return the sum of profiles of the same tables, such as of parts of one log.
 
-    The counters are in files of `folder`, which is being written, if given. OperError where
+    The counters are in files of `folder`, which is being written, if given. Raise OperError if
     tables, vocabularies or sampled shares differ.
     """
     if not profiles:
@@ -573,7 +573,7 @@ def _split(spec: str) -> tuple[Path, int | None]:
 
 
 def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
-    """The names of a folder's windows, and their digests."""
+    """Return the names of a folder's windows, and their digests."""
     try:
         listed = [(entry["name"], entry["digest"]) for entry in content["windows"]]
         for name, _ in listed:
@@ -589,7 +589,8 @@ def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
 def _load_window(
     folder: Path, listed: list[tuple[str, str]], number: int, mmap: bool, check: bool
 ) -> Profile:
-    """A window of those that a folder lists, which opens its neighbours when they are asked for."""
+    """Return a window of those that a folder lists, which opens its neighbours when they are asked
+    for."""
     name, digest = listed[number]
     path = folder / name
     window = _load(path, open_folder(path, FORMAT), folder, mmap, check)
@@ -673,7 +674,7 @@ def _load_first_part(folder: Path, profile: Profile, mmap: bool) -> Profile:
 
 
 def _parse(content: dict[str, Any]) -> Profile:
-    """The profile that a marker describes, without its counters."""
+    """Return the profile that a marker describes, without its counters."""
     entries = content["tables"]
     tables = tuple(
         Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
@@ -706,7 +707,8 @@ def _damaged(folder: Path, error: Exception) -> OperError:
 
 
 def _digest(profile: Profile, counters: dict[str, str]) -> str:
-    """`counters`: by name the SHA-256 of the .npy file that dense ones are in, or would be."""
+    """Return the digest of a profile's content; `counters` has by name the SHA-256 of the .npy file
+    that dense counters are in, or would be."""
     distinct = profile.distinct
     content = [
         fingerprint(profile.tables),

@@ -21,7 +21,7 @@ from oper.tables.bag_lengths import BagSummary
 @dataclass(frozen=True)
 class AccessSummary:
     """The accesses of one table, or of all of them under the name "all", without kind of ids and
-    without bags; `bag_lengths` is None where those were not counted either."""
+    without bags; `bag_lengths` is None if those were not counted either."""
 
     name: str
     rows: int
@@ -76,7 +76,7 @@ class ProfileSummary:
     held_out: WindowSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as `oper profile --json` prints it."""
+        """Return the summary as `oper profile --json` prints it."""
         content = {
             "samples": self.samples,
             "rows": self.whole.rows,
@@ -99,7 +99,8 @@ class ProfileSummary:
 
 
 def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
-    """The summary of a profile, or of the windows of one folder; one pass over the counters."""
+    """Return the summary of a profile, or of the windows of one folder; one pass over the
+    counters."""
     profile = profiles[0] if len(profiles) == 1 else merge(profiles)
     held_out = profile.following if profile.holds_out else None
     whole, tables = _accesses(profile)
@@ -124,7 +125,7 @@ def _window(profile: Profile) -> WindowSummary:
 
 
 def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...]]:
-    """All tables together, and each."""
+    """Summarise the accesses of all tables together, and of each table."""
     of_table, accesses, _, rows = histogram(
         profile.accesses,
         np.zeros(0, profile.accesses.dtype),

@@ -40,7 +40,7 @@ class Recorder:
         return stack
 
     def profile(self, samples: int | None = None) -> Profile:
-        """The profile of what was counted so far, by this rank alone.
+        """Return the profile of what was counted so far, by this rank alone.
 
         Args:
             samples: how many samples that was. To be given where the collections saw different
@@ -97,8 +97,8 @@ def record(model: Any) -> Iterator[Recorder]:
 
 @contextmanager
 def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
-    """While this is open, `count` is called with what a collection is given for each batch, before
-    the batch is read. Pipelines skip the forward of a sharded collection, and call its `input_dist`
+    """Call `count`, while this is open, with the input of a collection for each batch, before the
+    batch is read. Pipelines skip the forward of a sharded collection, and call its `input_dist`
     themselves."""
 
     def before(_: Any, arguments: Any, named: Any) -> None:
@@ -115,7 +115,7 @@ def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
-    """It is replaced while any watch it, who may begin and end in any order."""
+    """Replace `input_dist` while anything watches it; watches may begin and end in any order."""
     counts = getattr(vars(collection).get("input_dist"), "counts", None)
     if counts is None:
         counts = []
@@ -153,9 +153,9 @@ class CollectionCounters:
         self._batches = 0
 
     def count(self, given: Any) -> None:
-        """Count what the collection is given for a batch, in whatever it is.
+        """Count the ids that the collection is given for a batch, in any of its forms.
 
-        Raises OperError where a feature is missing, or an id is none of a row and an error.
+        Raises OperError if a feature is missing, or an id is not a row and such ids are errors.
         """
         location = Location(f"{self._where}, batch {self._batches}", 0, "sample")
         tensors = keyed_jagged_tensors(given)

@@ -31,7 +31,8 @@ _MOST_UINT32 = int(np.iinfo(np.uint32).max)
 
 
 def free_memory_bytes() -> int:
-    """Memory available without swapping: of the machine, or of a control group if less."""
+    """Return the memory available without swapping: of the machine, or of a control group if
+    less."""
     return min(left.free_bytes for left in free_memory())
 
 
@@ -43,7 +44,7 @@ class Memory:
     used_bytes: int = 0
 
     def new(self, size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-        """Counters of 0 [size], in memory or in file `name` of `folder`."""
+        """Create counters of 0 [size], in memory or in file `name` of `folder`."""
         needed = size * np.dtype(dtype).itemsize
         fits = self.limit_bytes is None or self.used_bytes + needed <= self.limit_bytes
         if folder is None or fits:
@@ -53,7 +54,7 @@ class Memory:
         return new_counters(size, dtype, folder, name)
 
     def free(self, counters: Any) -> None:
-        """Counters that are no longer used leave room for others."""
+        """Give the memory of counters that are no longer used to others."""
         if not isinstance(counters, np.memmap):
             self.used_bytes -= counters.nbytes
 
@@ -123,7 +124,7 @@ class RowCounters:
         return replace(found, distinct=distinct)
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
-        """The profile of what was counted, which shares the counters' memory."""
+        """Return the profile of what was counted, which shares the counters' memory."""
         return Profile(
             self.tables,
             self.samples,

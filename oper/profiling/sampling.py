@@ -96,7 +96,7 @@ class RankShares:
         self._all_squared += float(dot(all_ranks, all_ranks))
 
     def relative_error(self, share: float) -> float:
-        """The relative standard error of a rank's share of the lookups, over ranks."""
+        """Return the relative standard error of a rank's share of the lookups, over ranks."""
         total = self._of_rank.sum()
         p = self._of_rank / max(total, 1.0)
         if not p.all():
@@ -119,7 +119,7 @@ class SamplingError:
     rank_lookups_error: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The errors as the profile and `oper profile --json` hold them."""
+        """Return the errors as the profile and `oper profile --json` hold them."""
         return asdict(self)
 
 
@@ -133,16 +133,16 @@ class Sampled:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Sampled":
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return cls(content["share"], SamplingError(**content) if "hot_share" in content else None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The sample as `oper profile --json` prints it."""
+        """Return the sample as `oper profile --json` prints it."""
         return {"share": self.share} if self.error is None else self.error.to_dict()
 
 
 def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) -> SamplingError:
-    """The errors to expect of plans from the counts of a sample."""
+    """Return the errors to expect of plans from the counts of a sample."""
     rows_missed, accesses_missed = hot_missed(*_rows_with_counts(counts), sampling.share)
     return SamplingError(
         sampling.share,
@@ -156,8 +156,8 @@ def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) ->
 
 
 def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
-    """Expected shares of the log's hottest rows, and of their accesses, that are not among the
-    hottest of a sample of `share`, in which `rows[n]` rows are in `x[n]` samples each."""
+    """Return the expected shares of the log's hottest rows, and of their accesses, that are not
+    among the hottest of a sample of `share`, in which `rows[n]` rows are in `x[n]` samples each."""
     if share >= 1:
         return 0.0, 0.0
     if not x.any():
@@ -182,7 +182,8 @@ def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
 
 
 def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
-    """Poisson rates, and the share of rows with each, by maximum likelihood: float64 [G] each.
+    """Return Poisson rates, and the share of rows with each, by maximum likelihood: float64 [G]
+    each.
 
     `rows[n]` rows have count `x[n]`.
     """
@@ -215,7 +216,7 @@ def _rows_with_counts(counts: RowCounts) -> tuple[Ints, Ints]:
 
 
 def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))

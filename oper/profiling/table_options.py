@@ -42,7 +42,7 @@ class TableOptions:
         self._rule()
 
     def prepare(self, log: Log, advance: Callable[[int], None] = lambda samples: None) -> Prepared:
-        """The tables with rows and vocabularies, which the log completes.
+        """Return the tables with rows and vocabularies, which the log completes.
 
         `advance` is called with the number of samples read.
         """
@@ -65,7 +65,7 @@ class TableOptions:
         )
 
     def _stated(self, log: Log) -> tuple[Table, ...] | None:
-        """The tables as far as the options give them; None to infer them from the log."""
+        """Return the tables as far as the options give them; None to infer them from the log."""
         kind, rows = self._rule()
         if isinstance(self.tables, str | Path):
             tables = load_tables(
@@ -97,7 +97,7 @@ class TableOptions:
         )
 
     def _rule(self) -> tuple[Any, int]:
-        """The kind of ids and the number of rows: `hash:1000000` is hash, 1000000."""
+        """Return the kind of ids and the number of rows: `hash:1000000` is hash, 1000000."""
         if self.ids is None:
             return None, 0
         kind, colon, rows = self.ids.partition(":")

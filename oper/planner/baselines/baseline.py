@@ -32,13 +32,13 @@ class Cells:
     rows: Ints
 
     def dense(self, classes: int, sets: int) -> Ints:
-        """Rows of each class in each holder set, [C, G]."""
+        """Return the rows of each class in each holder set, [C, G]."""
         counts = np.zeros((classes, sets), dtype=np.int64)
         np.add.at(counts, (self.class_of, self.group), self.rows)
         return counts
 
     def sums(self, classes: Classes, sets: int) -> Sums:
-        """Sums of the holder sets, without the dense matrix."""
+        """Return the sums of the holder sets, without the dense matrix."""
         one = classes.row_sums
 
         def total(per_row: Floats) -> Floats:
@@ -65,7 +65,7 @@ class Pieces:
     rank: Ints
 
     def owners(self) -> NDArray[np.uint16]:
-        """The owner of every row, [N]."""
+        """Return the owner of every row, [N]."""
         return np.repeat(self.rank.astype(np.uint16), np.diff(self.first))
 
 
@@ -193,13 +193,13 @@ class PieceCounts(NamedTuple):
 
 
 def piece_cells(problem: Problem, pieces: Pieces) -> Cells:
-    """The cells of pieces, in one pass over the profile's counters."""
+    """Return the cells of pieces, in one pass over the profile's counters."""
     counts = count_pieces(problem, pieces.first)
     return Cells(counts.class_of, pieces.rank[counts.piece], counts.rows)
 
 
 def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
-    """The rows of each class in pieces that begin at rows `first` [P + 1]."""
+    """Return the rows of each class in pieces that begin at rows `first` [P + 1]."""
     profile, table = problem.profile, piece_tables(problem.profile, first)
     bagged = np.asarray(profile.bagged)[table]
     samples_with_row_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
@@ -216,14 +216,14 @@ def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
 
 
 def piece_tables(profile: Profile, first: Ints) -> Ints:
-    """The table of each piece, [P]."""
+    """Return the table of each piece, [P]."""
     return np.searchsorted(profile.offsets, first[:-1], side="right") - 1
 
 
 def single_owner_baseline(
     name: str, problem: ClassProblem, cells: Cells, pieces: Pieces | None = None
 ) -> Baseline:
-    """A baseline without replicas: the holder sets of its cells are the ranks."""
+    """Return a baseline without replicas: the holder sets of its cells are the ranks."""
     sets = single_owner_sets(problem.ranks)
 
     def under(other: Problem) -> Baseline:

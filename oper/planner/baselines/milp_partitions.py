@@ -18,10 +18,10 @@ from oper.planner.problem.problem import ClassProblem
 
 
 def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
-    """The best placement of whole partitions that the solver finds in `limit_seconds`, building its
-    programme included.
+    """Return the best placement of whole partitions that the solver finds in `limit_seconds`,
+    building its programme included.
 
-    Raises NoPlacementError where it finds none, or where whole partitions do not fit.
+    Raises NoPlacementError if it finds none, or where whole partitions do not fit.
     """
     parts = partitions(problem.classes, problem.asked.threshold)
     cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)

@@ -143,7 +143,7 @@ class _LateError(Exception):
 class _Model:
     """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank.
 
-    Raises _LateError where it is not built by the time `built_by` (of `time.monotonic`).
+    Raises _LateError if it is not built by the time `built_by` (of `time.monotonic`).
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class _Model:
         return [weight * s * y[i][j] for s, (i, j) in zip(seconds.tolist(), pairs, strict=True)]
 
     def _add_reads(self, p: int) -> None:
-        """y[p]: each rank reads from one holder."""
+        """Add y[p]: each rank reads from one holder."""
         M, x = self.topology.ranks, self.holds[p]
         # Ranks that read their own copy wherever they have one.
         reads_own = [not others.any() for others in Charges.of(self.topology).cheaper_than_own]
@@ -250,8 +250,8 @@ class _Model:
         self.reads[p] = y
 
     def _read_as_one(self, x: list[Any], y: list[list[Any]]) -> None:
-        """With relays: the ranks of a node read in it where it has a copy, and else all from one
-        rank."""
+        """Let the ranks of a node, with relays, read inside it if it has a copy, and else all from
+        one rank."""
         node_of = np.asarray(self.topology.node_of)
         for i, node in enumerate(node_of):
             members = np.flatnonzero(node_of == node).tolist()
@@ -263,7 +263,7 @@ class _Model:
                     self.problem += y[i][j] == y[members[0]][j]
 
     def _in_time(self, items: Iterable[int]) -> Iterator[int]:
-        """The items, as long as there is time to build."""
+        """Yield the items, as long as there is time to build."""
         for item in items:
             if time.monotonic() > self._built_by:
                 raise _LateError
@@ -273,7 +273,8 @@ class _Model:
         return self.problem.add_variable(name, cat=pulp.LpBinary)
 
     def _order(self, load: list[Any]) -> None:
-        """Homogeneous ranks by descending load inside each node, and nodes by theirs."""
+        """Order homogeneous ranks by descending load inside each node, and nodes by the load of
+        theirs."""
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
         # With relays a rank's place in its node counts too: only that of all nodes can be changed.
@@ -308,7 +309,7 @@ class _Model:
         return _Outcome(status, sets, max(bound, 0.0) * self.second)
 
     def _holder_sets(self) -> HolderSets:
-        """The group of each partition, read off the solution."""
+        """Return the group of each partition, read off the solution."""
         M, P = self.topology.ranks, len(self.rows)
         holds = np.array([[_value(x) for x in row] for row in self.holds]).reshape(P, M) > 0.5
         source = np.repeat(holds.argmax(axis=1)[:, None], M, axis=1)
@@ -333,7 +334,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
 
 
 def _left(end: float) -> float:
-    """The seconds until a time; a hundredth where it is over, as solvers take 0 for no limit."""
+    """Return the seconds until a time; 0.01 if it is over, because solvers take 0 for no limit."""
     return max(end - time.monotonic(), 0.01)
 
 

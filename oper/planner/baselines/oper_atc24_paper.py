@@ -54,7 +54,8 @@ class Placed:
 
 
 def paper(problem: ClassProblem) -> Baseline:
-    """The whole procedure; halving begins at the problem's threshold and aims at its balance."""
+    """Place rows by the whole procedure; halving begins at the problem's threshold and aims at its
+    balance."""
     placed = backtrack(problem)
     parts = placed.partitions
     traffic = partition_totals(parts, problem.classes.S * problem.classes.R)
@@ -85,8 +86,8 @@ def _baseline(
 
 
 def sets_by_source(source: Ints) -> tuple[HolderSets, Ints]:
-    """Holder sets, single owners first, and that of each partition, [P], from the ranks that each
-    rank reads it from, `source` [P, M]."""
+    """Return the holder sets, single owners first, and that of each partition, [P], from the ranks
+    that each rank reads it from, `source` [P, M]."""
     ranks = source.shape[1]
     several = (source != source[:, :1]).any(axis=1)
     copied, at = np.unique(source[several], axis=0, return_inverse=True)
@@ -97,13 +98,14 @@ def sets_by_source(source: Ints) -> tuple[HolderSets, Ints]:
 
 
 def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
-    """Σ over the rows of each partition, [P], of a quantity of the rows of each class, [C]."""
+    """Return Σ over the rows of each partition, [P], of a quantity of the rows of each class,
+    [C]."""
     totals = parts.run_rows * per_row[parts.run_class]
     return np.bincount(parts.run_partition, totals, minlength=len(parts)).astype(np.float64)
 
 
 def backtrack(problem: ClassProblem) -> Placed:
-    """Halve the threshold until the balance is reached; the best round (§4.2)."""
+    """Halve the threshold until the balance is reached, and return the best round (§4.2)."""
     threshold = problem.asked.threshold
     best = place(problem, partitions(problem.classes, threshold))
     for _ in range(ROUNDS):
@@ -118,7 +120,7 @@ def backtrack(problem: ClassProblem) -> Placed:
 
 
 def place(problem: ClassProblem, parts: Partitions) -> Placed:
-    """Access-bounded partitions to the least lookup work, the others to the least memory."""
+    """Place access-bounded partitions by the least lookup work, the others by the least memory."""
     classes, ranks = problem.classes, problem.topology.ranks
     local = Charges.of(problem.topology).memory_seconds.tolist()
     work = partition_totals(parts, classes.S * classes.R).tolist()
@@ -146,7 +148,7 @@ def place(problem: ClassProblem, parts: Partitions) -> Placed:
 
 
 def memory_left(problem: ClassProblem, size_bytes: Ints, owner: Ints) -> list[int]:
-    """Bytes that each rank has left, [M], with every partition on its owner."""
+    """Return the bytes that each rank has left, [M], with every partition on its owner."""
     held = np.zeros(problem.topology.ranks, dtype=np.int64)
     np.add.at(held, owner, size_bytes)
     return [int(left) for left in problem.capacity_bytes - held]
@@ -182,8 +184,8 @@ def replicate_training(
 def replicate_inference(
     problem: ClassProblem, size_bytes: Ints, traffic_bytes: Floats, owner: Ints
 ) -> Ints:
-    """The rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops when its
-    slowest link has no candidate left.
+    """Return the rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops
+    when its slowest link has no candidate left.
 
     The candidates that rank g reads from rank t are a heap, hottest per byte first. What does not
     fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.

@@ -48,7 +48,7 @@ BASELINES = {
 
 
 def installed_baselines() -> tuple[str, ...]:
-    """The names of the baselines whose packages are installed."""
+    """Return the names of the baselines whose packages are installed."""
     return tuple(
         name
         for name, rule in BASELINES.items()
@@ -57,7 +57,7 @@ def installed_baselines() -> tuple[str, ...]:
 
 
 def make_baseline(name: str, problem: "Problem", limit_seconds: float) -> "Baseline":
-    """The placement of a baseline.
+    """Return the placement of a baseline.
 
     Raises:
         NoPlacementError: it has none, or none within `limit_seconds`.
@@ -70,7 +70,7 @@ def make_baseline(name: str, problem: "Problem", limit_seconds: float) -> "Basel
 
 
 def quick_baselines(problem: "Problem") -> "list[Baseline]":
-    """The baselines that take no longer than a plan, in the order in which it tries them."""
+    """Return the baselines that take no longer than a plan, in the order in which it tries them."""
     turns = {
         rule.quick: name
         for name, rule in BASELINES.items()

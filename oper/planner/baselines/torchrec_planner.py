@@ -199,7 +199,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
 
 
 def _lines_of(child: "subprocess.Popen[str]") -> "Queue[str | None]":
-    """The lines that a process writes, as they come, and None after the last."""
+    """Return the lines that a process writes, as they come, and None after the last."""
     lines: Queue[str | None] = Queue()
 
     def read() -> None:
@@ -214,7 +214,7 @@ def _lines_of(child: "subprocess.Popen[str]") -> "Queue[str | None]":
 
 
 def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, Any] | None:
-    """The last plan that came within the limit; None where the process ended without one."""
+    """Return the last plan that came within the limit; None if the process ended without one."""
     try:
         line = lines.get(timeout=_START_SECONDS)
     except Empty as late:
@@ -236,14 +236,14 @@ def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, 
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
-    """Mean bytes/s of local rows, of rows in the same node and in other nodes; where there are no
-    such pairs of ranks, those of the next nearer kind."""
+    """Return the mean bytes/s of local rows, of rows in the same node and in other nodes; without
+    such pairs of ranks, the mean of the next nearer kind."""
     local, same_node, other_node = topology.seconds_by_kind()
     return 1 / local, 1 / same_node, 1 / other_node
 
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
-    """The shards of an answer; all copies of a data-parallel table are one."""
+    """Return the shards of an answer; all copies of a data-parallel table are one."""
     shards: list[Shard] = []
     for entry in answer:
         t = int(entry["table"].removeprefix("t"))
@@ -303,8 +303,8 @@ def _shares(problem: Problem, shards: list[Shard]) -> Floats:
 
 
 def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
-    """Sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows` are
-    `whole_row_sums`."""
+    """Return the sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows`
+    are `whole_row_sums`."""
     return _sums(problem, shards, rows, [s.rank for s in shards], problem.ranks + 1)
 
 
@@ -316,7 +316,7 @@ def table_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
 
 
 def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], groups: int) -> Sums:
-    """Sums of so many groups, of which each shard is in one; -1 is the last."""
+    """Return the sums of `groups` groups; shard n is in `group[n]`, of which -1 is the last."""
     mode = problem.workload.mode
     tables = [problem.profile.tables[shard.table] for shard in shards]
     parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
@@ -336,8 +336,8 @@ def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], g
 
 
 def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[PartAccesses, ...]:
-    """The accesses to pooled tables, of all tables' first columns, their second ones, and so on, as
-    far as they are cut; `rows` are `whole_row_sums`."""
+    """Return the accesses to pooled tables, of all tables' first columns, their second ones, and so
+    on, as far as they are cut; `rows` are `whole_row_sums`."""
     profile, pooled = problem.profile, pooled_of(problem.topology, problem.profile.tables)
     if not pooled.any():
         return ()
@@ -356,8 +356,8 @@ def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[Par
 
 
 def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> PooledBytes:
-    """Bytes between ranks per iteration, summed over ranks, as TorchRec moves them; `hits` are the
-    accesses in the log of each shard's rows."""
+    """Return the bytes between ranks per iteration, summed over ranks, as TorchRec moves them;
+    `hits` are the accesses in the log of each shard's rows."""
     topology, profile = problem.topology, problem.profile
     ranks, batch = topology.ranks, problem.workload.batch_size / topology.ranks
     node_of = np.asarray(topology.node_of)

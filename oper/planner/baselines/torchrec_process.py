@@ -84,7 +84,7 @@ class KeepBest(Stats):  # type: ignore[misc]
 
 
 def make_module(tables: list[dict[str, Any]]) -> Any:
-    """The tables on the meta device: shapes without memory."""
+    """Build the tables on the meta device: shapes without memory."""
     configs = [
         EmbeddingBagConfig(
             name=table["name"],
@@ -103,7 +103,7 @@ def make_module(tables: list[dict[str, Any]]) -> Any:
 
 
 def make_topology(request: dict[str, Any], factor: float) -> Topology:
-    """The ranks with `factor` times their capacities."""
+    """Return the ranks with `factor` times their capacities."""
     ranks = request["ranks"]
     capacities = [int(capacity * factor) for capacity in request["capacities"]]
     return Topology(
@@ -123,8 +123,8 @@ def make_topology(request: dict[str, Any], factor: float) -> Topology:
 
 
 def plan_once(request: dict[str, Any], module: Any, factor: float) -> dict[str, Any] | None:
-    """TorchRec's plan for a module with `factor` times the capacities; None where it finds none.
-    `seconds` is what its planner's `plan` alone took."""
+    """Return TorchRec's plan for a module with `factor` times the capacities; None if it finds
+    none. `seconds` is the time of its planner's `plan` alone."""
     inference = request["mode"] == "inference"
     topology = make_topology(request, factor)
     constraints = {
@@ -181,7 +181,8 @@ def plan_once(request: dict[str, Any], module: Any, factor: float) -> dict[str, 
 def least_factor(
     attempt: Callable[[float], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """The first success at 1, or within 5 % of the least factor that succeeds; None past 1024."""
+    """Return the first success at 1, or within 5 % of the least factor that succeeds; None past
+    1024."""
     low, high = 1.0, 1.0
     found = attempt(high)
     while found is None:

@@ -107,9 +107,9 @@ def hot_rows_bound(
 
 
 def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
-    """A bound on the slowest rank's time for rows in several memories, with the AllReduce methods
-    of the items and the hottest rows whole in each; `seconds` is about that. 0 where no row is hot,
-    or the programme is too large."""
+    """Return a bound on the slowest rank's time for rows in several memories, with the AllReduce
+    methods of the items and the hottest rows whole in each; `seconds` is about that. 0 where no row
+    is hot, or the programme is too large."""
     heads = [head_classes(each.rows, each.topology, seconds) for each in memories]
     size = sum(entries(m.rows, h, m.topology) for m, h in zip(memories, heads, strict=True))
     if size > ENTRIES or not any(len(head) for head in heads):
@@ -118,7 +118,7 @@ def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
 
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
-    """The hottest classes, up to `HEAD_ROWS` rows, of which a row takes its owner long."""
+    """Return the hottest classes whose single row takes its owner long, up to `HEAD_ROWS` rows."""
     owner_seconds = rows.traffic(topology).own_seconds
     order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
     few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
@@ -133,7 +133,7 @@ def entries(rows: PricingItems, head: NDArray[np.int64], topology: Topology) -> 
 
 
 def tail_buckets(rows: PricingItems, tail: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of each class of the tail: by memory, then by density on a log scale."""
+    """Return the bucket of each class of the tail: by memory, then by density on a log scale."""
     step = np.zeros(len(tail))
     used = rows.density[tail] > 0
     step[used] = np.floor(log(rows.density[tail[used]]) / log(TAIL_RATIO))
@@ -170,7 +170,7 @@ class _Model:
         self.memories = [_Memory(self, *each) for each in zip(memories, heads, strict=True)]
 
     def bound(self) -> _Solved:
-        """The solver's dual bound in seconds, with the AllReduce's latency."""
+        """Return the solver's dual bound in seconds, with the AllReduce's latency."""
         import highspy  # a quarter of a second, which most certificates do without
 
         matrix = csr_array(
@@ -210,7 +210,7 @@ class _Model:
         return len(self.upper) - 1
 
     def limit(self, low: float, high: float, terms: list[tuple[int, float]]) -> int:
-        """A row of the sum of the terms; its number."""
+        """Add a row that keeps the sum of the terms within [low, high]; return its number."""
         self.low.append(low)
         self.high.append(high)
         for column, value in terms:
@@ -250,8 +250,8 @@ class _Memory:
             self._place_bucket(tail[bucket == b])
 
     def _place_whole(self, c: int, placed: int) -> None:
-        """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
-        numbered in the order in which they get rows, hottest first."""
+        """Place the rows of head class c whole. They and hotter ones are `placed` rows: homogeneous
+        ranks are numbered in the order in which they get rows, hottest first."""
         M, rows = self.topology.ranks, float(self.rows.rows[c])
         memory = self.rows.memory_bytes[c] / self.byte
         chosen = []
@@ -270,7 +270,7 @@ class _Memory:
         self.model.limit(rows, rows, chosen)
 
     def _place_bucket(self, classes: NDArray[np.int64]) -> None:
-        """The classes of one bucket of the tail: rows and weight by owner and everywhere."""
+        """Place the classes of one bucket of the tail: rows and weight by owner and everywhere."""
         M, rows = self.topology.ranks, self.rows.rows[classes]
         memory, parts = self.rows.memory_bytes[classes[0]], range(len(self.owned))
         weights = [weight[classes] for weight, _ in self.owned]
@@ -324,7 +324,7 @@ class _Memory:
         self.model.add(self.first + M, column, (M - 1) * memory)
 
     def _position(self, rank: int) -> tuple[int, int]:
-        """The rank's node and its place there, by number."""
+        """Return the number of the rank's node, and of the rank's place there."""
         node_of = np.asarray(self.topology.node_of)
         nodes = np.unique(node_of[: rank + 1])
         return len(nodes) - 1, int((node_of[:rank] == node_of[rank]).sum())

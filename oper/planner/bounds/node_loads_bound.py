@@ -1,6 +1,6 @@
 """A lower bound on homogeneous ranks, of any number, where rows are whole and have one owner.
 
-In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None where it says nothing.
+In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None if it says nothing.
 
 Ranks that cannot be told apart differ only in what they own. With W_r the weight of rank r's rows,
 V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
@@ -52,8 +52,8 @@ class _OwnerSeconds(NamedTuple):
 
 
 def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
-    """A bound in seconds on the largest rank time of every plan in which each row has one owner;
-    None where ranks differ, or where owning a row costs a rank no more than reading it from its
+    """Return a bound in seconds on the largest rank time of every plan in which each row has one
+    owner; None if ranks differ, or if owning a row costs a rank no more than reading it from its
     node."""
     cost = _owner_seconds(rows, topology)
     if cost is None or min(cost.own) < cost.mate or max(cost.own) == cost.mate:
@@ -67,7 +67,7 @@ def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
 
 
 def _owner_seconds(rows: PricingItems, topology: Topology) -> _OwnerSeconds | None:
-    """The costs of a homogeneous topology; None where ranks can be told apart, and with relays,
+    """Return the costs of a homogeneous topology; None if ranks can be told apart, and with relays,
     which read most at the owner's position in their nodes."""
     if not topology.homogeneous or isinstance(topology, RelayedTopology):
         return None

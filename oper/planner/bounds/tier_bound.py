@@ -46,7 +46,8 @@ class Certified(NamedTuple):
 def certify_together(
     devices: Certified | None, tier: Certified, objective_seconds: float
 ) -> Certificate:
-    """The certificate of a plan of both parts, whose slowest rank takes `objective_seconds`."""
+    """Return the certificate of a plan of both parts, whose slowest rank takes
+    `objective_seconds`."""
     if devices is None:
         return tier.certificate.of(objective_seconds)
     parts = (devices, tier)
@@ -66,7 +67,7 @@ def certify_together(
 
 
 def methods_of(*problems: ClassProblem) -> list[Memories]:
-    """The rows of all parts for each choice of the AllReduce methods that plans may use."""
+    """Return the rows of all parts for each choice of the AllReduce methods that plans may use."""
     usable = [usable_methods(p.workload, p.ranks, p.budget_bytes) for p in problems]
     return [
         tuple(
@@ -83,8 +84,8 @@ def methods_of(*problems: ClassProblem) -> list[Memories]:
 
 
 def weighted_mean_bound(memories: Memories) -> float:
-    """No placement of the rows in all memories has a shorter time of its slowest rank, in seconds,
-    as none has a smaller mean by weights of the ranks."""
+    """Return a lower bound, in seconds, on the slowest rank's time of any placement of the rows in
+    all memories: the least mean by weights of the ranks."""
     return sum(
         lagrangian(memory.rows, memory.topology, found, memory.capacity_bytes, memory.budget_bytes)
         + memory.rows.latency
@@ -93,7 +94,8 @@ def weighted_mean_bound(memories: Memories) -> float:
 
 
 def _prices(memories: Memories) -> list[DualPrices]:
-    """Prices of each memory's limits, those of the ranks' times the same for all."""
+    """Return prices of each memory's limits; the prices of the ranks' times are equal for all
+    memories."""
     if all(each.topology.is_homogeneous(each.capacity_bytes) for each in memories):
         return [homogeneous_prices(*memory) for memory in memories]
     return [found.prices for found in solve_together(memories)]

@@ -35,6 +35,7 @@ class ClassPlacement:
 
 
 def replica_bytes(classes: Classes, sets: HolderSets, replicas: Ints) -> Floats:
-    """Memory on each rank, [M], of the `replicas` [C, G - M] rows with several holders."""
+    """Return the memory on each rank, [M], of the `replicas` [C, G - M] rows with several
+    holders."""
     copies: Floats = dot(sets.holds[len(sets) - replicas.shape[1] :].T, classes.memory_of(replicas))
     return copies

@@ -44,8 +44,8 @@ class FewCopies(NamedTuple):
 
 
 def copies_needed(problem: ClassProblem) -> Ints:
-    """Copies that a row of each class should have at least, [C]: 1 but for rows that are too hot
-    for the ranks; as many as nodes at most."""
+    """Return the least number of copies of a row of each class, [C]: 1 except for rows that are too
+    hot for the ranks; at most the number of nodes."""
     classes, topology, ranks = problem.classes, problem.topology, problem.ranks
     nodes = topology.nodes
     one = np.ones(len(classes), dtype=np.int64)
@@ -119,8 +119,9 @@ def _blocks(
 def _with_rest(
     classes: Classes, weight: Floats, needed: Ints, nodes: int, budget_bytes: float
 ) -> Floats | None:
-    """Mean copies of the rows of each class where they have what they need, and the hottest have
-    one on every node as far as the budget lasts; None where it does not last for the first."""
+    """Return the mean copies of the rows of each class if all have the copies they need, and the
+    hottest have one on every node as far as the budget lasts; None if it does not last for the
+    needed copies."""
     left = budget_bytes - float(dot((needed - 1) * classes.rows, classes.m))
     if left < 0:
         return None
@@ -133,9 +134,9 @@ def _with_rest(
 
 
 def few_copies(problem: ClassProblem, rows: Ints, copies: Ints) -> FewCopies:
-    """Ranks for `copies[c]` copies of each of `rows[c]` rows, hottest first: blocks of as many rows
-    as a node has ranks, on the nodes that serve least so far. A node with a copy reads that, and
-    the ranks of all others are shared out evenly."""
+    """Return the ranks for `copies[c]` copies of each of `rows[c]` rows, hottest first: blocks of
+    as many rows as a node has ranks, on the nodes that serve least so far. A node with a copy reads
+    that copy, and the ranks of all other nodes are shared out evenly."""
     topology, ranks = problem.topology, problem.ranks
     weight = problem.classes.traffic_bytes(problem.workload)
     of_node = np.argsort(topology.node_of, kind="stable").reshape(topology.nodes, -1)

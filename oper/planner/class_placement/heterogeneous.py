@@ -45,8 +45,8 @@ RELATIVE_GAP = 1e-3
 def place_on_heterogeneous(
     problem: ClassProblem, listed_share: float, whole: bool = False
 ) -> ClassPlacement:
-    """The class placement for ranks of any links and capacities, with `listed_share` of all rows
-    listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
+    """Return the class placement for ranks of any links and capacities, with `listed_share` of all
+    rows listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
     objective: restricted_master.Objective = "link" if problem.asked.balance == "link" else "time"
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
     limits = (problem.topology, problem.capacity_bytes, problem.budget_bytes)
@@ -61,8 +61,9 @@ def place_on_heterogeneous(
 def place_together(
     problems: Sequence[ClassProblem], listed_share: float
 ) -> tuple[ClassPlacement, ...]:
-    """The class placements of problems whose rows lie in different memories of the same ranks, with
-    which the slowest rank takes the least time in all of them: hot rows are kept whole."""
+    """Return the class placements of problems whose rows lie in different memories of the same
+    ranks, with which the slowest rank takes the least time in all of them: hot rows are kept
+    whole."""
     methods = [
         METHODS if problem.workload.training and problem.budget_bytes > 0 else METHODS[:1]
         for problem in problems
@@ -96,7 +97,7 @@ class Draft:
 
     @staticmethod
     def of(problem: ClassProblem, listed_share: float, method: Method) -> "Draft":
-        """For one AllReduce method."""
+        """Return the draft for one AllReduce method."""
         classes = problem.classes
         parts = partitions(classes, problem.asked.threshold)
         listed = _listed_classes(classes, parts, listed_share)
@@ -116,8 +117,8 @@ class Draft:
     def rounded(
         self, solved: restricted_master.FractionalPlacement, found: HolderSets, fraction: Floats
     ) -> ClassPlacement:
-        """Whole rows by the shares `fraction` [B, G] of the solution's buckets in the holder sets
-        `found`."""
+        """Round the shares `fraction` [B, G] of the solution's buckets in the holder sets `found`
+        to whole rows."""
         problem, classes, ranks = self.problem, self.problem.classes, self.problem.ranks
         # Single owners first, as everywhere; then the holder sets that the programme uses.
         several = np.flatnonzero((found.copies > 1) & (fraction.sum(axis=0) > 0))
@@ -143,13 +144,13 @@ Shares = list[tuple[HolderSets, Floats]]  # of buckets in holder sets, [B, G]
 
 
 def as_solved(found: Solved) -> Shares:
-    """The fractional solutions' own."""
+    """Return the shares of the fractional solutions."""
     return [(solved.holder_sets, solved.fraction) for _, solved in found]
 
 
 def whole_hot_rows(found: Solved) -> Shares:
-    """The shares with rows of the hottest classes whole, in all memories; as they are solved where
-    there are none of few rows, that is too large a programme, or finds nothing.
+    """Return the shares with rows of the hottest classes whole, in all memories; the solved shares
+    if no class has few rows, or the programme is too large or finds nothing.
 
     Other rows stay in the holder sets that the fractional solution has for them, or get one owner.
     """
@@ -169,7 +170,7 @@ def whole_hot_rows(found: Solved) -> Shares:
 
 
 def _hot_rows_whole(draft: Draft, solved: restricted_master.FractionalPlacement) -> ItemsToPlace:
-    """The buckets of a solution, with rows of the hottest classes whole."""
+    """Return the buckets of a solution, with rows of the hottest classes whole."""
     problem, buckets = draft.problem, draft.items.merged(solved.bucket)
     hottest = np.zeros(len(buckets), dtype=bool)
     hottest[np.argsort(-buckets.weight_bytes, kind="stable")[: restricted_master.HOT_CLASSES]] = (
@@ -186,9 +187,9 @@ def _hot_rows_whole(draft: Draft, solved: restricted_master.FractionalPlacement)
 
 
 def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:
-    """Sets of 2 to M - 1 holders, spread over the nodes, that are not among the `known` ones: what
-    is left of the budget may pay for a row's copies on a few ranks. In fractions it pays for a part
-    of a row everywhere, so that the fractional solution need not have such sets."""
+    """Return sets of 2 to M - 1 holders, spread over the nodes, that are not among the `known`
+    ones: the rest of the budget may pay for a row's copies on a few ranks. In fractions it pays for
+    a part of a row everywhere, so the fractional solution need not have such sets."""
     held = {holds.tobytes() for holds in known.holds}
     spread = [copies_over_nodes(topology, copies) for copies in range(2, topology.ranks)]
     new = [holds for holds in spread if holds.tobytes() not in held]
@@ -197,10 +198,10 @@ def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:
 
 
 def _within_capacity(problem: ClassProblem, memory: Floats) -> Floats:
-    """Memory [M] that stripes can keep: where rounding exceeded a capacity, or stripes, which are
-    whole rows of each width in a pattern, would, fewer rows are striped there and more elsewhere.
+    """Return the memory [M] that stripes can keep. If rounding exceeded a capacity, or stripes
+    (whole rows of each width in a pattern) would, fewer rows are striped there and more elsewhere.
 
-    Stripes leave room for their own rounding where there is enough in all.
+    Stripes leave room for their own rounding if there is enough in all.
     """
     classes = problem.classes
     rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD

@@ -42,14 +42,14 @@ _UNEVEN = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0
 
 @dataclass(frozen=True)
 class Homes:
-    """`shares[t, n]` of the rows of table t with one owner lie on node n, [T, N]. seconds: what the
-    slowest node's ranks take for all of them."""
+    """Homes of pooled tables: `shares[t, n]` of the rows of table t with one owner lie on node n,
+    [T, N]. seconds: time of the slowest node's ranks for all of these rows."""
 
     shares: Floats
     seconds: float
 
     def of_ranks(self, node_of: Ints) -> Floats:
-        """The share of each rank, [T, M], of a node's equal ones."""
+        """Return the share of each rank, [T, M]: an equal part of its node's."""
         found: Floats = self.shares[:, node_of] / np.bincount(node_of)[node_of]
         return found
 
@@ -57,9 +57,9 @@ class Homes:
 def choose_homes(
     problem: Problem, lengths: BagLengths, single: Ints, room: float, improve: bool = True
 ) -> Homes:
-    """The homes with which the slowest node takes least; `single[c]` rows of each class have one
-    owner, and each node has `room` bytes for them. Without `improve` they are a draft, as is enough
-    to compare copies by."""
+    """Return the homes with which the slowest node takes least; `single[c]` rows of each class have
+    one owner, and each node has `room` bytes for them. Without `improve` they are a draft, which is
+    enough to compare copies by."""
     nodes = problem.topology.nodes
     if not single.any():  # no row needs a home
         return Homes(np.full((lengths.tables, nodes), 1 / nodes), 0.0)
@@ -105,7 +105,7 @@ class _Tables:
         return found
 
     def slowest(self, shares: Floats) -> float:
-        """The seconds of the slowest node."""
+        """Return the seconds of the slowest node."""
         of_node = self.vector_seconds(shares).sum(axis=0)
         return float((dot(self.work, shares) + of_node.sum() - of_node).max())
 
@@ -134,7 +134,8 @@ def _of_tables(
 
 
 def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) -> Floats:
-    """Shares [T, N] with at most `most` work a node, and `room` bytes, as far as they have that."""
+    """Return shares [T, N] with at most `most` work and `room` bytes a node, as far as nodes have
+    room."""
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
@@ -163,7 +164,8 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
 
 
 def _over_nodes(memory: float, room: Floats) -> Floats:
-    """Shares [N] of all nodes alike, or where that does not fit by the room that they have."""
+    """Return equal shares [N] of all nodes, or, if these do not fit, shares by the room of the
+    nodes."""
     nodes = len(room)
     even: Floats = np.full(nodes, 1 / nodes)
     if (memory / nodes <= room).all() or not room.any():
@@ -175,7 +177,7 @@ def _over_nodes(memory: float, room: Floats) -> Floats:
 
 
 def _spread(work: Floats, memory: Floats, nodes: int, spread: int, room: float) -> Floats:
-    """Shares [T, N] with each table on so many nodes, those with least work so far."""
+    """Return shares [T, N] with each table on `spread` nodes, the ones with least work so far."""
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
@@ -196,7 +198,7 @@ _GAIN = 1e-6  # relative, that a step must bring
 
 
 def _improved(tables: _Tables, shares: Floats, room: float) -> Floats:
-    """Shares [T, N] after moves of parts of tables and exchanges of whole ones."""
+    """Return the shares [T, N] after moves of parts of tables and exchanges of whole ones."""
     shares = shares.copy()
     for _ in range(_STEPS):
         least = tables.slowest(shares) * (1 - _GAIN)
@@ -211,7 +213,7 @@ def _improved(tables: _Tables, shares: Floats, room: float) -> Floats:
 
 
 def _others(times: Floats, node: int) -> Floats:
-    """The largest of `times` [N] beside `node` and each other one, [N]."""
+    """Return the largest of `times` [N] without `node` and each other one, [N]."""
     rest = times.copy()
     rest[node] = -np.inf
     order = np.argsort(-rest, kind="stable")
@@ -221,8 +223,8 @@ def _others(times: Floats, node: int) -> Floats:
 
 
 def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
-    """The best move of a part of a table from or to the slowest node: its slowest node's seconds,
-    and the shares after it."""
+    """Return the best move of a part of a table from or to the slowest node: its slowest node's
+    seconds, and the shares after it."""
     vectors = tables.vector_seconds(shares)
     net = dot(tables.work, shares) - vectors.sum(axis=0)  # T but for all vectors
     node, total = int(net.argmax()), float(vectors.sum())
@@ -256,8 +258,8 @@ def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Flo
 
 
 def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
-    """The best exchange of two whole tables, one of the slowest node: its slowest node's seconds,
-    and the shares after it."""
+    """Return the best exchange of two whole tables, one of the slowest node: its slowest node's
+    seconds, and the shares after it."""
     vectors = tables.vector_seconds(shares)
     net = dot(tables.work, shares) - vectors.sum(axis=0)
     node, total = int(net.argmax()), float(vectors.sum())

@@ -31,7 +31,7 @@ HOT_SHARE = 1 / 64
 
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
-    """The class placement for ranks with equal links and capacities."""
+    """Return the class placement for ranks with equal links and capacities."""
     classes, workload = problem.classes, problem.workload
     ranks, asked = problem.ranks, problem.asked
     sets, replicas, load = choose_replicas(problem)
@@ -66,8 +66,9 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
 
 
 def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each: hottest
-    first, to the position in the nodes whose ranks have least, and there to the rank with least."""
+    """Return the rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes
+    each: hottest first, at the position in the nodes whose ranks have least, and there on the rank
+    with least."""
     nodes = topology.nodes
     by_position = np.argsort(topology.node_of, kind="stable").reshape(nodes, -1).T
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
@@ -84,8 +85,8 @@ def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
 
 
 def place_by_node(rows: Ints, traffic: Floats, topology: Topology, load: Floats) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each; ranks
-    have `load` [M] bytes already, of hotter rows."""
+    """Return the rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes
+    each; ranks have `load` [M] bytes already, of hotter rows."""
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
     order = np.argsort(-traffic, kind="stable")
     hottest_first = np.repeat(order, rows[order]).tolist()

@@ -67,7 +67,7 @@ class Replicas(NamedTuple):
 
 
 def choose_replicas(problem: ClassProblem) -> Replicas:
-    """The replicas of all classes."""
+    """Return the replicas of all classes."""
     needed = np.ones(len(problem.classes), dtype=np.int64)
     if problem.asked.balance == "time":
         needed = copies_needed(problem)
@@ -108,7 +108,7 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
 def replica_sets(
     classes: Classes, topology: Topology, workload: Workload, levels: Levels
 ) -> tuple[HolderSets, Ints]:
-    """The sets, single owners first, that `levels` need, and the rows that have them."""
+    """Return the sets, single owners first, that `levels` need, and the rows that have them."""
     sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
@@ -125,9 +125,9 @@ def replica_sets(
 
 
 def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
-    """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
-    one owner that is read most per byte: in inference it may have copies on a few ranks, as far as
-    they save something."""
+    """Spend the rest of the budget, too little for a row on all ranks or nodes, on the row with one
+    owner that is read most per byte: in inference it may have copies on a few ranks, as far as they
+    save time."""
     classes, topology = problem.classes, problem.topology
     extra = (sets.copies[topology.ranks :] - 1) * classes.m[:, None]
     left = problem.budget_bytes - float((extra * replicas).sum())
@@ -148,15 +148,15 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
 
 
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
-    """A row's part of the mean T with one owner, [C]: what its owner and its readers pay for it,
-    the mean over owners (traffic.py)."""
+    """Return a row's part of the mean T with one owner, [C]: the seconds that its owner and its
+    readers pay for it, the mean over owners (traffic.py)."""
     return classes.traffic(topology, workload).mean_owner_seconds
 
 
 def everywhere_seconds(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> Floats:
-    """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
+    """Return a row's part of the mean T with a copy on every rank, [C], without the latency."""
     each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
     seconds = own * each.memory_read_bytes
     if workload.training:
@@ -168,7 +168,8 @@ def everywhere_seconds(
 def training_levels(
     classes: Classes, topology: Topology, workload: Workload, method: Method, budget_bytes: float
 ) -> Levels:
-    """Replicate everywhere, by gain per byte, while the gain is positive and the budget lasts."""
+    """Replicate rows everywhere, by gain per byte, while the gain is positive and the budget
+    lasts."""
     none = np.zeros(len(classes), dtype=np.int64)
     if method == "none" or topology.ranks == 1:
         return Levels(none, none)
@@ -250,8 +251,8 @@ def inference_levels(
     budget_bytes: float,
     needed: Ints | int = 1,
 ) -> Levels:
-    """Fill the budget with copies in order of what they save per byte: a class comes once for its
-    copies in the other nodes, and once for those on all ranks. Rows of class c have `needed[c]`
+    """Fill the budget with copies in order of their savings per byte: a class comes once for its
+    copies in the other nodes, and once for copies on all ranks. Rows of class c have `needed[c]`
     copies at least, on different nodes."""
     ranks, nodes = topology.ranks, topology.nodes
     needed = np.broadcast_to(needed, len(classes))
@@ -276,8 +277,9 @@ def inference_levels(
 
 
 def time_ratio(topology: Topology) -> float:
-    """Gain per copy inside the nodes over gain per copy for a further node (time, inference); 1
-    where the first are no smaller, as where links inside nodes are the slower ones."""
+    """Return the gain per copy inside the nodes over the gain per copy for a further node (time,
+    inference); 1 if the former is no smaller, for example if links inside nodes are the slower
+    ones."""
     pairs = PairSeconds.of(topology)
     further_node = pairs.saved_by_further_node(topology.ranks // topology.nodes)
     if further_node <= pairs.saved_inside_node:
@@ -288,7 +290,8 @@ def time_ratio(topology: Topology) -> float:
 def link_levels(
     classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
 ) -> Levels:
-    """Levels at which the pairs inside a node cost as much as the pairs across (§6, Fig. 8b).
+    """Return the levels at which the pairs inside a node cost as much as the pairs across (§6, Fig.
+    8b).
 
     With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
     once a node take bytes from the pairs across and give them to the pairs inside, copies on all

@@ -96,7 +96,7 @@ def place_whole(
     """Place the items of all memories.
 
     The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as its tolerances
-    are absolute. None where it finds no placement within that many nodes.
+    are absolute. None if it finds no placement within that many nodes.
     """
     ranks = placed[0].memory.topology.ranks
     second = scale_seconds or 1.0

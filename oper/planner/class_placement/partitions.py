@@ -36,7 +36,8 @@ class Partitions:
         return len(self.bytes)
 
     def floor(self, accesses: Ints) -> Ints:
-        """Least accesses of a row in each listed partition, for classes of `accesses` [C]."""
+        """Return the least accesses of a row in each listed partition, for classes of `accesses`
+        [C]."""
         listed = int(self.listed.sum())
         last = np.searchsorted(self.run_partition, np.arange(listed), side="right") - 1
         return accesses[self.run_class[last]]

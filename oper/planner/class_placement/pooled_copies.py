@@ -55,10 +55,10 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 @dataclass(frozen=True)
 class PooledCopies:
-    """`everywhere[c]` rows of each class have a copy on every rank, [C], and `a_node[c]` on one
-    rank of every node. extra_bytes: what all copies but the first take. copy_seconds: what the
-    copies take each rank. seconds: the mean of T where all other rows are as supposed;
-    table_seconds: of each table, [T], the AllReduce's latency left out."""
+    """Copies of pooled rows: `everywhere[c]` rows of each class have a copy on every rank, [C], and
+    `a_node[c]` on one rank of every node. extra_bytes: memory of all copies but the first.
+    copy_seconds: time of the copies on each rank. seconds: the mean of T if all other rows are as
+    supposed; table_seconds: of each table, [T], without the AllReduce's latency."""
 
     everywhere: Ints
     a_node: Ints
@@ -90,7 +90,7 @@ def may_copy_to_nodes(topology: Topology) -> bool:
 def choose_copies(
     problem: Problem, lengths: BagLengths, budget_bytes: float, supposed: Supposed = _LEAST
 ) -> PooledCopies:
-    """The copies with the least mean of T within a budget of extra bytes."""
+    """Return the copies with the least mean of T within a budget of extra bytes."""
     methods = _methods(problem, lengths, supposed)
     tried = [methods[0].found(methods[0].nothing)]
     if budget_bytes > 0:
@@ -104,7 +104,8 @@ def choose_copies(
 
 
 def least_mean_seconds(problem: Problem, lengths: BagLengths, budget_bytes: float) -> float:
-    """Seconds that no placement with so many bytes of extra copies has a smaller mean of T than."""
+    """Return a lower bound, in seconds, on the mean of T of any placement with so many bytes of
+    extra copies."""
     methods = _methods(problem, lengths, _LEAST, bound=True)
     nothing = methods[0]
     found = [nothing.seconds(nothing.nothing)]
@@ -120,8 +121,8 @@ def enough_extra_bytes(
     tolerance: float,
     supposed: Supposed = _LEAST,
 ) -> float:
-    """Bytes of extra copies with which the mean of T is longer than within the whole budget by
-    `tolerance`, relative, at most: few such."""
+    """Return a small number of bytes of extra copies with which the mean of T is longer than within
+    the whole budget by `tolerance`, relative, at most."""
     best = choose_copies(problem, lengths, budget_bytes, supposed)
     methods = _methods(problem, lengths, supposed)
     enough = min(budget_bytes, best.extra_bytes)
@@ -179,20 +180,21 @@ class _Tables:
         return _Tables(VectorsPerBag(lengths), seconds, table, share, spread)
 
     def _vectors(self, left: Floats) -> Floats:
-        """Vectors a bag where so much of the accesses is to rows with one owner, [T, N]."""
+        """Return the vectors per bag, [T, N], if the share `left` of the accesses is to rows with
+        one owner."""
         return self.spread * self.bags.chances(left / self.spread)
 
     def vectors(self, copied: NDArray[np.bool_]) -> Floats:
-        """The seconds of each table's vectors, [T], where the rows of these classes, [C], have
-        copies."""
+        """Return the seconds of each table's vectors, [T], if the rows of the `copied` classes,
+        [C], have copies."""
         left = np.bincount(self.table, self.share * ~copied, len(self.vector_seconds))
         vectors = self._vectors(np.clip(left.astype(np.float64), 0.0, 1.0)[:, None])[:, 0]
         found: Floats = self.vector_seconds * vectors
         return found
 
     def cheapest(self, gain: Floats) -> tuple[NDArray[np.bool_], float]:
-        """The classes to copy, [C], where all rows of a class save `gain` [C] seconds beside
-        vectors; and what vectors and copies cost then, less what a copy of nothing does."""
+        """Return the classes to copy, [C], if all rows of a class save `gain` [C] seconds without
+        their vectors; and the cost of vectors and copies then, less the cost without copies."""
         some = np.flatnonzero(self.share > 0)
         table = self.table[some]
         order = some[np.lexsort((-gain[some] / self.share[some], table))]
@@ -215,7 +217,7 @@ class _Tables:
 
 
 def table_of_class(classes: Classes) -> Ints:
-    """The table of each class, [C], where classes are of one table each."""
+    """Return the table of each class, [C]; classes are of one table each."""
     table = np.empty(len(classes), dtype=np.int64)
     table[classes.entry_class] = classes.entry_table
     return table
@@ -250,7 +252,8 @@ class _Copying:
         return _LOWEST_PRICE * highest, highest
 
     def at(self, price: float) -> tuple[Ints, float]:
-        """The kinds of copies at a price per byte, [C], and what all costs at it, but latency."""
+        """Return the kinds of copies at a price per byte, [C], and the total cost at it, without
+        latency."""
         each = np.arange(len(self.rows))
         cost = self.kind_seconds + price * self.extra
         away = self.nodes == 1
@@ -264,7 +267,7 @@ class _Copying:
         return np.where(everywhere, best, left), float(least.sum()) + seconds
 
     def seconds(self, kinds: Ints) -> float:
-        """The mean of T with these kinds of copies, [C], and one node a table."""
+        """Return the mean of T with these kinds of copies, [C], and one node a table."""
         return float(self.table_seconds(kinds).sum()) + self._latency(kinds)
 
     def table_seconds(self, kinds: Ints) -> Floats:
@@ -275,11 +278,11 @@ class _Copying:
         return vectors + np.bincount(self.tables.table, beside, minlength=len(vectors))
 
     def extra_bytes(self, kinds: Ints) -> float:
-        """The extra bytes of these kinds of copies, [C]."""
+        """Return the extra bytes of these kinds of copies, [C]."""
         return float(self.extra[kinds, np.arange(len(kinds))].sum())
 
     def within(self, budget_bytes: float) -> tuple[Ints, float]:
-        """The kinds of copies, [C], within a budget of extra bytes, and the bound of this
+        """Return the kinds of copies, [C], within a budget of extra bytes, and the bound of this
         method."""
         kinds, bound = self.at(0.0)
         if self.extra_bytes(kinds) > budget_bytes:
@@ -312,7 +315,7 @@ class _Copying:
         return kinds
 
     def found(self, kinds: Ints) -> PooledCopies:
-        """These kinds of copies, [C]."""
+        """Return the copies of these kinds, [C]."""
         copied = kinds > 0
         everywhere = copied & (self.copies[kinds] == self.ranks)
         own = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
@@ -341,8 +344,8 @@ class _Kinds(NamedTuple):
 def _methods(
     problem: Problem, lengths: BagLengths, supposed: Supposed, bound: bool = False
 ) -> list[_Copying]:
-    """The AllReduce methods that copies may use in training; in inference there is one, of none.
-    For a bound with all kinds of copies."""
+    """Return the AllReduce methods that copies may use in training; in inference one, without
+    AllReduce. For a bound with all kinds of copies."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     tables = _Tables.of(problem, lengths, supposed.spread)
     load = np.where(classes.pooled, supposed.load, 1.0)
@@ -376,7 +379,8 @@ def _methods(
 
 
 def _kinds(near: Floats, copied: Sequence[tuple[tuple[int, int], Floats, float]]) -> _Kinds:
-    """None, and kinds of copies: how many on how many nodes, and what they take."""
+    """Return the kinds of copies, the first of which is none: the number of copies and of their
+    nodes, and their seconds."""
     copies, nodes = np.array([(1, 1), *(numbers for numbers, *_ in copied)]).T
     return _Kinds(copies, nodes, np.stack([near, *(seconds for _, seconds, _ in copied)]))
 
@@ -393,8 +397,8 @@ def _a_node_seconds(problem: Problem, copied: NodeCopiesCost) -> Floats:
 
 
 def _inference_kinds(problem: Problem, bound: bool) -> _Kinds:
-    """The kinds of copies in inference: those that plans have, on one node, all nodes, all ranks;
-    for a bound all of them."""
+    """Return the kinds of copies in inference: those of plans, on one node, all nodes or all ranks;
+    for a bound all kinds."""
     classes, topology = problem.classes, problem.topology
     assert isinstance(topology, PooledTopology)
     is_pooled = np.broadcast_to(classes.pooled, len(classes))

@@ -41,11 +41,11 @@ def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> I
 
 
 def whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -> Ints:
-    """Whole rows [C, G] by `shares` [C, G].
+    """Return whole rows [C, G] by `shares` [C, G].
 
-    What rounding takes from a holder set is made up for by the next classes: of hot classes, which
-    have no more rows than there are holder sets, in `traffic` [C], as they decide a rank's load; of
-    the others in rows of the same `bucket` [C], as they decide its memory.
+    Rows that rounding takes from a holder set are made up for by the next classes: of hot classes,
+    which have no more rows than there are holder sets, in `traffic` [C], because they decide a
+    rank's load; of the others in rows of the same `bucket` [C], because they decide its memory.
     """
     buckets = int(bucket.max()) + 1 if len(bucket) else 0
     found: Any = native.ops().whole_by_shares(
@@ -56,7 +56,8 @@ def whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -
 
 
 def whole_rows(exact: Floats, total: int) -> Ints:
-    """Whole numbers near `exact` [G] that sum to `total`: the largest remainders are rounded up."""
+    """Return whole numbers near `exact` [G] that sum to `total`: the largest remainders are rounded
+    up."""
     held = exact.sum()
     scaled = exact * (total / held) if held > 0 else exact + total / len(exact)
     whole = np.floor(scaled + 1e-9)

@@ -97,7 +97,7 @@ class PricingItems:
         return float(dot(self.rows, self.memory_bytes))
 
     def traffic(self, topology: Topology) -> Traffic:
-        """The bytes of `weight_bytes` with who pays for them."""
+        """Return the bytes of `weight_bytes` with the ranks that pay for them."""
         return Traffic.of(
             topology,
             self.training,
@@ -119,7 +119,8 @@ class PricingItems:
         return found
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
-        """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
+        """Return row-weighted averages over the classes of `bucket[c]`: for prices, never for a
+        bound."""
         rows = np.bincount(bucket, self.rows).astype(np.float64)
 
         def mean(vector: Floats) -> Floats:
@@ -147,7 +148,8 @@ _OF_ROWS = (
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """The items of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
+    """Return the items of all classes; `method` is the replicas' AllReduce (ignored in
+    inference)."""
     count = classes.rows.astype(np.float64)
     return pricing_items_of(classes.row_sums, count, topology, workload, method)
 
@@ -155,7 +157,7 @@ def pricing_items(
 def pricing_items_of(
     each: Sums, count: Floats, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """`count[c]` items of sums `each[c]`, each of which stays whole: a row, a partition."""
+    """Return `count[c]` items of sums `each[c]`, each of which stays whole: a row, a partition."""
     reduce = allreduce_cost(topology, method if workload.training else "none")
     return PricingItems(
         training=workload.training,
@@ -184,17 +186,17 @@ class DualPrices:
     pair: Floats | None = None
 
     def read_prices(self, topology: Topology) -> ReadPrices:
-        """K: the price of a byte that rank i (row) reads from rank j (column)."""
+        """Return K: the price of a byte that rank i (row) reads from rank j (column)."""
         return ReadPrices.of(Charges.of(topology), self.rank, self.pair)
 
 
 def owner_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of a single copy on each rank."""
+    """Return the slopes and intercepts [M] of a single copy on each rank."""
     return read_prices.sum(axis=0), prices.capacity
 
 
 def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The least price [C] of one row of each class over its owners."""
+    """Return the least price [C] of one row of each class over its owners."""
     parts = rows.traffic(topology).parts
     slopes = [part.charges.read_prices(prices.rank, prices.pair).sum(axis=0) for part in parts]
     if len(parts) == 1:
@@ -208,8 +210,8 @@ def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> F
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks without
-    relays.
+    """Return the slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks
+    without relays.
 
     What k copies on q of the N nodes of G ranks cost depends on how many of these nodes have one
     copy alone: as few as can be, as holders in the others may also read from each other. Where
@@ -232,12 +234,12 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
 
 
 def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats, Floats]:
-    """With relays, at equal prices on homogeneous ranks: numbers of copies, among which is the
-    cheapest for every row, and their prices for a byte of a rank's weight and of a node's, [kinds]
-    each. The first are one copy, one a node, and one a rank.
+    """Return, with relays and at equal prices on homogeneous ranks, numbers of copies, among which
+    is the cheapest for every row, and their prices for a byte of a rank's weight and of a node's,
+    [kinds] each. The first are one copy, one a node, and one a rank.
 
-    As in `homogeneous_lines`, but that ranks of nodes with copies read there. So what k copies on q
-    nodes cost is linear in both but for a bend at k = 2q, and cheapest at a corner.
+    Unlike in `homogeneous_lines`, ranks of nodes with copies read there. So the cost of k copies on
+    q nodes is linear in both except for a bend at k = 2q, and cheapest at a corner.
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
@@ -260,9 +262,9 @@ def _times(ranks: NDArray[np.int64], price: Floats | float) -> Floats:
 def subset_lines(
     read_prices: Floats, prices: DualPrices, near: NDArray[np.bool_] | None = None
 ) -> tuple[Floats, Floats]:
-    """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
-    `near` [reader, source] are sources that come before all others. With prices of several rows,
-    [..., M, M], there are slopes for each, [..., 2^M - 1].
+    """Return the slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of
+    H's bits. `near` [reader, source] are sources that come before all others. With prices of
+    several rows, [..., M, M], there are slopes for each, [..., 2^M - 1].
 
     Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
@@ -304,8 +306,8 @@ class _Found(NamedTuple):
 
 
 def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """The cheapest holder sets of all. With relays, where these are too many for each row to be
-    looked at alone, the price is a bound, and the set the cheapest for rows with nearly the
+    """Return the cheapest holder sets of all. With relays, where these are too many for each row to
+    be looked at alone, the price is a bound, and the set the cheapest for rows with nearly the
     ratio."""
     ranks = len(prices.rank)
     if found.near is None:
@@ -336,7 +338,7 @@ def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -
 
 
 def _each_alone(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """The cheapest holder set of each class, and its price."""
+    """Return the cheapest holder set of each class, and its price."""
     line, price = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows))
     at_a_time = max(_CELLS >> len(prices.rank), 1)
     for begin in range(0, len(rows), at_a_time):
@@ -349,8 +351,9 @@ def _each_alone(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _F
 
 
 def ratios_between(ratios: Floats, most: int) -> Floats:
-    """At most so many ratios [T, K], ascending, that span those given, [C, K], or are all of them:
-    spread by the logarithm of the first, the others where as many rows have less."""
+    """Return at most `most` ratios [T, K], ascending, that span the given ones, [C, K], or are all
+    of them: spread by the logarithm of the first column; the other columns are taken at the same
+    positions of their order."""
     ascending = np.sort(ratios, axis=0)
     steps = geometric_steps(ascending[0, 0], ascending[-1, 0], most)
     at = np.unique(np.searchsorted(ascending[:, 0], steps * (1 - _ROUNDING)))
@@ -364,7 +367,7 @@ def ratios_between(ratios: Floats, most: int) -> Floats:
 def cheapest_holders(
     rows: PricingItems, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """A cheap holder set for each class in inference, [C, M], and its price per row, [C].
+    """Return a cheap holder set for each class in inference, [C, M], and its price per row, [C].
 
     The cheapest of all up to `ENUMERABLE_RANKS` ranks, or nearly so with relays, and then a bound
     on the price; beyond, what adding the best rank to the best owner, again and again, comes to.
@@ -399,8 +402,8 @@ def cheapest_holders(
 def _added_one_by_one(
     rows: PricingItems, found: ReadPrices, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """The holder sets that adding the best rank again and again comes to, with relays: a node's
-    first copy is read by all its ranks."""
+    """Return the holder sets that adding the best rank again and again comes to, with relays: a
+    node's first copy is read by all its ranks."""
     assert found.near is not None
     M, byte = topology.ranks, prices.capacity + prices.budget
     holds, least = np.zeros((len(rows), M), dtype=bool), np.full(len(rows), np.inf)
@@ -439,7 +442,8 @@ def _added_one_by_one(
 
 
 def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
-    """Seconds [C, M] on each rank for one row of each class with copies on all, in training."""
+    """Return the seconds [C, M] on each rank for one row of each class with copies on all, in
+    training."""
     own = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
     return np.asarray(own + rows.allreduce_seconds[:, None])
 
@@ -458,7 +462,7 @@ def _everywhere_at(rows: PricingItems, topology: Topology, rank_prices: bytes) -
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The least price [C] of one row of each class over all holder sets, or less.
+    """Return the least price [C] of one row of each class over all holder sets, or less.
 
     Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
     `prices.pair` must be None: fetches then have a density of their own.
@@ -480,7 +484,7 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
 
 
 def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The price of one row of each class for each kind of `relayed_copies`, [C, kinds]."""
+    """Return the price of one row of each class for each kind of `relayed_copies`, [C, kinds]."""
     copies, of_rank, of_node = relayed_copies(topology, prices)
     seconds = np.outer(rows.weight_bytes, of_rank) + np.outer(rows.node_bytes[:, 0], of_node)
     byte = float(prices.capacity[0]) * copies + prices.budget * (copies - 1)
@@ -488,7 +492,7 @@ def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -
 
 
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """A lower bound on the least price where holder sets are too many to enumerate.
+    """Return a lower bound on the least price where holder sets are too many to enumerate.
 
     A single copy is priced exactly. With two or more, each reader pays only for its cheapest link
     to another node, or inside its node if that holds a copy, whatever the real holders; then ranks

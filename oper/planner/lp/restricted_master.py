@@ -80,7 +80,7 @@ class MemoryItems(NamedTuple):
     budget_bytes: float
 
     def check_room(self) -> None:
-        """OperError where the capacities cannot hold one copy of every row."""
+        """Raise OperError if the capacities cannot hold one copy of every row."""
         needed, held = self.rows.total_bytes, float(np.sum(self.capacity_bytes))
         if needed > held:
             raise OperError(
@@ -96,10 +96,10 @@ def solve_items(
     budget_bytes: float,
     objective: Objective = "time",
 ) -> FractionalPlacement:
-    """The least time of a fractional placement of the items.
+    """Return the least time of a fractional placement of the items.
 
-    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
-    where the capacities cannot hold the tables.
+    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError if
+    the capacities cannot hold the tables.
     """
     items = MemoryItems(rows, topology, capacity_bytes, budget_bytes)
     items.check_room()
@@ -114,10 +114,10 @@ def solve_items(
 
 
 def solve_together(memories: Sequence[MemoryItems]) -> list[FractionalPlacement]:
-    """The fractional placements in several memories, in training, with which the slowest rank takes
-    the least time in all of them; their `seconds`, equal, are that time.
+    """Return the fractional placements in several memories, in training, with which the slowest
+    rank takes the least time in all of them; their `seconds`, equal, are that time.
 
-    Raises OperError where the capacities of one cannot hold its tables.
+    Raises OperError if the capacities of one cannot hold its tables.
     """
     assert not any(memory.rows.any_holders for memory in memories), "columns would be generated"
     merged, bucket = [], []
@@ -136,7 +136,8 @@ def solve_together(memories: Sequence[MemoryItems]) -> list[FractionalPlacement]
 
 
 def buckets(rows: PricingItems) -> NDArray[np.int64]:
-    """Bucket of each class: the hottest alone, the rest by memory, then density on a log scale."""
+    """Return the bucket of each class: the hottest alone, the rest by memory, then density on a log
+    scale."""
     alone = np.zeros(len(rows))
     hottest = np.argsort(-rows.weight_bytes, kind="stable")[:HOT_CLASSES]
     alone[hottest] = 1 + np.arange(len(hottest))
@@ -158,7 +159,7 @@ class ScaledLimits:
     def __init__(
         self, items: MemoryItems, objective: Objective, second: float | None = None
     ) -> None:
-        """`second` where it is to be that of other limits too."""
+        """Scale the limits; `second` is given if it is to equal that of other limits."""
         rows, topology = items.rows, items.topology
         self.rows, self.topology = rows, topology
         self.links_first = objective == "link" and topology.ranks > 1
@@ -240,14 +241,15 @@ class RestrictedMaster:
         return rows * self.limits.uses(self.holder_sets, self.bucket, self.group)
 
     def take(self, value: float, share: Floats, rank_time: float, dual: Floats) -> None:
-        """A solution: its value, the columns' shares, T and the limits' prices."""
+        """Take a solution: its value, the columns' shares, T and the limits' prices."""
         self.value, self.share, self.rank_time = value, share, rank_time
         self.dual = dual
         self.prices = self._prices(self.dual)
 
     def add_cheaper(self) -> bool:
         """Add each bucket's cheapest holder set, at the last prices and nearer to those of the best
-        bound (which keeps prices from swinging); whether the programme is worth solving again."""
+        bound (which keeps prices from swinging); return True if the programme is worth solving
+        again."""
         if self.best_bound == -np.inf:
             self.best_dual = self._spread(self.dual)
         found = []
@@ -266,8 +268,8 @@ class RestrictedMaster:
         return len(self.bucket) > columns
 
     def _spread(self, dual: Floats) -> Floats:
-        """Prices of which each rank's time, and each pair's, has an equal share of the total. They
-        are where pricing starts, as a solver's own first ones are zero but for a few."""
+        """Return prices in which each rank's time, and each pair's, has an equal share of the
+        total. Pricing starts there, because nearly all of a solver's own first prices are zero."""
         M = self.topology.ranks
         spread = dual.copy()
         spread[:M] = dual[:M].mean()
@@ -276,7 +278,7 @@ class RestrictedMaster:
         return spread
 
     def placement(self, bucket: Ints) -> FractionalPlacement:
-        """The last solution, of classes in `bucket` [C], in the groups that it uses."""
+        """Return the last solution, of classes in `bucket` [C], in the groups that it uses."""
         fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
@@ -290,7 +292,7 @@ class RestrictedMaster:
 
     @property
     def latency(self) -> float:
-        """The AllReduce's, where there are replicas."""
+        """Latency of the AllReduce, in seconds, if there are replicas."""
         replicas = self.share[self.holder_sets.copies[self.group] > 1].any()
         return self.rows.latency * bool(replicas)
 
@@ -365,7 +367,7 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
 
 
 def set_keys(sets: HolderSets) -> list[bytes]:
-    """A key for each holder set, equal for equal sets alone."""
+    """Return a key for each holder set, equal for equal sets alone."""
     return [
         source.tobytes() + holds.tobytes()
         for source, holds in zip(sets.source, sets.holds, strict=True)

@@ -121,12 +121,12 @@ def make_problem(
     as_counted: bool = False,
     by_table: bool = False,
 ) -> Problem:
-    """The classes of the profile and the limits of every plan for it: `limits`, or those that
-    follow from what is asked. `as_counted`: plans are priced by what was counted, and not by what
-    further samples are expected to read (classes.py). `by_table`: rows of different tables are of
-    different classes.
+    """Return the classes of the profile and the limits of every plan for it: `limits`, or those
+    that follow from what is asked. `as_counted`: plans are priced by what was counted, and not by
+    what further samples are expected to read (classes.py). `by_table`: rows of different tables are
+    of different classes.
 
-    Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
+    Raises OperError if the batch has fewer samples than there are ranks, or where the capacities
     cannot hold the tables.
     """
     if asked.tier:
@@ -190,8 +190,8 @@ def round_down(share: float) -> float:
 
 
 def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem:
-    """A problem's rows and workload under the capacities of `topology` and other limits. Raises
-    OperError where those cannot hold the tables."""
+    """Return a problem's rows and workload under the capacities of `topology` and other limits.
+    Raise OperError if the capacities cannot hold the tables."""
     capacity, budget = _bytes(problem.classes, topology, problem.workload, limits)
     return replace(
         problem,
@@ -205,7 +205,7 @@ def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem
 def _bytes(
     classes: Classes, topology: Topology, workload: Workload, limits: Limits
 ) -> tuple[Floats, float]:
-    """The capacities, [M], and the budget of extra copies, in bytes."""
+    """Return the capacities, [M], and the budget of extra copies, in bytes."""
     total = classes.total_bytes
     capacity = np.asarray(
         topology.capacities(total, limits.extra_memory, classes.width_memory), dtype=np.float64

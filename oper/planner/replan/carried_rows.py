@@ -63,7 +63,7 @@ class _Finder:
         self.classes = self._known + len(carried.layout.slots)
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
-        """The class of each row of a chunk, int32 [n]."""
+        """Return the class of each row of a chunk, int32 [n]."""
         if chunk.table < self._carried.new_tables:
             return self._finder.find(chunk)
         width = int(self._carried.layout.width_of_table[chunk.table])
@@ -88,7 +88,7 @@ class CarriedRows:
 
     @staticmethod
     def of(old: Plan, problem: Problem, candidates: HolderSets) -> "CarriedRows":
-        """The rows of a plan without a tier, which may get the holder sets `candidates`."""
+        """Return the rows of a plan without a tier, which may get the holder sets `candidates`."""
         ranks, topology = problem.ranks, without_relays(without_pooling(problem.topology))
         prices = Charges.of(problem.topology)
         carried = CarriedLayout.of(old, problem.profile.tables, candidates, prices.read_seconds)
@@ -127,7 +127,7 @@ class CarriedRows:
         return self.locator.by_holder_set(self.counted)
 
     def start(self) -> Ints | None:
-        """The rows of the start, [C, K]; None where that exceeds a capacity."""
+        """Return the rows of the start, [C, K]; None if that exceeds a capacity."""
         problem, classes, ranks = self.problem, len(self.problem.classes), self.problem.ranks
         every, rows = self.locator.holder_sets, self.by_holder_set[:classes]
         left = np.setdiff1d(np.arange(len(every)), self.column)
@@ -144,7 +144,8 @@ class CarriedRows:
         return counts if keep_capacity(problem, self.sets, counts) else None
 
     def counts_of(self, plan: Plan) -> Ints:
-        """The rows of a plan of the new problem, whose holder sets are among the candidates."""
+        """Return the rows of a plan of the new problem, whose holder sets are among the
+        candidates."""
         there = RowLocator(plan)
         finder = ClassFinder(self.problem.profile, self.problem.classes)
         return there.counts_in(self.sets, there.count(finder))
@@ -158,7 +159,7 @@ class CarriedRows:
         )
 
     def link_bytes(self, counts: Ints) -> float:
-        """The bytes over links that lead to `counts` [C, K]."""
+        """Return the bytes over links that lead to `counts` [C, K]."""
         holds, ranks = self.locator.holder_sets.holds.astype(np.int64), self.problem.ranks
         copies = whole_dot(1 - holds[:, :ranks], holds[:, :ranks].T)
         copies[self.carried.nowhere] = 0  # there is nothing to copy
@@ -178,7 +179,8 @@ class CarriedRows:
         return net_flows(self.by_holder_set, self._target(counts), self.cost)
 
     def _target(self, counts: Ints) -> Ints:
-        """Rows of all classes by the locator's holder sets, those of dropped tables nowhere."""
+        """Return the rows of all classes by the locator's holder sets, those of dropped tables
+        nowhere."""
         now, classes = self.by_holder_set, len(counts)
         target = np.zeros_like(now)
         target[:classes, self.column] = counts
@@ -186,12 +188,12 @@ class CarriedRows:
         return target
 
     def _row_bytes(self, tables: tuple[Table, ...]) -> Ints:
-        """Bytes of a row of each table, with its optimizer state."""
+        """Return the bytes of a row of each table, with its optimizer state."""
         mode = self.problem.workload.mode
         return np.array([table.memory_bytes(mode) for table in tables])
 
     def moved(self, counts: Ints) -> MovedLayout:
-        """The rows and slots with which each holder set has the rows of `counts` [C, K]."""
+        """Return the rows and slots with which each holder set has the rows of `counts` [C, K]."""
         carried, ranks, every = self.carried, self.problem.ranks, self.locator.holder_sets
         widths = np.arange(len(carried.layout.slots))
         relocation = relocate(

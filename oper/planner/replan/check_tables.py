@@ -47,7 +47,7 @@ class TableChanges:
 
     @staticmethod
     def between(plan: Plan, profile: Profile) -> "TableChanges":
-        """OperError where rows of the plan are other rows in the profile, or none of them is
+        """Raise OperError if rows of the plan are other rows in the profile, or none of them is
         there."""
         known = {table.name: table for table in plan.numbered_tables()}
         numbered = profile.numbered_tables()
@@ -73,7 +73,7 @@ class TableChanges:
 
 
 def _check_rows_stay(old: Table, new: Table) -> None:
-    """OperError where row r of the old table is not row r of the new one."""
+    """Raise OperError if row r of the old table is not row r of the new one."""
 
     def refuse(why: str, remedy: str) -> NoReturn:
         raise OperError(

@@ -148,7 +148,8 @@ class Drift(Summarised):
         return self.judgement.threshold
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --json`, but those that name the plan and the profile."""
+        """Return the fields of `oper drift --json`, without the names of the plan and the
+        profile."""
         content: dict[str, Any] = to_json(self)
         return content
 
@@ -183,7 +184,7 @@ class Window:
         return self.iterations * self.drift.judgement.gain_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """One of the windows of `oper drift --all-windows --json`."""
+        """Return one of the windows of `oper drift --all-windows --json`."""
         own = {
             "samples": self.samples,
             "accesses": self.accesses,
@@ -238,7 +239,8 @@ class WindowDrift(Summarised):
         return self.cost_seconds / best if best > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --all-windows --json`, but those that name plan and profile."""
+        """Return the fields of `oper drift --all-windows --json`, without the names of plan and
+        profile."""
         return {
             "verdict": self.verdict,
             "cost_seconds": self.cost_seconds,
@@ -388,7 +390,8 @@ def _vocabularies(profile: Profile) -> tuple[VocabularyDrift, ...]:
 
 
 def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
-    """Each table's part of a plan's cost, by the AllReduce of the whole, latencies left out."""
+    """Return each table's part of a plan's cost, by the AllReduce of the whole, latencies left
+    out."""
     sets, method = plan.holder_sets, plan.cost.allreduce_method
     latencies = (
         (sets.everywhere, allreduce_cost(problem.topology, method).latency),

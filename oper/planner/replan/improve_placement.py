@@ -70,8 +70,8 @@ FEWEST_MOVES = 1.1
 
 
 def candidate_sets(problem: ClassProblem, free: FreeMoves | None, fresh: HolderSets) -> HolderSets:
-    """Holder sets that rows may newly get: those that planning uses, beside those of a plan from
-    scratch."""
+    """Return the holder sets that rows may newly get: those that planning uses, beside those of a
+    plan from scratch."""
     topology = problem.topology
     if isinstance(topology, PooledTopology):
         return fresh
@@ -93,8 +93,8 @@ def better_counts(
     horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first. `free` is there where a programme places the rows."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first. `free` is given if a programme places the rows."""
     price = migration_cost.seconds / problem.ranks / horizon
     starts = [
         _Start(now.counts, price),
@@ -140,7 +140,8 @@ def best_first(
 
 
 def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
-    """Counts with the copies that pay, by the AllReduce method with the least mean time."""
+    """Return the counts with the copies that pay, by the AllReduce method with the least mean
+    time."""
     if len(sets) == problem.ranks:
         return counts
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
@@ -151,7 +152,7 @@ def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Fl
 
 
 def moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
-    """Seconds of all copies over the links, of all ranks together."""
+    """Return the seconds of all copies over the links, of all ranks together."""
     moved_bytes = flows.rows * classes.m[flows.row_class]
     return float(dot(moved_bytes, migration_cost.seconds[flows.before, flows.after]))
 

@@ -38,8 +38,8 @@ def better_pooled_counts(
     migration_cost: MigrationCost,
     horizon: float,
 ) -> list[PricedCounts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first; `fresh` [C, K] are those of a plan from scratch."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first; `fresh` [C, K] are the counts of a plan from scratch."""
     price = migration_cost.seconds / problem.ranks / horizon
     of_swaps = np.array(problem.classes.width_memory)[:, None, None] * (price + price.T)
     # Elsewhere all rows with one owner are on their tables' nodes, and swaps would spread them.
@@ -60,8 +60,8 @@ def better_pooled_counts(
 
 
 def _near(problem: Problem, now: Ints, wanted: Ints) -> Ints:
-    """Counts [C, K] with as many rows of each class on each node, and as many copies, as `wanted`,
-    on its ranks as far as `now` has them there."""
+    """Return the counts [C, K] with as many rows of each class on each node, and as many copies, as
+    `wanted`, on its ranks as far as `now` has them there."""
     found, traffic = wanted.copy(), problem.classes.traffic_bytes(problem.workload)
     node_of = np.array(problem.topology.node_of)
     for node in range(problem.topology.nodes):

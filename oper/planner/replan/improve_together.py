@@ -38,8 +38,8 @@ class _Start(NamedTuple):
 
 
 def better_together(memories: Sequence[OldRows], horizon: float) -> list[Counts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first."""
     now = tuple(each.now for each in memories)
     balance = memories[0].problem.asked.balance
     ranks = memories[0].problem.ranks
@@ -88,7 +88,7 @@ def _starts(memories: Sequence[OldRows], prices: list[Floats]) -> list[_Start]:
 
 
 def _swapped(memories: Sequence[OldRows], start: _Start, prices: list[Floats]) -> Counts | None:
-    """The rows after the swaps that pay; None where a capacity is exceeded."""
+    """Return the rows after the swaps that pay; None if a capacity is exceeded."""
     swappable = []
     for old, counts, price in zip(memories, start.counts, prices, strict=True):
         problem, sets, counts = old.problem, old.locator.holder_sets, counts.copy()

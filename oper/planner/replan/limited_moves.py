@@ -66,7 +66,7 @@ class OldPlacement(Protocol):
 
     @property
     def now(self) -> Counts:
-        """With no moves but those that must be made."""
+        """Counts after only the moves that must be made."""
 
     @property
     def like_fresh(self) -> Counts:
@@ -76,7 +76,7 @@ class OldPlacement(Protocol):
         """Return the counts worth moving to within so many iterations, best first."""
 
     def link_bytes(self, counts: Counts) -> float:
-        """The bytes over links that lead there from the old plan."""
+        """Return the bytes over links that lead there from the old plan."""
 
     def aimed(self, counts: Counts) -> float:
         """Return the objective of a plan with these counts, in seconds."""
@@ -94,7 +94,7 @@ class CurvePoint:
 
 
 class _Found(NamedTuple):
-    """A placement: what it takes to get there, and what plans make small."""
+    """Placement: the bytes over links that lead to it, and its objective."""
 
     link_bytes: float
     aimed: float
@@ -135,7 +135,8 @@ class LimitedMoves:
         return _Found(self._old.link_bytes(counts), self._old.aimed(counts), counts)
 
     def _within(self, most_bytes: float) -> list[Counts]:
-        """Placements better than the one without moves, for at most so many bytes, best first."""
+        """Return placements better than the one without moves, for at most `most_bytes`, best
+        first."""
         least, aimed = self._least_bytes, self._old.aimed
         fit = [each.counts for each in self._found if each.link_bytes <= most_bytes]
         # Of few rows fewer may gain more, as the others are on the way to being even.
@@ -168,7 +169,8 @@ class LimitedMoves:
         return self._old.link_bytes(self._old.now)
 
     def _parts_between(self, most_bytes: float) -> list[Counts]:
-        """A part of the moves from the last placement that takes no more bytes to the next."""
+        """Return a part of the moves from the last placement that takes no more bytes to the
+        next."""
         if most_bytes not in self._between:
             self._between[most_bytes] = [
                 part
@@ -179,14 +181,15 @@ class LimitedMoves:
         return self._between[most_bytes]
 
     def _cut(self, most_bytes: float) -> list[Counts]:
-        """The moves to the plan from scratch, cut to so many bytes."""
+        """Return the moves to the plan from scratch, cut to so many bytes."""
         if most_bytes not in self._cuts:
             parts = self._parts(self._old.now, self._old.like_fresh, most_bytes)
             self._cuts[most_bytes] = list(parts)
         return self._cuts[most_bytes]
 
     def _parts(self, before: Counts, after: Counts, most_bytes: float) -> Iterator[Counts]:
-        """The most of the moves from one placement to another, evenly and hottest rows first."""
+        """Yield the most of the moves from one placement to another, evenly and hottest rows
+        first."""
         if self._old.link_bytes(after) <= most_bytes:
             yield after
             return
@@ -221,7 +224,7 @@ class _Moves:
         self._hottest_first = hottest_first
 
     def part(self, share: float) -> PricedCounts | None:
-        """The rows after a share of the moves; None where a capacity is exceeded."""
+        """Return the rows after a share of the moves; None if a capacity is exceeded."""
         problem, sets, _ = self._memory
         rows = self._flows.rows
         ends = np.cumsum(rows)

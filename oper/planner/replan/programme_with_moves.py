@@ -58,7 +58,8 @@ class FreeMoves:
 
     @staticmethod
     def of(problem: ClassProblem) -> "FreeMoves":
-        """By the AllReduce method with which the slowest rank takes the least time."""
+        """Return the best placement by the AllReduce method with which the slowest rank takes the
+        least time."""
         methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
         aim, limits = problem.asked.balance, (problem.capacity_bytes, problem.budget_bytes)
         found = []
@@ -110,7 +111,7 @@ class WantedRows:
 
 
 def counts_by_programme(memories: Sequence[MovableRows]) -> list[WantedRows]:
-    """The rows wanted in each holder set of each memory."""
+    """Return the rows wanted in each holder set of each memory."""
     programme = _Programme(memories)
     shares, times_price = programme.solve()
     return [
@@ -150,7 +151,7 @@ class _Pairs:
         self.stay = np.eye(len(sets))[self.before]
 
     def whole_rows(self, shares: Floats) -> Ints:
-        """Rows [C, K] by the shares of each pair's."""
+        """Return the rows [C, K] by the shares of each pair's."""
         problem, sets, counts, _, free = self.of
         row_class, before = np.nonzero(counts)
         traffic = problem.classes.traffic_bytes(problem.workload)[row_class]
@@ -183,7 +184,7 @@ class _Pairs:
         return self.in_all(self.rows[pair, None] * self.uses[self.bucket[pair], after])
 
     def in_all(self, uses: Floats) -> Floats:
-        """Uses of this memory's limits as uses of all, in the last axis."""
+        """Return uses of this memory's limits as uses of all, in the last axis."""
         every = np.zeros((*uses.shape[:-1], self.limits_in_all))
         every[..., self.at] = uses
         return every
@@ -219,8 +220,8 @@ class _Programme:
             self.pairs.append(_Pairs(of, mine, at, len(self.limit)))
 
     def solve(self) -> tuple[list[Floats], float]:
-        """The shares of each pair's rows that go to each holder set, [pairs, K] of each memory, and
-        how many times its price a further move must gain."""
+        """Return the shares of each pair's rows that go to each holder set, [pairs, K] of each
+        memory, and how many times its price a further move must gain."""
         stay = [pairs.stay for pairs in self.pairs]
         best = self._all_that_pay()
         if best is None:
@@ -236,7 +237,7 @@ class _Programme:
         return (best.shares, 1.0) if least is None else (least.shares, least.times_price)
 
     def _all_that_pay(self) -> "_Optimum | None":
-        """The optimum over all columns; None where the solver has none."""
+        """Return the optimum over all columns; None if the solver has none."""
         best, best_bound, best_dual = None, -np.inf, None
         for _ in range(_ROUNDS):
             found = self._optimum()
@@ -265,8 +266,8 @@ class _Programme:
         return float(dot(self.first.weights, -(self.aims * np.asarray(uses)[:, None]).min(axis=0)))
 
     def _optimum(self, most: float | None = None) -> "_Optimum | None":
-        """The optimum over the columns so far, or the one with the least moves of those that make
-        the aim at most `most`; None where the solver has none."""
+        """Return the optimum over the columns so far, or the one with the least moves of those that
+        make the aim at most `most`; None if the solver has none."""
         columns = [np.nonzero(pairs.columns) for pairs in self.pairs]
         uses = np.concatenate([pairs.uses_of_columns() for pairs in self.pairs])
         first_pair = np.cumsum([0, *(len(pairs.rows) for pairs in self.pairs)])

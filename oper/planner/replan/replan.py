@@ -55,9 +55,9 @@ def replan(
     plan's record has the digest of an old one's folder. `report` is called with the name of each
     step as it begins.
 
-    Raises OperError where a table of the plan and the profile changed otherwise, `horizon` is below
-    1, the ranks cannot hold the tables, more than `max_move` has to move, or a plan with a tier is
-    to have other tables, ranks or limits.
+    Raises OperError if a table of the plan and the profile changed otherwise, `horizon` is below 1,
+    the ranks cannot hold the tables, more than `max_move` has to move, or a plan with a tier is to
+    have other tables, ranks or limits.
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
@@ -125,7 +125,8 @@ def _wanted(
 
 
 def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float | None:
-    """The bytes that a limit allows; a share is of the tables, with their optimizer's states."""
+    """Return the bytes that a limit allows; a share is of the tables, with their optimizer's
+    states."""
     if given is None:
         return None
     check_type("replan", "max_move", given, int, str)

@@ -72,7 +72,7 @@ class Wanted:
         return replace(self.asked, extra_memory=self.limits.extra_memory, reserve=None)
 
     def stated_in(self, plan: Plan) -> Plan:
-        """The plan with what was asked, and the limits that this led to."""
+        """Return the plan with what was asked, and the limits that this led to."""
         return replace(plan, asked=self.asked, limits=self.limits or plan.limits)
 
 
@@ -85,10 +85,10 @@ def replan_changed(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) for a profile, ranks and limits that need not be the old plan's.
+    """Replan (`replan`, replan.py) for a profile, ranks and limits that need not be the old plan's.
 
-    Raises OperError where a table's rows are no longer the plan's, the ranks cannot hold the
-    tables, the plan has a tier, `horizon` is below 1, or more has to move than the limit allows.
+    Raises OperError if a table's rows are no longer the plan's, the ranks cannot hold the tables,
+    the plan has a tier, `horizon` is below 1, or more has to move than the limit allows.
     """
     check_horizon(horizon)
     if old.tier:
@@ -194,7 +194,7 @@ class _CarriedPlacement:
 
 
 def _check_limit(limit: MoveLimit, must_move: Migration) -> None:
-    """OperError where more has to move than may."""
+    """Raise OperError if more has to move than may."""
     if not limit.allows(must_move.link_bytes):
         most = format_bytes(limit.most_bytes or 0.0)
         raise OperError(
@@ -215,8 +215,8 @@ def _tries(
     horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
-    """Placements that gain something in `horizon` iterations beyond the seconds of what more they
-    copy over links than `now`, those that gain most first."""
+    """Return placements that gain more in `horizon` iterations than the seconds of the copies over
+    links that they add to those of `now`, largest gain first."""
     problem, sets, cost = rows.problem, rows.sets, rows.cost_of_moves
     if isinstance(problem.topology, PooledTopology):
         tries = better_pooled_counts(problem, sets, now, like_fresh.counts, cost, horizon)

@@ -98,8 +98,8 @@ class CarriedOver:
     migration: Migration  # of the rows that had to move
 
     def to_json(self) -> dict[str, Any]:
-        """The field `carried_over` of `oper replan --json`, but the seconds, which depend on the
-        topology."""
+        """Return the field `carried_over` of `oper replan --json`, but the seconds, which depend on
+        the topology."""
         changes = {f"{name}_tables": list(names) for name, names in asdict(self.tables).items()}
         return changes | {"old_ranks": self.old_ranks} | self.migration.to_json()
 
@@ -108,9 +108,9 @@ class CarriedOver:
 class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
 
-    carried_over: what had changed; None where tables, ranks, links and limits are the old plan's.
-    The figures of the old plan are then those of its rows carried over. judgement: predicted steps
-    of these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
+    carried_over: what had changed; None if tables, ranks, links and limits are the old plan's. The
+    figures of the old plan are then those of its rows carried over. judgement: predicted steps of
+    these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
     `new_seconds` and `fresh_seconds` are transfer times, which plans make small.
     """
 
@@ -151,8 +151,8 @@ class Replanned(Summarised):
 
     @property
     def gain_share(self) -> float | None:
-        """The new plan's gain over that of the plan from scratch, in what plans make small; None
-        where that gains nothing."""
+        """Gain of the new plan over that of the plan from scratch, in the objective; None if the
+        latter gains nothing."""
         return _gain_share(*self.aimed)
 
     @property
@@ -162,12 +162,13 @@ class Replanned(Summarised):
 
     @property
     def bytes_share(self) -> float | None:
-        """The bytes it moves over those to the plan from scratch; None where that moves none."""
+        """Bytes that the new plan moves over those of the plan from scratch; None if the latter
+        moves none."""
         fresh = self.fresh_migration.link_bytes
         return self.migration.link_bytes / fresh if fresh > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper replan --json`, but `plan`."""
+        """Return the fields of `oper replan --json`, but `plan`."""
         return {
             "horizon": self.horizon,
             "step_seconds": self.plan.step_time and self.plan.step_time.seconds,
@@ -212,8 +213,8 @@ class OldRows:
 
     @staticmethod
     def of(plan: Plan, problem: Problem, free: FreeMoves | None, fresh: Planned) -> "OldRows":
-        """The rows of a plan, of one memory, by the counts of the problem's profile. They may newly
-        get the holder sets that planning uses, and those of a plan from scratch."""
+        """Return the rows of a plan, of one memory, by the counts of the problem's profile. They
+        may newly get the holder sets that planning uses, and those of a plan from scratch."""
         topology = plan.topology
         sets = candidate_sets(problem, free, fresh.row_placement.holder_sets)
         locator = RowLocator(plan, sets)
@@ -241,12 +242,13 @@ class OldRows:
         return better_counts(self.problem, sets, self.now, cost, horizon, self.free)
 
     def counts_of(self, fresh: Planned) -> Ints:
-        """The rows of a plan from scratch, whose holder sets are among the locator's, [C, K]."""
+        """Return the rows [C, K] of a plan from scratch, whose holder sets are among the
+        locator's."""
         there = RowLocator(assemble(fresh))
         return there.counts_in(self.locator.holder_sets, there.count(self.finder))
 
     def like(self, fresh: Planned) -> PricedCounts:
-        """The rows of a plan from scratch, with what they cost."""
+        """Return the rows of a plan from scratch, with what they cost."""
         counts = self.counts_of(fresh)
         return PricedCounts(counts, price_counts(self.problem, self.locator.holder_sets, counts))
 
@@ -255,7 +257,7 @@ class OldRows:
         return MemoryRows(self.problem, self.locator.holder_sets, self.migration_cost)
 
     def link_bytes(self, counts: Ints) -> float:
-        """The bytes over links that lead to rows `counts` [C, K]."""
+        """Return the bytes over links that lead to rows `counts` [C, K]."""
         holds = self.locator.holder_sets.holds.astype(np.int64)
         flows = net_flows(self.now.counts, counts, self.migration_cost)
         return flows.link_bytes(self.problem.classes.m, whole_dot(1 - holds, holds.T))
@@ -265,7 +267,7 @@ class OldRows:
         return Relocation(self.locator.layout, RowMoves.none())
 
     def relocated(self, found: PricedCounts) -> Relocation:
-        """Rows and slots with which each holder set has the rows of `found`."""
+        """Return the rows and slots with which each holder set has the rows of `found`."""
         if found is self.now:
             return self.unmoved
         return relocate(
@@ -290,7 +292,7 @@ class OldRows:
         old_digest: str,
         seconds: dict[str, float],
     ) -> Replanned:
-        """The plan with the rows of `best`, beside one from scratch."""
+        """Return the plan with the rows of `best`, beside one from scratch."""
         topology, locator, now = self.plan.topology, self.locator, self.now
         sets = locator.holder_sets
         moves = relocation.moves
@@ -370,9 +372,9 @@ def replan_one_memory(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) of a plan without a tier.
+    """Replan (`replan`, replan.py) a plan without a tier.
 
-    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    Raises OperError if plan and profile are of different tables, or `horizon` is below 1.
     """
     check_horizon(horizon)
     check_tables(plan, profile)
@@ -428,8 +430,8 @@ def assemble_replanned(
     fresh: Planned,
     record: ReplanRecord,
 ) -> Plan:
-    """The plan of a layout, with its figures under the new counts, for the tables and ranks of the
-    plan `of`; the certificate's bound is that of the plan from scratch."""
+    """Return the plan of a layout, with its figures under the new counts, for the tables and ranks
+    of the plan `of`; the certificate's bound is that of the plan from scratch."""
     priced = with_vectors_of(problem, sets, best.counts)
     profile, classes, ranks = problem.profile, problem.classes, problem.ranks
     scan = scan_marked(

@@ -80,9 +80,9 @@ def replan_with_tier(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) of a plan with a tier.
+    """Replan (`replan`, replan.py) a plan with a tier.
 
-    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    Raises OperError if plan and profile are of different tables, or `horizon` is below 1.
     """
     check_horizon(horizon)
     check_tables(plan, profile)
@@ -186,7 +186,7 @@ class _Moves:
         relocations: Sequence[Relocation],
         chosen: tuple[bool, ...],
     ) -> "_Moves":
-        """The moves in the memories that are `chosen`."""
+        """Return the moves in the memories that are `chosen`."""
         still = _Moves.none(old)
         return _Moves(
             tuple(
@@ -204,7 +204,7 @@ class _Moves:
         return any(len(relocation.moves.entries) for relocation in self.relocations)
 
     def net_gain(self, old: Sequence[OldRows], horizon: int) -> float:
-        """Seconds gained in the horizon beyond what the moves take."""
+        """Return the seconds gained in the horizon beyond what the moves take."""
         balance = old[0].problem.asked.balance
         before = aimed_of_all([of.now.cost for of in old], balance)
         gain = before - aimed_of_all([of.cost for of in self.counts], balance)
@@ -223,8 +223,8 @@ def _joined(
     certificate: Certificate,
     seconds: dict[str, float],
 ) -> ReplannedWithTier:
-    """The parts, of the tables with these numbers, as one; the bound of `certificate` is that of
-    the plan from scratch."""
+    """Return the parts, of the tables with these numbers, as one; the bound of `certificate` is
+    that of the plan from scratch."""
     first, unmoved = parts[0], [part.unmoved() for part in parts]
     moves = RowMoves(
         np.concatenate(
@@ -294,7 +294,7 @@ def _added(of_parts: list[Migration]) -> Migration:
 
 
 def _whole_rows(old: Plan, part: Replanned, tables: Ints) -> Any:
-    """The moves of a part by the global ids of all tables."""
+    """Return the moves of a part by the global ids of all tables."""
     entries = part.moves.entries.copy()
     before = offsets(part.plan.tables)
     table = np.searchsorted(before, entries["row"], side="right") - 1

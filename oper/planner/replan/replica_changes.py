@@ -41,8 +41,8 @@ class ReplicaChanges:
     mean_seconds: float  # what all rows' part of the mean T becomes, moves included
 
     def apply(self, counts: Ints) -> tuple[Ints, Ints]:
-        """Counts [C, K] after the changes, without the rows given up as replicas, and those by
-        class and former column [C, K]."""
+        """Return the counts [C, K] after the changes, without the rows given up as replicas, and
+        those by class and former column [C, K]."""
         counts, dropped = counts.copy(), np.zeros_like(counts)
         np.subtract.at(counts, (self.row_class, self.before), self.rows)
         single = self.after < 0
@@ -53,7 +53,8 @@ class ReplicaChanges:
 
 
 def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Floats:
-    """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
+    """Return v[c, k]: a row's part of the mean T over ranks, [C, K], without the latency of
+    `method`."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     charges = Charges.of(topology)
     seconds = classes.traffic(topology, workload).mean_set_seconds(sets)
@@ -71,8 +72,8 @@ def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
 def choose_replicas(
     problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, method: Method
 ) -> ReplicaChanges:
-    """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
-    iteration, within the budget of extra memory."""
+    """Return the changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per
+    byte and iteration, within the budget of extra memory."""
     ranks, m = problem.topology.ranks, problem.classes.m
     several = np.arange(ranks, len(sets))
     v = mean_seconds(problem, sets, method)

@@ -16,17 +16,17 @@ from oper.planner.problem.problem import ClassProblem
 
 
 def aimed_at(problem: ClassProblem, cost: Cost) -> Floats:
-    """T of the ranks, [M], or C of the ordered pairs of ranks, [M·M]."""
+    """Return T of the ranks, [M], or C of the ordered pairs of ranks, [M·M]."""
     return cost.link_seconds.ravel() if problem.asked.balance == "link" else cost.rank_seconds
 
 
 def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
-    """The largest of them."""
+    """Return the objective of a placement: the largest of `aimed_at`."""
     return float(aimed_at(problem, cost).max())
 
 
 def aimed_of_all(costs: Sequence[Cost], balance: str) -> float:
-    """The largest of them where rows of several memories, of these costs, add up."""
+    """Return the objective of rows in several memories, whose costs add up."""
     name = "link_seconds" if balance == "link" else "rank_seconds"
     return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
 

@@ -60,7 +60,8 @@ def even_many_ranks(search: SwapSearch, topology: Topology) -> None:
 
 
 def targets(seconds: Floats, movable: Floats, node_of: Ints, a: float, b: float) -> Targets:
-    """The δ [M] of the least largest T: a rank can give up `movable` [M] of its traffic at most.
+    """Return the δ [M] of the least largest T: a rank can give up `movable` [M] of its traffic at
+    most.
 
     Within a largest time θ a node's Δ is at least what its hottest rank needs and at most what its
     ranks can take together; θ is possible if the least sum to at most 0 and the most to at least 0.
@@ -105,8 +106,8 @@ def targets(seconds: Floats, movable: Floats, node_of: Ints, a: float, b: float)
 
 
 def _nearest(low: Floats, high: Floats, total: float) -> Floats:
-    """Values in [low, high] that sum to `total` as far as they can, all moved from the one nearest
-    to 0 by the same share of their room."""
+    """Return values in [low, high] that sum to `total` as far as they can, all moved from the one
+    nearest to 0 by the same share of their room."""
     values: Floats = np.clip(np.zeros(len(low)), low, high)
     short = total - float(values.sum())
     room = high - values if short > 0 else values - low

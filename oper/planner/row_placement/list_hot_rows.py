@@ -46,7 +46,7 @@ class Cuts:
 def make_cuts(
     classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, reserve_share: float
 ) -> Cuts:
-    """The least cuts that list at least `wanted[c]` rows of each class, and, beside the
+    """Return the least cuts that list at least `wanted[c]` rows of each class, and, beside the
     `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
     tables = len(width_of_table)
     cut = np.full(tables, np.iinfo(np.int64).max)
@@ -84,7 +84,8 @@ def make_cuts(
 
 
 def listed_by_table(classes: Classes, cuts: Cuts, of_width: NDArray[np.bool_]) -> Ints:
-    """Listed rows of each table, [T]; 0 for tables that are not marked in `of_width` [T]."""
+    """Return the listed rows of each table, [T]; 0 for tables that are not marked in `of_width`
+    [T]."""
     listed = np.zeros(len(of_width), dtype=np.int64)
     table, accesses = classes.entry_table, classes.accesses[classes.entry_class]
     above = of_width[table] & (accesses > cuts.cut[table])
@@ -104,7 +105,7 @@ class StripeOrders:
 
     @staticmethod
     def of(stripes: Sequence[Stripes], width_of_table: Ints) -> "StripeOrders":
-        """The orders of `stripes`, which are one for each width."""
+        """Return the orders of `stripes`, which are one for each width."""
         rotation = np.stack([s.rotation for s in stripes])
         return StripeOrders(
             [s.order for s in stripes],

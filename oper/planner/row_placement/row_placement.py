@@ -6,9 +6,9 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
    quota lists some of the rows with exactly as many accesses.
 2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
    the coldest listed rows, so that memory is even to one row of each width.
-3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
-to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
-the rows that ranks serve where all share one memory.
+3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and sums the stripes.
+4. Swaps (`swaps.py`) even out T against these exact sums; and, if all ranks share one memory, the
+   rows that ranks serve, as far as that leaves T unchanged.
 
 Where a read costs its reader the same wherever the row is, T depends on gradients alone, in
 inference on nothing. Rows of equal width and equal gradients are then interchangeable, and are
@@ -107,8 +107,8 @@ def place_rows(
 def with_counts(
     problem: Problem, placement: RowPlacement, counts: Ints, swaps: int
 ) -> RowPlacement:
-    """The placement with other `counts` [C, G] of its listed rows, after so many more rounds of
-    swaps."""
+    """Return the placement with other `counts` [C, G] of its listed rows, after so many more rounds
+    of swaps."""
     striped = stripe_sums(problem, placement.scan)
     more = len(placement.holder_sets) - problem.ranks
     sums = problem.classes.sums(counts) + striped.append(
@@ -126,7 +126,7 @@ def _make_stripes(
     cuts: Cuts,
     width_of_table: Ints,
 ) -> list[Stripes]:
-    """The stripes of each width, in proportion to the memory that each rank has left."""
+    """Return the stripes of each width, in proportion to the memory that each rank has left."""
     classes, ranks = problem.classes, problem.ranks
     replicas = replica_bytes(classes, sets, counts[:, ranks:])
     striped = classes.rows - cuts.listed
@@ -162,7 +162,7 @@ def even_out(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> 
 
 
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
-    """The sums of the striped rows on each rank, [M], from what the scan found.
+    """Return the sums of the striped rows on each rank, [M], from what the scan found.
 
     R is linear in the accesses that are expected when fetches are raw or pooled, and is D
     otherwise, so both follow from Σ expected accesses and Σ D per table and rank; what nodes touch
@@ -275,8 +275,9 @@ def even_rows_served(
     counts: Ints,
     rows_served: Floats,
 ) -> int:
-    """Swap rows of `counts` [C, G], in place; the number of rounds. `directions` are those of reads
-    and, in training, of gradients; `rows_served` [M] is by each rank, changed in place."""
+    """Swap rows of `counts` [C, G], in place, and return the number of rounds. `directions` are
+    those of reads and, in training, of gradients; `rows_served` [M] is by each rank, changed in
+    place."""
     reads, *gradients = directions
     if (np.ptp(reads.columns, axis=0) > _ROUNDING * reads.columns.max(axis=0)).any():
         return 0

@@ -90,7 +90,7 @@ def place_at_homes(
 
 
 def _width_of_tables(problem: Problem) -> Ints:
-    """The index of each table's width, [T]."""
+    """Return the index of each table's width, [T]."""
     classes = problem.classes
     width = np.zeros(len(problem.profile.tables), dtype=np.int64)
     width[classes.entry_table] = classes.width[classes.entry_class]
@@ -98,8 +98,8 @@ def _width_of_tables(problem: Problem) -> Ints:
 
 
 def _split(rows: Ints, shares: Floats, traffic: Floats, hot: NDArray[np.bool_]) -> Ints:
-    """Rows of each class on each rank, [C, M], by `shares` [C, M]: whole rows that are hot go one
-    by one to the rank with least traffic for its share, most first."""
+    """Return the rows of each class on each rank, [C, M], by `shares` [C, M]: whole rows that are
+    hot go one by one to the rank with least traffic for its share, most first."""
     counts = np.zeros(shares.shape, dtype=np.int64)
     load = np.zeros(shares.shape[1])
     hottest = np.flatnonzero(hot & (rows > 0))

@@ -46,7 +46,7 @@ def make_stripes(shares: Floats, table_rows: Ints) -> Stripes:
 
 
 def period(shares: Floats) -> NDArray[np.uint16]:
-    """The pattern [P] in which any stretch holds each rank in proportion to its share."""
+    """Return the pattern [P] in which any stretch holds each rank in proportion to its share."""
     ranks = len(shares)
     if not shares.sum():
         shares = np.ones(ranks)

@@ -58,8 +58,8 @@ class Swapped(NamedTuple):
 
 
 def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, ...]]:
-    """The directions of memories, with some that move nothing where one has fewer: no relay reads
-    rows of the tier."""
+    """Return the directions of memories, with some that move nothing where one has fewer: no relay
+    reads rows of the tier."""
     most = max(map(len, of_each))
     found = []
     for directions in of_each:

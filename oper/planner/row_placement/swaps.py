@@ -62,8 +62,8 @@ class _Pair(NamedTuple):
 
 
 def set_by_set(counts: Ints) -> Ints:
-    """A copy of `counts` [C, G] as the search reads it, the rows of a holder set one after the
-    other."""
+    """Return a copy of `counts` [C, G] as the search reads it, the rows of a holder set one after
+    the other."""
     found = np.empty(counts.shape, dtype=np.int64, order="F")
     for first in range(0, len(counts), _COPIED_CLASSES):
         part = slice(first, first + _COPIED_CLASSES)
@@ -126,7 +126,7 @@ class SwapSearch:
         self.seconds[:] = best_seconds
 
     def move(self, source: int, target: int, traffic_bytes: float) -> float:
-        """Move about `traffic_bytes` from one set to another by swaps; how much it was."""
+        """Move about `traffic_bytes` from one set to another by swaps; return the bytes moved."""
         swaps = self._best_swaps(source, target, traffic_bytes)
         moved = sum(k * float(self.traffic_bytes[a] - self.traffic_bytes[b]) for a, b, k in swaps)
         self._swap(source, target, swaps)
@@ -171,8 +171,8 @@ class SwapSearch:
         self._stale[[g, h]] = True
 
     def _pairs(self, sharpness: float) -> list[_Pair]:
-        """Pairs of holder sets, most gain first, with the traffic to move: at the least of the
-        smooth maximum along the pair, which is convex in x, by bisection of its slope."""
+        """Return pairs of holder sets, largest gain first, with the traffic to move: at the least
+        of the smooth maximum along the pair, which is convex in x, by bisection of its slope."""
         pressure = _pressure(self.seconds, sharpness)
         along = dot(pressure, self._columns_by_rank)
         source, target = _ends(along)
@@ -204,7 +204,7 @@ class SwapSearch:
         return np.asarray((heaviest[:, :, None] > lightest[:, None, :]).any(axis=0))
 
     def _reach_between(self, source: Ints, target: Ints) -> Floats:
-        """The most that a byte moved from a source to a target changes a rank's time by."""
+        """Return the largest change of a rank's time by a byte moved from a source to a target."""
         pairs = np.ix_(source, target)
         new = self._reach[pairs] < 0
         of, to = source[new.any(axis=1)], target[new.any(axis=0)]
@@ -214,7 +214,7 @@ class SwapSearch:
         return self._reach[pairs]
 
     def _note_extremes(self, g: int) -> None:
-        """Most and least traffic of a row of each width in set g."""
+        """Note the most and the least traffic of a row of each width in set g."""
         self._stale[g] = False
         for w, order in enumerate(self._order):
             held = order[self.counts[order, g] > 0]  # traffic ascends
@@ -222,7 +222,7 @@ class SwapSearch:
             self._lightest[w, g] = self.traffic_bytes[held[0]] if len(held) else np.inf
 
     def _best_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
-        """Swaps of rows of g for rows of h that move about `amount` of traffic.
+        """Return the swaps of rows of g for rows of h that move about `amount` of traffic.
 
         One that comes near it if there is one, else the rows of g with most traffic that do not
         exceed it for the rows of h with least.
@@ -260,8 +260,8 @@ class SwapSearch:
         return self._many_swaps(g, h, amount)
 
     def _many_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
-        """The rows of g with most traffic for those of h with least, width by width, up to `amount`
-        in all."""
+        """Return the rows of g with most traffic for those of h with least, width by width, up to
+        `amount` in all."""
         swaps: list[Swap] = []
         for order in self._order:
             heavy = order[self.counts[order, g] > 0][::-1].tolist()
@@ -296,7 +296,7 @@ def _largest(values: Floats, most: int) -> Ints:
 
 
 def _ends(along: Floats) -> tuple[Ints, Ints]:
-    """The sets that traffic should leave and those it should go to, each by number."""
+    """Return the sets that traffic should leave and those it should go to, each by number."""
     if len(along) <= _SETS_TRIED:
         return np.arange(len(along)), np.arange(len(along))
     order = np.argsort(-along, kind="stable")
@@ -304,7 +304,7 @@ def _ends(along: Floats) -> tuple[Ints, Ints]:
 
 
 def _pressure(seconds: Floats, sharpness: float) -> Floats:
-    """The gradient of the smooth maximum over the last axis."""
+    """Return the gradient of the smooth maximum over the last axis."""
     raised = exp(sharpness * (seconds - seconds.max(axis=-1, keepdims=True)))
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 

@@ -49,9 +49,9 @@ class CarriedLayout:
     def of(
         old: Plan, tables: tuple[Table, ...], sets: HolderSets, read_prices: Floats
     ) -> "CarriedLayout":
-        """The rows of a plan without a tier. Ranks read a row from where the first of the holder
-        `sets` [K, M] with its holders has them read; where none has, where `read_prices` [reader,
-        source] make it the cheapest."""
+        """Return the carried layout of the rows of a plan without a tier. Ranks read a row by the
+        sources of the first of the holder `sets` [K, M] with its holders; without such a set, from
+        the holder that `read_prices` [reader, source] make the cheapest."""
         carrier = _Carrier(old, tables, sets, read_prices)
         return CarriedLayout(carrier.layout(), carrier.tables, len(tables), sets.holds.shape[1])
 
@@ -61,7 +61,8 @@ class CarriedLayout:
         return self.layout.ranks - 1
 
     def cut(self, layout: Layout) -> Layout:
-        """The new tables and ranks of a layout of all, in which their rows are on these ranks."""
+        """Return the new tables and ranks of a layout of all, in which their rows are on these
+        ranks."""
         part = select_layout(layout, np.arange(self.new_tables))
         group, position = unpack_codes(part.codes, len(part.group_width))
         used, group = np.unique(group, return_inverse=True)
@@ -82,7 +83,7 @@ class CarriedLayout:
 
 
 def padded(sets: HolderSets, ranks: int) -> HolderSets:
-    """The sets on more ranks, which hold nothing and read from the first holder."""
+    """Return the sets on more ranks, which hold nothing and read from the first holder."""
     more = ranks - sets.holds.shape[1]
     first = np.repeat(sets.holds.argmax(axis=1)[:, None], more, axis=1)
     return HolderSets(
@@ -125,7 +126,7 @@ class _Carrier:
         self._width_of[: len(new)] = of_new.of_table
 
     def layout(self) -> Layout:
-        """The layout, in which all rows of the old plan are at their slots."""
+        """Return the layout, in which all rows of the old plan are at their slots."""
         old = self._old.layout
         rows = _Rows(self._ids(listed_rows(old)), *old.listed_places())
         unstriped = (self._rows_of_gone_ranks(), self._new_rows())
@@ -179,13 +180,14 @@ class _Carrier:
         return rows
 
     def _ids(self, old_ids: Ints) -> Ints:
-        """The ids among all tables of rows of the old plan, [N], by their ids there; in order."""
+        """Return the ids among all tables of rows of the old plan, [N], by their ids there; in
+        order."""
         first = offsets(self._old.tables)
         table = np.searchsorted(first, old_ids, side="right") - 1
         return np.asarray(old_ids - first[table] + self._first[self._number[table]])
 
     def _groups(self) -> tuple[Ints, HolderSets, Ints]:
-        """Width [G], holders and sources, and first slots [G, ranks] of the groups."""
+        """Return the width [G], holders and sources, and first slots [G, ranks] of the groups."""
         old = self._old.layout
         holds = np.zeros((len(old.holds), self._all_ranks), dtype=bool)
         holds[:, : old.ranks] = old.holds
@@ -219,12 +221,12 @@ class _Carrier:
         return HolderSets(source.astype(np.uint16), holds)
 
     def _group(self, width: Ints, rank: Ints) -> Ints:
-        """The group of a rank that is gone, or nowhere."""
+        """Return the group of a rank that is gone, or nowhere."""
         of_rank = self._all_ranks - self._ranks
         return np.asarray(len(self._old.layout.group_width) + width * of_rank + rank - self._ranks)
 
     def _rows_of_gone_ranks(self) -> _Rows:
-        """The rows that are in stripes of such ranks."""
+        """Return the rows that are in stripes of such ranks."""
         found = [_Rows(*np.zeros((3, 0), dtype=np.int64))]
         locator = RowLocator(self._old)
         if self._ranks >= self._old.ranks:
@@ -239,8 +241,8 @@ class _Carrier:
         return _Rows(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
     def _unstriped(self, stripe_bitmap: NDArray[np.uint64]) -> Ints:
-        """The rows, by their ids in the old plan, that its stripes do not count, and those that
-        they count at ranks that are gone, though they have been listed since."""
+        """Return the rows, by their ids in the old plan, that its stripes do not count, and those
+        that they count at ranks that are gone, though they have been listed since."""
         old = self._old.layout
         stripes = replace(old, bitmap=stripe_bitmap, stripe_bitmap=None)
         never, listed = listed_rows(stripes), listed_rows(old)
@@ -252,7 +254,7 @@ class _Carrier:
         return np.concatenate(found)
 
     def _new_rows(self) -> _Rows:
-        """The rows that the old plan does not have, which are the last of their tables."""
+        """Return the rows that the old plan does not have, which are the last of their tables."""
         new = self._new_rows_of_table
         table = np.repeat(np.arange(len(self.tables)), new)
         number = np.arange(len(table)) - np.repeat(np.cumsum(new) - new, new)
@@ -263,14 +265,14 @@ class _Carrier:
         return _Rows(row, self._group(width, np.full(len(table), self._all_ranks - 1)), position)
 
     def _without_gone_ranks(self, order: NDArray[np.uint16]) -> tuple[NDArray[np.uint16], Ints]:
-        """A pattern without the steps of those ranks, and how many are left before each step. A
-        pattern that has none left keeps a step, which no row is at."""
+        """Return a pattern without the steps of those ranks, and how many are left before each
+        step. A pattern that has none left keeps a step, which no row is at."""
         left = order < self._ranks
         before = np.cumsum(left) - left
         return (order[left] if left.any() else np.zeros(1, np.uint16)), before
 
     def _bitmap(self, rows: list[Ints]) -> NDArray[np.uint64]:
-        """The bitmap in which these rows are marked."""
+        """Return the bitmap in which these rows are marked."""
         row, first_line = np.concatenate(rows), self._line_offset
         table = np.searchsorted(self._first, row, side="right") - 1
         line, bit = np.divmod(row - self._first[table], ROWS_PER_LINE)

@@ -23,8 +23,8 @@ class Flows:
     rows: Ints
 
     def link_bytes(self, row_bytes: Floats, copies: Ints) -> float:
-        """The bytes over links of rows of `row_bytes` [C], where `copies[k, l]` ranks copy a row
-        that goes from column k to column l."""
+        """Return the bytes over links of rows of `row_bytes` [C], where `copies[k, l]` ranks copy a
+        row that goes from column k to column l."""
         return float(dot(self.rows * row_bytes[self.row_class], copies[self.before, self.after]))
 
 
@@ -38,8 +38,8 @@ class _Flow(NamedTuple):
 
 
 def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
-    """The least changes that lead from rows `old` to `new`, both [C, K]: as many rows of each class
-    as can stay do, and the others go the cheapest ways first."""
+    """Return the least changes that lead from rows `old` to `new`, both [C, K]: as many rows of
+    each class as can stay do, and the others go the cheapest ways first."""
     changed = np.flatnonzero((old != new).any(axis=1))
     delta = new[changed] - old[changed]
     surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)

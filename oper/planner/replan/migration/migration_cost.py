@@ -27,7 +27,7 @@ class MigrationCost:
 
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
-        """Between the columns of two placements."""
+        """Return the cost between the columns of two placements."""
         return MigrationCost.by_links(before, after, Charges.of(topology).link_seconds)
 
     @staticmethod
@@ -67,7 +67,8 @@ class Migration:
         return float(np.trace(self.bytes_by_link))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper replan --json`, but `seconds`, which depend on the topology."""
+        """Return the fields of `oper replan --json`, but `seconds`, which depend on the
+        topology."""
         return {
             "moved_rows": self.rows,
             "moved_bytes": self.link_bytes,
@@ -79,8 +80,8 @@ class Migration:
 
 
 def with_gone_ranks(prices: Floats, sources: int) -> Floats:
-    """Seconds per byte [M, sources] from ranks that are gone as well. No topology has their links:
-    a rank reads from them as from the rank that it is the dearest for it to read from."""
+    """Return the seconds per byte [M, sources] from ranks that are gone as well. No topology has
+    their links: a rank reads from them as from the rank that is the dearest for it to read from."""
     gone = np.repeat(prices.max(axis=1, keepdims=True), sources - len(prices), axis=1)
     return np.concatenate([prices, gone], axis=1)
 
@@ -96,8 +97,8 @@ class MovedRows(NamedTuple):
 def link_bytes(
     moved_bytes: Floats, before: HolderSets, after: HolderSets, cost: MigrationCost
 ) -> NDArray[np.float64]:
-    """Bytes that each rank copies from each other, [M, M] (reader by source), when rows of
-    `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`, as `cost` has
+    """Return the bytes that each rank copies from each other, [M, M] (reader by source), when rows
+    of `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`, as `cost` has
     them go."""
     ranks = before.holds.shape[1]
     matrix = np.zeros((ranks, ranks))

@@ -50,8 +50,9 @@ class NewArenas:
     def of(
         locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints, one_slot: Flags
     ) -> "NewArenas":
-        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C];
-        `one_slot` [K] says whether all holders have a row at one slot."""
+        """Return the arenas for rows `before` and `after` [C, K], of classes of widths
+        `width_of_class` [C]. `one_slot` [K] marks the columns whose holders all have a row at one
+        slot."""
         sets = locator.holder_sets
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
@@ -85,7 +86,7 @@ class NewArenas:
 
 
 def _replica_tops(layout: Layout) -> Ints:
-    """The end of the last replica's slot, [W, M]."""
+    """Return the end of the last replica's slot, [W, M]."""
     group, position = layout.listed_places()
     last = np.full(len(layout.group_width), -1, dtype=np.int64)
     np.maximum.at(last, group, position)
@@ -100,7 +101,8 @@ def _replica_tops(layout: Layout) -> Ints:
 def _make_blocks(
     sets: HolderSets, one_slot: Flags, top: Ints, rows: Ints
 ) -> tuple[list[ReplicaBlock], Ints]:
-    """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; the ends of them, [M]."""
+    """Return blocks for `rows[k]` more replicas in column k, behind `top` [M], and their ends,
+    [M]."""
     holds = sets.holds
     columns = [k for k in range(len(top), len(holds)) if rows[k] > 0]
     blocks, top = [], top.copy()

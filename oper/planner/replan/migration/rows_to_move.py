@@ -56,7 +56,7 @@ def changed_rows(
     flows: Flows,
     arenas: NewArenas,
 ) -> ChangedRows:
-    """The rows that change; `counted` [C, K + M] are the rows in the counted columns."""
+    """Return the rows that change; `counted` [C, K + M] are the rows in the counted columns."""
     leaving = _LeavingRows(counted, flows, locator)
     first_row = offsets(tables)
     parts = [
@@ -114,7 +114,7 @@ class _LeavingRows:
         self._column = locator.count_column
 
     def take(self, chunk: Chunk, row_class: NDArray[np.int32]) -> Ints:
-        """The numbers of those of the next rows that leave: the first ones of each class and
+        """Return the numbers of those of the next rows that leave: the first ones of each class and
         column."""
         taken: Ints = (
             native.ops()
@@ -137,7 +137,7 @@ def _find(
     leaving: _LeavingRows,
     arenas: NewArenas,
 ) -> _FoundRows:
-    """The rows of a chunk that change; its table begins at row `first_row`."""
+    """Return the rows of a chunk that change; its table begins at row `first_row`."""
     w = int(locator.layout.width_of_table[chunk.table])
     row_class = finder.find(chunk)
     leaving_rows = leaving.take(chunk, row_class)

@@ -55,7 +55,7 @@ class NewGroups:
         return Groups(np.array(self.width, dtype=np.int64), sets, np.stack(self.base))
 
     def add(self, w: int, column: int, base: Ints) -> int:
-        """A group of a column's holders, with its first slots `base` [M]."""
+        """Return a group of a column's holders, with its first slots `base` [M]."""
         self.width.append(w)
         self.source.append(self._groups.source[column])
         self.holds.append(self._groups.holds[column])
@@ -63,7 +63,7 @@ class NewGroups:
         return len(self.width) - 1
 
     def by_slot(self, w: int, rank: int) -> int:
-        """The group of a rank's rows whose position is the slot."""
+        """Return the group of a rank's rows whose position is the slot."""
         if (w, rank) not in self._by_slot:
             base = np.where(self._groups.holds[rank], 0, -1)
             self._by_slot[w, rank] = self.add(w, rank, base)
@@ -81,7 +81,7 @@ class SlotAssignment:
         self._new = NewSlots(np.full_like(rows.old_slots, -1), none, none.copy())
 
     def assign(self) -> NewSlots:
-        """The new slots of all rows that change."""
+        """Return the new slots of all rows that change."""
         for w in range(len(self._locator.layout.slots)):
             self._place_owned(w, self._place_replicas(w))
         return self._new
