@@ -41,7 +41,7 @@ class ComparedPlan:
 @dataclass(frozen=True)
 class TableDifference:
     """Rows of a table that other ranks hold, or more or fewer of them. `bytes_changed` are those of
-    the stored rows, with their optimizer state in training, as moving the rows sends them."""
+    the stored rows, with their optimizer state in training, which moving the rows would send."""
 
     table: str
     rows: int
@@ -94,7 +94,7 @@ class PlanDifferences(Summarised):
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
     """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
-    Where the numbers of ranks differ, figures are compared and rows are not. Raise OperError if the
+    If the numbers of ranks differ, figures are compared and rows are not. Raise OperError if the
     plans are for different tables.
     """
     old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)

@@ -1,6 +1,6 @@
 """Facts of a plan: whether it fits, why it has no more copies, what limits it, how links are used.
 
-In: `Plan`. Out: typed facts. They are put into words where they are shown.
+In: `Plan`. Out: typed facts. Displays put them into words.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Facts of a row of a plan: where it is, how often it was read, and why it is there.
+"""Facts of a row of a plan: its place, its reads, and the reason for its place.
 
 Counts are those of the profile that the plan was made from. The plan has none for striped rows, but
 they are at most the smallest count among their table's listed rows; nor for rows on all ranks that

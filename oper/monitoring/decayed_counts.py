@@ -2,9 +2,9 @@
 
 Rank 0 has the counts of the running period, `window`, and of all before it, `before`. When a period
 ends, before becomes window + before / 2. A count c that is halved becomes c / 2, rounded up or down
-at random where c is odd: its mean is exact, it stays a whole number in 4 bytes, and of rows that
-were read once half are forgotten, as if half of the samples had been drawn. So sums of n periods
-weigh as 2 − 2^(1 − n) of them.
+at random if c is odd: its mean is exact, it stays a whole number in 4 bytes, and of rows that were
+read once half are forgotten, as if half of the samples had been drawn. So sums of n periods weigh
+as 2 − 2^(1 − n) of them.
 """
 
 from dataclasses import replace

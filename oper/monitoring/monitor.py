@@ -1,14 +1,14 @@
-"""Watching a live model: each rank counts what its tables are read, and a plan is judged by that.
+"""Watching a live model: each rank counts the reads of its tables, and the counts judge the plan.
 
 with oper.monitor(model, jsonl="run.jsonl") as monitor:
     train(model)
     profile = monitor.profile()  # on rank 0, of all ranks; None on the others
 
-One iteration of every `sample_every` is counted row by row (sampled_iterations.py), beside the
-lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py),
-where older periods come to weigh less (decayed_counts.py). There a thread adds them up, prices the
-running plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for
-it. What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
+One iteration of every `sample_every` is counted row by row (sampled_iterations.py), during the
+lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py), on
+which older periods weigh less (decayed_counts.py). There a thread adds them up, prices the running
+plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for it.
+What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
 """
 
 import os
@@ -201,7 +201,7 @@ class Monitor:
             self._counts_anything = True
 
     def _gather(self) -> list[bytes]:
-        """Bring what the ranks counted to rank 0, in a message of each."""
+        """Gather the ranks' counts on rank 0, in one message per rank."""
         if self._closed:
             raise OperError("the monitor is closed; ask it before, inside its `with`")
         counted = [each.take() for each in self._collections]
@@ -246,13 +246,13 @@ class Monitor:
     # What follows is done in the teller's thread alone.
 
     def _add(self, messages: list[bytes]) -> None:
-        """Add what the ranks counted to the running period."""
+        """Add the ranks' counts to the running period."""
         parts = [unpacked(message, self.plan.tables) for message in messages]
         if any(part.samples for part in parts):
             self._counts.add(parts)
 
     def _total(self, messages: list[bytes]) -> Profile:
-        """Return all that was counted, with what the ranks counted last."""
+        """Return all counts, including the last ones of the ranks."""
         self._add(messages)
         total = self._counts.total()
         if total is None:
@@ -304,8 +304,8 @@ class Monitor:
         )
 
     def _named(self, total: Profile) -> Profile:
-        """Return a profile with where it is from, and the vocabularies of the plan that is
-        monitored, which are read only when they are written or asked for."""
+        """Return a profile with its source, and the vocabularies of the plan that is monitored,
+        which are read only when they are written or asked for."""
         source = {
             "monitored": {"sample_every": self._sampled.every, "periods": self._counts.periods}
         }

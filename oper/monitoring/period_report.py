@@ -1,6 +1,6 @@
 """Report of a monitor on a period: a line of text, a line of JSON, figures for a dashboard.
 
-In: what was predicted, counted and judged. Out: `PeriodReport`. `oper top` reads the JSON lines.
+In: predictions, counts and a judgement. Out: `PeriodReport`. `oper top` reads the JSON lines.
 """
 
 import json

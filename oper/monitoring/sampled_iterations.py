@@ -3,8 +3,8 @@
 Iterations are in blocks of N, and of block b the one is counted whose number follows from b by a
 seeded generator: ranks choose the same ones without talking, and what a script does every so many
 iterations is neither always counted nor never. A row that was counted c times was read about N·c
-times. The relative standard error of that is √((1 − 1/N) / c) where reads of a row are independent,
-and more where they come together in an iteration.
+times. The relative standard error of that is √((1 − 1/N) / c) if reads of a row are independent,
+and more if they come together in an iteration.
 """
 
 import numpy as np

@@ -111,8 +111,8 @@ def counted_traffic(plan: Plan, messages: Sequence[bytes]) -> Traffic:
 
 
 def _own_copies(plan: Plan, found: Mapping[str, Any]) -> Floats:
-    """Return the rows of a batch that each rank reads from its own copies, each once where fetches
-    are distinct, [M]."""
+    """Return the rows of a batch that each rank reads from its own copies, each once if fetches are
+    distinct, [M]."""
     if plan.workload.fetch != "distinct":
         return np.asarray(found["replica_accesses"])
     return np.maximum(found["distinct_rows"] - found["fetched_rows"].sum(axis=1), 0.0)

@@ -4,12 +4,12 @@ In: `Profile`, `Topology`, `Workload`, `PlanSettings`, names of methods. Out: `C
 figures are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and
 link bytes of every rank, how even they are, the predicted iteration, the time to plan, and the
 certified gap. Placements are compared and nothing is written: `seconds` has no layout and no disk
-in it. Where the profile knows what came after its data, the placements are priced on that as well.
+in it. If the profile knows the data that follow its own, the placements are priced on that as well.
 The bound holds for plans within the capacities and the extra memory, so only those have a
-certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
-the least that is nearly as good (least_memory.py).
+certificate. If no memory is asked for, these are the memory of the devices, of which OPER's plan
+uses the least that is nearly as good (least_memory.py).
 
-Where tables are pooled, other methods place rows as without that, and are priced with the vectors
+If tables are pooled, other methods place rows as without pooling, and are priced with the vectors
 that they need then (price_fetched.py). With `auto` each is priced in every way to fetch tables that
 OPER tries (place_by_table.py), and has the shortest iteration of these; a bound is of one way.
 """
@@ -332,14 +332,14 @@ def compare(
 
     A profile may be given by its folder, a topology by its name or file. TorchRec's planner and the
     exact solver, with building its programme, get `limit_seconds` each; a method without a
-    placement (after that time, or where whole partitions do not fit) has a status and a reason, and
-    no cost; so has the exact solver where all tables are to be pooled. `report` is called with each
+    placement (after that time, or if whole partitions do not fit) has a status and a reason, and no
+    cost; so has the exact solver if all tables are to be pooled. `report` is called with each
     method's name when it is done.
 
     Methods may have hyphens for underscores, as texts print them: table-wise.
 
-    Raises OperError for an unknown method, where the capacities cannot hold the tables, or where
-    these cannot be pooled as asked.
+    Raises OperError for an unknown method, if the capacities cannot hold the tables, or if these
+    cannot be pooled as asked.
     """
     check_type("compare", "topology", topology, Topology, Path, str)
     check_type("compare", "workload", workload, Workload)

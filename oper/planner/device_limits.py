@@ -5,9 +5,9 @@ In: a `Problem` whose topology has device memory. Out: `DeviceLimits`. A rank ma
     device memory · (1 - reserve) - step - AllReduce
 
 in rows and optimizer state: the reserve is for the dense part of the model, and the last two terms
-are what a step takes beside rows (oper/cost/step_memory.py), the last of them for the AllReduce of
-the plan's own replicas. More replicas thus leave less room for rows. The most extra memory is that
-at which both fit.
+are the memory of a step in addition to rows (oper/cost/step_memory.py), the last of them for the
+AllReduce of the plan's own replicas. More replicas thus leave less room for rows. The most extra
+memory is the amount at which both fit.
 """
 
 from dataclasses import dataclass, replace
@@ -57,8 +57,8 @@ class DeviceRoom:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """A problem under what its devices hold: `most_extra` is the largest share of extra memory,
-    and `most_allreduce_bytes` what the AllReduce of a rank takes then."""
+    """A problem within the memory of its devices: `most_extra` is the largest share of extra
+    memory, and `most_allreduce_bytes` the memory of a rank's AllReduce then."""
 
     problem: Problem
     room: DeviceRoom
@@ -88,8 +88,8 @@ class DeviceLimits:
         return limits
 
     def free_share(self, part: float) -> float:
-        """Return the share of extra memory that takes `part` of what rows without copies leave
-        free."""
+        """Return the share of extra memory that takes `part` of the memory left free by rows
+        without copies."""
         return round_down(min(part * self._room(0.0), self.problem.ranks - 1.0))
 
     def within(self, extra_memory: float) -> Problem:

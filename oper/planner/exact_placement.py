@@ -1,9 +1,9 @@
 """Small problems: the mixed integer programme over all classes and all holder sets decides.
 
 In: `ClassProblem`, or those of two memories together, the objective reached so far. Out: `Exact`, a
-class placement of each with a bound.
-Drafts round shares of classes, which is near the optimum where there are many rows. With a few
-dozen of them on ranks whose links differ a hundredfold, a single row decides.
+class placement of each with a bound. Drafts round shares of classes, which is near the optimum if
+there are many rows. With a few dozen of them on ranks whose links differ a hundredfold, a single
+row decides.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
 @dataclass(frozen=True)
 class Exact:
     """The best placements that the solver found, one for each memory, if any, and a bound on every
-    placement's objective, 0 where not all holder sets were tried."""
+    placement's objective, 0 if not all holder sets were tried."""
 
     placements: tuple[ClassPlacement, ...] | None
     bound_seconds: float

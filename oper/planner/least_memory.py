@@ -1,16 +1,16 @@
-"""A placement in the memory that is asked for, or, where none is, in as little as is enough.
+"""A placement in the memory that is asked for, or, by default, in as little as is enough.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Where the topology says what
-its devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
-memory (device_limits.py), and uses the least with which the slowest rank takes at most
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. If the topology states the
+memory of its devices and neither a capacity nor the extra memory is given, a plan may use the
+devices' memory (device_limits.py), and uses the least with which the slowest rank takes at most
 TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
 
 Copies of ever colder rows save ever less, so most of the memory would be spent on the last percent.
-Where that is not so, and the percent saves less than LITTLE of the memory that loses no time, a
-plan uses the latter.
+If that is not so, and the percent saves less than LITTLE of the memory that loses no time, a plan
+uses the latter.
 
 This search knows only the rows that are expected to be read, and later data read others. So in
-inference over links, where a copy costs only memory, a plan uses at least the part MODEST of the
+inference over links, in which a copy costs only memory, a plan uses at least the part MODEST of the
 free memory, for copies of whole tables, unread rows included
 (docs/design/copies-of-unread-rows.md).
 

@@ -1,10 +1,10 @@
 """From a profile to a placement of every row: classes, rows, certificate, or a better baseline.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. The steps are those of the
-paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower
-bound that certifies the result. Where the certificate leaves room for a baseline to be better, all
-quick baselines that keep the capacities are priced, and the best one, its rows swapped too, is
-taken if it wins; the plan says which step produced it.
+paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower bound
+that certifies the result. If the certificate leaves room for a better baseline, all quick baselines
+that keep the capacities are priced, and the best one, its rows swapped too, is taken if it wins;
+the plan says which step produced it.
 """
 
 import time
@@ -126,8 +126,8 @@ def make_placement(
     """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
     name of each step as it begins. `by_table` as for `make_problem`.
 
-    Raises CapacityError where the capacities cannot hold the tables, InfeasibleError if no
-    placement was found that keeps all limits.
+    Raises CapacityError if the capacities cannot hold the tables, InfeasibleError if no placement
+    was found that keeps all limits.
     """
     watch = Watch(report)
     with watch("classes"):

@@ -130,8 +130,8 @@ _NO_SAVING = 1e-3
 
 
 def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
-    """Return the warnings as sentences; none where all settings have an effect. `problem` is that
-    of the plan's tables on devices."""
+    """Return the warnings as sentences; none if all settings have an effect. `problem` is that of
+    the plan's tables on devices."""
     workload, topology = plan.workload, plan.topology
     memory_bytes = plan.cost.memory_bytes
     if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory

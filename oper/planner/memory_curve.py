@@ -1,11 +1,11 @@
 """Predicted step over memory: a placement for each of some shares of extra memory.
 
 In: `Planned`. Out: `MemoryCurve`, by memory. The shares go from none to all that the devices hold,
-or, where that does not decide, to a copy of each row on each rank; they end where more memory is
-not used. The placement that was made is one of them. Those of pooled tables are made as it was
-(place_pooled.py). Placements minimise the transfer time, and more copies can lengthen the step: a
-placement with a longer step than one in less memory gives way to the latter, which fits as well. So
-the step never rises with memory.
+or, if that does not decide, to a copy of each row on each rank; they end at the share from which
+more memory is not used. The placement that was made is one of them. Those of pooled tables are made
+as it was (place_pooled.py). Placements minimise the transfer time, and more copies can lengthen the
+step: a placement with a longer step than one in less memory gives way to the latter, which fits as
+well. So the step never rises with memory.
 """
 
 from collections.abc import Callable

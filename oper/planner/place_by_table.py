@@ -1,4 +1,4 @@
-"""Placements in which each table is pooled, or fetched as is usual, by what is shortest.
+"""Placements in which each table is pooled, or fetched as usual, whichever is shorter.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements may be made,
 with no table pooled, with all, and with some. A placement with pooled tables is taken if it makes
@@ -13,7 +13,7 @@ so fewer and more tables are tried as well, by drafts. Tables without pooling ar
 
 Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a
 pooled table a link passes every access in a node and the vectors between nodes, and of a distinct
-one each row once a batch; memories give each row that a rank touches once, as caches have the
+one each row once a batch; memories give each row that a rank touches once, because caches have the
 repeats.
 """
 
@@ -198,7 +198,7 @@ def ways_to_fetch(
 
 
 def usual_way(topology: Topology, workload: Workload) -> Way:
-    """Return the way to fetch tables of which none is pooled, as is usual on the topology."""
+    """Return the usual way to fetch tables on the topology, in which none is pooled."""
     return Way(frozenset(), workload.unpooled(topology.nodes))
 
 

@@ -102,7 +102,8 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
 
 def _certified(found: Planned, other: Planned | None) -> Planned:
     """Return the placement with its certificate on its links: the bound of the `other` placement
-    there if that has the same limits, as a programme's bound takes longer than its placement."""
+    there if that has the same limits, because a programme's bound takes longer than its
+    placement."""
     problem, seconds = found.problem, found.cost.objective_seconds
     if other is not None and _same_limits(problem, other.problem):
         return replace(found, certificate=other.certificate.of(seconds))

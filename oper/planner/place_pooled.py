@@ -1,18 +1,18 @@
 """A placement for pooled fetches: rows of other nodes are added up there, and travel as vectors.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. What a row of another node
-costs depends on how many rows of its bag are there: the more rows are replicated, the fewer are
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. The cost of a row of another
+node depends on the number of rows of its bag there: the more rows are replicated, the fewer are
 left in a bag to be added up, and the more of a vector each of them costs.
 
 On homogeneous ranks copies are chosen table by table (pooled_copies.py), and all other rows of a
-table lie on its home (homes.py). Elsewhere, and in inference beside that, tables are spread over
-all nodes: placement and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are
-found in turns, from both ends: a bag's rows all elsewhere, and each of them a vector of its own;
-and the placement with the shorter iteration is taken. In inference it is the shorter step that
-decides: with few homes some nodes serve rows while others receive vectors, and each phase waits for
-its slowest. All are priced by the shares of each table's accesses that their nodes
-have. The certificate is for every placement: it takes each row of a table to be on one node, whose
-vector all of a bag share.
+table lie on its home (homes.py). On other ranks, and in inference as a second try, tables are
+spread over all nodes: placement and bytes of vectors for a byte of rows
+(oper/cost/vectors_per_bag.py) are found in turns, from both ends: a bag's rows all elsewhere, and
+each of them a vector of its own; and the placement with the shorter iteration is taken. In
+inference it is the shorter step that decides: with few homes some nodes serve rows while others
+receive vectors, and each phase waits for its slowest. All are priced by the shares of each table's
+accesses that their nodes have. The certificate is for every placement: it takes each row of a table
+to be on one node, whose vector all of a bag share.
 """
 
 from bisect import bisect_left

@@ -10,7 +10,7 @@ certificate (bounds/tier_bound.py) leaves room for something better:
    (class_placement/heterogeneous.py), and swapped.
 3. Of few rows on few ranks one integer programme places them all (exact_placement.py).
 
-With even links as the aim only the first is done, as certificates are of times.
+With even links as the aim only the first is done, because certificates are of times.
 """
 
 from collections.abc import Sequence

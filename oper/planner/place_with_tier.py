@@ -3,9 +3,9 @@
 In: `Profile`, `Topology`, `Workload`, `PlanSettings` with a tier. Out: `Plan`. The two share no
 capacity and no row: tables on devices are placed as without a tier, and those of the tier for the
 hosts' memory and the links to it (oper/topology/host_tier.py), each row on one rank. All their
-accesses are priced, as if no rank had a cache: how many a cache takes is not known here, and what
-counts is that the ranks' loads are even. T of a rank is the sum of both; place_together.py makes
-its maximum small, and bounds/tier_bound.py bounds it.
+accesses are priced, as if no rank had a cache: a cache's hits are not known here, and the aim is
+that the ranks' loads are even. T of a rank is the sum of both; place_together.py makes its maximum
+small, and bounds/tier_bound.py bounds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from oper.topology.topology import Topology
 
 
 class PlannedWithTier(NamedTuple):
-    """A plan in two memories, and the placement on devices, or in the hosts where these have all
+    """A plan in two memories, and the placement on devices, or in the hosts if these have all
     tables."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def plan_with_tier(
 ) -> PlannedWithTier:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
-    Raises OperError for a workload or a topology that no tier can be planned for, and where the
+    Raises OperError for a workload or a topology that no tier can be planned for, and if the
     devices or the hosts cannot hold their tables.
     """
     if not workload.training:

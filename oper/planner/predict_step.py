@@ -1,6 +1,6 @@
 """Predicted step of a placement: its classes of rows as the phases need them.
 
-In: a `Problem` and how many rows of each class lie in each holder set. Out: `StepTime`.
+In: a `Problem` and the number of rows of each class in each holder set. Out: `StepTime`.
 """
 
 from collections.abc import Sequence

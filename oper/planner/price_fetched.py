@@ -1,9 +1,8 @@
 """Costs of other methods' placements if tables are pooled: the same rows on the same ranks.
 
 In: `Problem`, `Baseline`. Out: `Baseline`, `Cost`, and which tables are cheaper pooled. Methods
-place rows as without pooling, of which they know nothing. Their rows then travel as the problem has
-it, and vectors are counted by where each placement has the rows of a table, as of a plan
-(price_plan.py).
+know nothing of pooling and place rows as without it. Their rows then travel as the problem says,
+and vectors are counted by the nodes of each table's rows, as in a plan (price_plan.py).
 """
 
 from dataclasses import replace
@@ -112,7 +111,7 @@ def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
 
 
 def _parts(problem: Problem, baseline: Baseline) -> tuple[PartAccesses, ...]:
-    """Return the accesses to each table, by cells of whole rows where there are any."""
+    """Return the accesses to each table, by cells of whole rows if there are any."""
     if baseline.cells is None:
         return baseline.parts
     cells, classes, tables = baseline.cells, problem.classes, problem.profile.tables

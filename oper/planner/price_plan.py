@@ -29,7 +29,7 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
+    """A plan's rows under counts, by class and counted column, [C, K + M], and their cost."""
 
     holder_sets: HolderSets  # [K]
     counted: Ints

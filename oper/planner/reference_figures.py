@@ -33,9 +33,8 @@ _SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
 def with_reference_figures(
     plan: Plan, profile: Profile, problems: list[Problem] | None = None
 ) -> Plan:
-    """Return the plan with its cost on the data that follow the profile's, where these are known,
-    and with what simple plans would cost. `problems` are those that it solves, where they are at
-    hand.
+    """Return the plan with its cost on the data that follow the profile's, if these are known, and
+    with the cost of simple plans. `problems` are those that it solves, if they are at hand.
     """
     if problems is None:
         problems = problems_of_memories(plan, profile)
@@ -71,7 +70,7 @@ def _unpooled(problems: list[Problem], as_counted: bool = False) -> list[Problem
 
 
 def later_profile(profile: Profile) -> Profile | None:
-    """Return the counts of the data that follow a profile's, where these are known and read any
+    """Return the counts of the data that follow a profile's, if these are known and read any
     row."""
     later = profile.following
     return None if later is None or not later.accesses_of_tables.any() else later

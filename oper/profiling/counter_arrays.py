@@ -1,4 +1,4 @@
-"""Row counts of all tables as arrays: which row of which table each counter belongs to.
+"""Row counts of all tables as arrays, and the row and table of each counter.
 
 Counters of accesses are in global row order. Counters of the samples that contain a row are kept
 only for bagged tables, those of which a sample may read several rows: for the others the number

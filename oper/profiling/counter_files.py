@@ -1,4 +1,4 @@
-"""Counters on the disk: one for each row or, where that is smaller, only those that are not 0.
+"""Counters on the disk: one for each row or, if that is smaller, only the counters above 0.
 
 Dense counters are NAME.npy, uint32 or uint64 [size]. Sparse ones, of windows, in which most rows
 are never read, lie in blocks of 65,536 rows:
@@ -123,8 +123,8 @@ def save_counters(
 ) -> Counts | SparseCounts:
     """Write counters into a folder that is being written, and return them as they are there.
 
-    With `sparse` they are written sparse where that is smaller, and a dense file that they are
-    mapped to is removed.
+    With `sparse` they are written sparse if that is smaller, and a dense file that they are mapped
+    to is removed.
     """
     dense_file = folder / f"{name}.npy"
     if sparse and (made := _save_sparse(folder, name, counters)):

@@ -112,7 +112,7 @@ def count(
 
 
 def _move(counted: Path, into: Path) -> None:
-    """Rename a folder of counters, or the files in it where the other folder exists."""
+    """Rename a folder of counters, or the files in it if the other folder exists."""
     if not into.exists():
         counted.replace(into)
         return
@@ -122,8 +122,8 @@ def _move(counted: Path, into: Path) -> None:
 
 
 def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the provenance of a profile: the files' names, options that are not the default, and
-    why columns are in no table, where there are such columns."""
+    """Return the provenance of a profile: the files' names, options that are not the default, and,
+    for columns in no table, the reason."""
     default = asdict(LogOptions())
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -138,7 +138,7 @@ def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str,
 
 
 class _Tally:
-    """The counters of one window, and its distinct rows where they are measured."""
+    """Counters of one window, and its distinct rows if they are measured."""
 
     def __init__(
         self,
@@ -197,8 +197,7 @@ class _Tally:
 def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield the batches, cut where a window ends, each with its window; sampled where that is
-    asked."""
+    """Yield the batches, cut at the ends of windows, each with its window; sampled if asked."""
     # The place of the batch's first sample in the log decides its window and whether it is counted.
     position = 0
     for batch in batches:

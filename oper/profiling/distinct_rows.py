@@ -2,7 +2,7 @@
 
 With s_k the share of the samples that contain row k, and samples drawn independently, one of M
 ranks touches D_k = 1 − (1 − s_k)^(B/M) and all together U_k = 1 − (1 − s_k)^B of row k in a batch
-of B samples (the accesses of the paper's §4.3, deduplicated; drawn without replacement where B is
+of B samples (the accesses of the paper's §4.3, deduplicated; drawn without replacement if B is
 below the log's samples: oper/cost/expected_reads.py). In a log's own order equal ids are close
 together and batches read fewer rows. Reading the log in batches of B, cut into M parts of
 consecutive samples, gives the ratios

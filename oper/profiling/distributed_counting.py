@@ -154,8 +154,7 @@ def _store() -> Any:
 
 
 def _agreed_tables(prepared: Prepared, log: Log, tables: TableOptions) -> Prepared:
-    """Return the tables with rows for all ranks' ids; from the whole log where vocabularies
-    differ."""
+    """Return the tables with rows for all ranks' ids; from the whole log if vocabularies differ."""
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)

@@ -1,20 +1,20 @@
-"""Profiles: how often each row was accessed in a log, and how many samples contain it.
+"""Profiles: the accesses of each row in a log, and the number of samples that contain the row.
 
 With n samples, row k has f_k = accesses[k] / n accesses per sample (the access frequency of the
 paper's §3.2, A_k = f_k · samples per rank) and the share s_k = samples_with_row[k] / n of samples
-that contain it. The two differ only where a sample can read a row twice: in bags, or where several
+that contain it. The two differ only if a sample can read a row twice: in bags, or if several
 features index one table. So `samples_with_row` is stored only for tables in which some sample had
 several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
-accesses.npy, samples_with_row.npy where any table needs it (both sparse in windows:
-counter_files.py), bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder
-of windows has a profile.json that lists them, and each window is a profile below it: PROFILE is
-their sum, PROFILE@3 the fourth one. The last part of a log that was held out of the counts is a
-profile in `held-out/`. A window keeps the counts of its first part in `first-part/`, so that plans
-made from that part can be judged on the rest (`Profile.parts`).
+accesses.npy, samples_with_row.npy if any table needs it (both sparse in windows: counter_files.py),
+bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a
+profile.json that lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3
+the fourth one. The last part of a log that was held out of the counts is a profile in `held-out/`.
+A window keeps the counts of its first part in `first-part/`, so that plans made from that part can
+be judged on the rest (`Profile.parts`).
 
-What a plan is worth on data that it was not made from is seen on the data that came after: the part
+The value of a plan on data that it was not made from shows on the data that came after: the part
 held out, or the next window (`Profile.following`).
 """
 
@@ -78,7 +78,7 @@ FORMAT = Format(
 
 @dataclass(eq=False)
 class Profile(RowCounts):
-    """The row counts of a log, with what was measured on the way and where the log came from.
+    """Row counts of a log, with measurements made on the way and the provenance of the log.
 
     distinct: distinct rows measured in batches. source: file names and options, no paths and no
     times, so that equal logs give equal profiles. bag_lengths: None if they were not counted, as by
@@ -208,7 +208,7 @@ class Profile(RowCounts):
 
     def select(self, tables: Sequence[int]) -> "Profile":
         """Return the counts of the tables with these numbers, ascending, in counters of their own;
-        the profile itself where that is all tables."""
+        the profile itself if these are all tables."""
         if len(tables) == len(self.tables):
             return self
         samples_with_row = [self.table_samples_with_row(n) for n in tables if self.bagged[n]]
@@ -326,7 +326,7 @@ class Profile(RowCounts):
 
     @classmethod
     def load(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
-        """Load a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
+        """Load a profile: `PROFILE`, which is the sum if it has windows, or `PROFILE@3`.
 
         `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
         all files, and without it only their sizes and the marker's own digest are. Raise OperError
@@ -347,7 +347,7 @@ class Profile(RowCounts):
     def load_windows(
         cls, spec: Path | str, mmap: bool = True, check: bool = True
     ) -> "list[Profile]":
-        """Return the windows that `load` would sum, or the profile itself where it has none."""
+        """Return the windows that `load` would sum, or the profile itself without windows."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:

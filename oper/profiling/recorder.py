@@ -1,11 +1,11 @@
-"""Counting inside a live model: what its collections of tables read while it trains or serves.
+"""Counting inside a live model: the reads of its collections of tables in training or serving.
 
 with oper.record(model) as recorder:
     train(model)
 recorder.profile().save("profile")
 
-Collections are watched where their features come in, so batches may look like anything, and the
-model may be sharded by TorchRec, by OPER, or not at all.
+Collections are watched at their inputs, so batches may look like anything, and the model may be
+sharded by TorchRec, by OPER, or not at all.
 """
 
 from collections.abc import Callable, Iterator

@@ -82,8 +82,8 @@ class RowCounters:
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` is the table of each of its features.
 
-        OperError names the sample, feature and value where an id is not a row of its table; the
-        rest of the batch may have been counted then, so that the counters cannot be used.
+        OperError names the sample, feature and value if an id is not a row of its table; the rest
+        of the batch may have been counted then, so that the counters cannot be used.
         """
         columns: list[list[Jagged]] = [[] for _ in self.tables]
         for key, table in table_of.items():

@@ -108,7 +108,7 @@ class RankShares:
 
 @dataclass(frozen=True)
 class SamplingError:
-    """The error of a sample's counts, as fractions; see the module's docstring."""
+    """Error of a sample's counts, as fractions; see the module's docstring."""
 
     share: float
     seed: int

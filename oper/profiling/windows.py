@@ -2,8 +2,8 @@
 A log of which the last part is held out has two.
 
 Windows by times are found in one pass over their column alone. It finds, before hours of counting,
-what would make them useless: missing times, numbers whose unit cannot be guessed, and far too many
-windows.
+the faults that would make them useless: missing times, numbers whose unit cannot be guessed, and
+far too many windows.
 """
 
 import warnings
@@ -131,7 +131,7 @@ def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> No
 
 @dataclass(frozen=True)
 class TimeWindows:
-    """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
+    """Windows of `every` seconds since 1970, or in the column's own unit if it is `plain`.
 
     unit: the unit of the column's numbers, in which bounds are reported. samples: number of samples
     of each window, by which windows are split in time; None if the log is not in the order of the
@@ -187,7 +187,7 @@ def find_time_windows(
 ) -> tuple[Log, TimeWindows]:
     """Return the windows of a log by its `options.time`, and the log with the unit of that column.
 
-    `every` is a span such as 1d, or a number: of seconds, or in the column's own unit where its
+    `every` is a span such as 1d, or a number: of seconds, or in the column's own unit if its
     numbers are not times. The unit of numbers is `options.time_unit`, or guessed and told by an
     OperNotice. `advance` is called with the number of samples read.
     """

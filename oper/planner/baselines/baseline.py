@@ -24,8 +24,8 @@ from oper.profiling.profile import Profile
 
 @dataclass(frozen=True)
 class Cells:
-    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`, beside those of
-    other cells of the class there."""
+    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`, in addition to
+    those of other cells of the class there."""
 
     class_of: Ints
     group: Ints
@@ -144,10 +144,10 @@ class Baseline:
 
     cells: None if a row may be split; `column_cells` are its cells then. pieces: None unless the
     placement is one of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
-    planning, of a method that says so itself, as making its placement takes more than that. parts,
+    planning that a method itself reports, because making its placement takes longer. parts,
     table_sums: of a placement without cells the accesses to pooled tables, and the sums of each
     table in turn, [T * G]. under: this very placement under the counts of another problem; None if
-    a class's rows are not told apart, as then nobody knows which of them are read later.
+    a class's rows are not told apart, because nobody knows then which of them are read later.
     """
 
     name: str

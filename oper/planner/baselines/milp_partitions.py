@@ -21,7 +21,7 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
     """Return the best placement of whole partitions that the solver finds in `limit_seconds`,
     building its programme included.
 
-    Raises NoPlacementError if it finds none, or where whole partitions do not fit.
+    Raises NoPlacementError if it finds none, or whole partitions do not fit.
     """
     parts = partitions(problem.classes, problem.asked.threshold)
     cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)

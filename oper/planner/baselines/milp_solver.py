@@ -10,15 +10,14 @@ For partitions p of any size, down to single rows, with read weight w_p and memo
                  (the last sum without ranks k that share memory with i, but for i itself)
     minimise T
 
-With relays (oper/topology/relays.py) the ranks of a node read in it where it has a copy, and else
-from one rank, and the terms of y are those of `Charges`.
+With relays (oper/topology/relays.py) the ranks of a node read in it if it has a copy, and else from
+one rank, and the terms of y are those of `Charges`.
 
-x[p, j] is "rank j holds p", and y[p, j, j] is the same variable where no other rank's copy is
-cheaper to read for j. Where the budget allows no second copy, and in training, all ranks read from
-one owner, and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies
-everywhere, whose AllReduce is chosen by solving for each method in turn. Homogeneous ranks are
-ordered by load, or each optimum would come in M! copies. PuLP passes it to HiGHS. Plans never
-depend on it.
+x[p, j] is "rank j holds p", and y[p, j, j] is the same variable if no other rank's copy is cheaper
+to read for j. If the budget allows no second copy, and in training, all ranks read from one owner,
+and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose
+AllReduce is chosen by solving for each method in turn. Homogeneous ranks are ordered by load, or
+each optimum would come in M! copies. PuLP passes it to HiGHS. Plans never depend on it.
 """
 
 import time
@@ -88,7 +87,7 @@ def solve(
     """Place the partitions whose `sums` [P] are given within `capacity_bytes` [M] and
     `budget_bytes` of extra copies, so that the largest rank time is least.
 
-    Building the programmes is a part of the time: where one takes too much of it, nothing is found,
+    Building the programmes is a part of the time: if one takes too much of it, nothing is found,
     and the bound is 0.
     """
     began = time.monotonic()
@@ -322,7 +321,8 @@ class _Model:
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]
-    """HiGHS with a time by which it ends, as handing it a large programme takes a while too."""
+    """HiGHS with a time by which it ends, because handing it a large programme takes a while
+    too."""
 
     def __init__(self, solved_by: float, **options: Any) -> None:
         super().__init__(**options)

@@ -14,8 +14,8 @@ In: `ClassProblem`. Out: `Baseline`.
    or of all ranks. With the second the rule adds up all ranks' fetches and compares them with one
    rank's AllReduce. Both placements are made, and the one with the shorter transfer time is taken.
 
-Copies stay within every rank's capacity and within the extra memory. Whole partitions are placed,
-where OPER goes on to single rows.
+Copies stay within every rank's capacity and within the extra memory. Whole partitions are placed;
+OPER itself goes on to single rows.
 """
 
 import heapq

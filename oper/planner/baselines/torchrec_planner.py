@@ -1,13 +1,13 @@
 """TorchRec's own planner as a baseline: its real plan, priced by this project's cost model.
 
 In: `Problem`. Out: `Baseline`. The planner gets the tables, the topology, the batch size per rank,
-the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables;
-where it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a
-process of its own). Planning is what its `plan` takes that finds this plan: starting a process,
-importing torchrec, building the model and looking for the multiple are none. Its shards become
-holder sets: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on
-all ranks; of a column-wise shard every access fetches the shard's part of the row. So placements
-are compared, as if rows were fetched.
+the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables; if
+it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a process
+of its own). Planning is what its `plan` takes that finds this plan: starting a process, importing
+torchrec, building the model and looking for the multiple are none. Its shards become holder sets:
+table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on all ranks; of
+a column-wise shard every access fetches the shard's part of the row. So placements are compared, as
+if rows were fetched.
 
 TorchRec moves pooled vectors instead. Their bytes per iteration are noted too (`pooled_bytes`),
 with b samples per rank, F features of a table, L its accesses per sample, d columns of a shard and
@@ -167,8 +167,8 @@ def request(problem: Problem) -> dict[str, Any]:
 def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     """Run the process on a question; its last answer, which is that of the least capacities.
 
-    It is killed at the limit, counted from when it is ready to plan, or where it is not ready after
-    a time that no machine should need.
+    It is killed at the limit, counted from when it is ready to plan, or if it is not ready after a
+    time that no machine should need.
     """
     command = [sys.executable, "-m", "oper.planner.baselines.torchrec_process"]
     with tempfile.TemporaryFile("w+") as errors:

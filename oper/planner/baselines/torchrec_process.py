@@ -4,9 +4,9 @@
 
 It has a process of its own because importing torchrec takes seconds, and so that a plan that takes
 too long can be ended cleanly. When all is imported and the model is built it writes the line
-`READY`, from which on its time counts, and then a line for each plan that it finds. Where no plan
-fits the capacities, the least multiple of them at which one is found is bracketed by doubling and
-then narrowed by bisection to 5 %: each line is of a smaller multiple than the one before.
+`READY`, from which on its time counts, and then a line for each plan that it finds. If no plan fits
+the capacities, the least multiple of them at which one is found is bracketed by doubling and then
+narrowed by bisection to 5 %: each line is of a smaller multiple than the one before.
 """
 
 import json

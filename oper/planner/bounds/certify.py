@@ -1,9 +1,9 @@
 """The certificate of a placement, by the bounds on every placement for its problem.
 
 In: `ClassProblem`, an objective in seconds. Out: `Certificate`. The bound is that of
-`lagrangian_bound.py`. Where that leaves a gap and single rows are hot, the bound of
-`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where
-tables are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
+`lagrangian_bound.py`. If that leaves a gap and single rows are hot, the bound of
+`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. If tables
+are pooled, that of `pooled_bound.py` knows the least of their vectors.
 
 For nearly equal ranks the bounds of equal ranks are tried as well, with the least cost of each kind
 of link and the greatest capacity: no placement takes less on the links as they are.

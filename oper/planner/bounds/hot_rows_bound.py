@@ -2,7 +2,7 @@
 
 In: `Classes` and the limits. Out: `Bound`, in seconds.
 
-The Lagrangian of `lagrangian_bound.py` lets every row be held in parts. Where single rows are a
+The Lagrangian of `lagrangian_bound.py` lets every row be held in parts. If single rows are a
 sizeable part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a
 mixed integer programme over owners, and copies everywhere in training:
 
@@ -108,8 +108,8 @@ def hot_rows_bound(
 
 def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
     """Return a bound on the slowest rank's time for rows in several memories, with the AllReduce
-    methods of the items and the hottest rows whole in each; `seconds` is about that. 0 where no row
-    is hot, or the programme is too large."""
+    methods of the items and the hottest rows whole in each; `seconds` is about that. 0 if no row is
+    hot, or the programme is too large."""
     heads = [head_classes(each.rows, each.topology, seconds) for each in memories]
     size = sum(entries(m.rows, h, m.topology) for m, h in zip(memories, heads, strict=True))
     if size > ENTRIES or not any(len(head) for head in heads):

@@ -8,8 +8,8 @@ of extra copies, the largest T_r is at least Σ λ_r T_r, and within the limits
     Σ λ_r T_r ≥ Σ_c rows_c · (least price of a row of class c over all holder sets)
                 - Σ_r μ_r capacity_r - ν budget
 
-(the Lagrangian; `pricing.py` has the prices of holder sets). It holds for any prices, so where they
-come from may make it weaker, never wrong: on homogeneous ranks they come from a knapsack, elsewhere
+(the Lagrangian; `pricing.py` has the prices of holder sets). It holds for any prices, so their
+source may make it weaker, never wrong: on homogeneous ranks they come from a knapsack, elsewhere
 from the bucketed linear programme. Classes are exact here.
 
 In training a plan uses one AllReduce method, or replicates nothing: the bound is the least over
@@ -216,12 +216,12 @@ def hot_row(
     """Return the longest that any single row must take some rank whatever else there is, and its
     class.
 
-    A row with one owner j: all that j serves, M local reads where it serves every rank, or the
-    dearest link to it. In inference with h copies at most: some holder has M/h readers, rounded up,
-    the farthest of which pays for its link, and each reads at its least cost. With relays other
-    nodes are one reader each, so that there are fewer: as many as when all copies are in one node.
-    In training with copies everywhere: a local read of all and the AllReduce of the row, where the
-    budget allows it.
+    A row with one owner j: all that j serves, M local reads if it serves every rank, or the dearest
+    link to it. In inference with h copies at most: some holder has M/h readers, rounded up, the
+    farthest of which pays for its link, and each reads at its least cost. With relays other nodes
+    are one reader each, so that there are fewer: as many as when all copies are in one node. In
+    training with copies everywhere: a local read of all and the AllReduce of the row, if the budget
+    allows it.
     """
     M, charges = topology.ranks, Charges.of(topology)
     rows = pricing_items(classes, topology, workload, "none")

@@ -1,4 +1,4 @@
-"""A lower bound on homogeneous ranks, of any number, where rows are whole and have one owner.
+"""A lower bound on homogeneous ranks, of any number, if rows are whole and have one owner.
 
 In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None if it says nothing.
 
@@ -9,8 +9,8 @@ V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads 
 
 own, mate, far being what a byte of weight costs its owner, the owner's node and all others. If no
 T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight q
-must have a load V_n ≥ L(q) = (a·q - D) / b, as rows near by are cheaper to read; and summed over
-its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
+must have a load V_n ≥ L(q) = (a·q - D) / b, because nearby rows are cheaper to read; and summed
+over its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
 
 * nodes in order of their hottest rows q_1 ≥ q_2 ≥ …: all rows hotter than q_k lie on the nodes
   before k, whose load is therefore at least the weight of these rows;
@@ -19,11 +19,11 @@ its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least
 * of k·M + 1 rows some rank owns k + 1, a row like any other for the first node.
 
 The D at which S_N exceeds W, or a node's largest load, is passed by every plan. Memory is left out,
-and a row may count in parts where the sum ends within it: both make the bound lower, never wrong.
-The work is a bisection with N steps each, whatever the number of rows.
+and a row may count in parts if the sum ends within it: both make the bound lower, never wrong. The
+work is a bisection with N steps each, whatever the number of rows.
 
-Where hosts share memory, a gradient takes its owner more than a read does (traffic.py): own, and so
-a, is larger for it, mate and far are not. A row then counts in a·W_r by both its parts, each at its
+If hosts share memory, a gradient takes its owner more than a read does (traffic.py): own, and so a,
+is larger for it, mate and far are not. A row then counts in a·W_r by both its parts, each at its
 own a, and in V_n by their sum; the step from ranks to a whole node takes the smaller a.
 """
 

@@ -12,12 +12,12 @@ that with the largest b. But for any weights λ ≥ 0 of the ranks with Σλ = 1
     max_r T_r ≥ Σ_r λ_r (a_r + b_r) = Σ_r λ_r a_r + Σ_r λ_r b_r ≥ A(λ) + B(λ)
 
 for any bounds A(λ), B(λ) on the weighted means. The Lagrangian at the prices λ on the ranks' times
-is one of them, whatever its other prices are (lagrangian_bound.py). Where ranks are alike equal
+is one of them, whatever its other prices are (lagrangian_bound.py). If ranks are equal, equal
 weights are the best; elsewhere the weights, and the prices of each part's capacities, are those of
 one linear programme of both parts (`solve_together` in lp/restricted_master.py).
 
-The least over the AllReduce methods counts, as a plan uses one of them or none. Where that leaves a
-gap, an integer programme of both parts in which the hottest rows of each are whole is tried
+The least over the AllReduce methods counts, because a plan uses one of them or none. If that leaves
+a gap, an integer programme of both parts in which the hottest rows of each are whole is tried
 (hot_rows_bound.py). The largest of all is taken.
 """
 

@@ -1,9 +1,9 @@
-"""A class placement: how many rows of each class go to each holder set, before rows are named.
+"""A class placement: the number of rows of each class in each holder set, before rows are named.
 
-On homogeneous ranks a knapsack says how often rows are replicated (`homogeneous_replicas.py`), and
-greedy placement with backtracking where rows with one owner go (`greedy.py`). Where ranks differ in
-links or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class
-belongs to which holders, and rows are split by those shares.
+On homogeneous ranks a knapsack decides the copies of rows (`homogeneous_replicas.py`), and greedy
+placement with backtracking the ranks of rows with one owner (`greedy.py`). If ranks differ in links
+or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class belongs
+to which holders, and rows are split by those shares.
 """
 
 from dataclasses import dataclass

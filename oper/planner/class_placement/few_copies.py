@@ -1,9 +1,9 @@
 """A few copies of rows that are too hot for one rank: inference on many homogeneous ranks.
 
-In: `ClassProblem`. Out: how many copies the hottest rows have, and on which ranks. Copies of a row
-save what it takes to read it from another node, and that is the mean of T. But one holder of a row
-serves all M ranks from its memory, and where that takes long, it decides T however even the others
-are. A second copy halves it, and needs no copy on every node.
+In: `ClassProblem`. Out: the number of copies of the hottest rows, and their ranks. Copies of a row
+save the reads from other nodes, which are the mean of T. But one holder of a row serves all M ranks
+from its memory, and if that takes long, it decides T however even the others are. A second copy
+halves it, and needs no copy on every node.
 
 On N nodes of G ranks T_r = a·W_r - b·V_n + far·W (`bounds/node_loads_bound.py`): a rank that serves
 a hot row gets faster with all that its node has. So hot rows come in blocks of G, one on each rank

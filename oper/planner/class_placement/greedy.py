@@ -2,9 +2,9 @@
 
 In: `Classes`, the rows of each with one owner, the ranks' shares. Out: `Greedy`. Access-bounded
 partitions go, most accesses first, to the rank with the least lookup work for its share;
-memory-bounded ones are striped in proportion to the memory that each rank has left. Where the
-balance asked for is not reached, the threshold is halved and both steps are done again, until it
-is, or halving stops helping.
+memory-bounded ones are striped in proportion to the memory that each rank has left. If the balance
+asked for is not reached, the threshold is halved and both steps are done again, until it is, or
+halving stops helping.
 """
 
 from dataclasses import dataclass, replace

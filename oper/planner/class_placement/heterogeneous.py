@@ -1,4 +1,4 @@
-"""Class placement where links or capacities differ: the shares of a linear programme, rounded.
+"""Class placement if links or capacities differ: the shares of a linear programme, rounded.
 
 In: `ClassProblem`. Out: `ClassPlacement`. The programme knows shares of classes; here they become
 whole rows, so that what rounding takes from a holder set is made up for by the next classes. Rows

@@ -10,13 +10,13 @@ rank of another node, and x_t the share of its accesses that are to them, shares
     Σ_t f[t][n]·W_t  +  Σ_{m≠n} Σ_t V_t·chance(x_t·f[t][m])
 
 Tables go, most work first, to the node with least that has room for them whole; a node's own
-vectors, which its ranks need not wait for, count as work of other sign. Where none has room, the
-nodes with most room share them. Room is memory, and work up to a limit: how uneven nodes may be is
-tried out, from evenly filled ones to none but whole tables, and so are all tables on a number of
-nodes each. The best of these is improved: parts of tables move between the slowest node and others,
-and whole tables change places, while that helps. Rows of tables that are not pooled cost the ranks
-of other nodes the same wherever they lie there: they begin on all nodes alike, and parts of them
-move as well.
+vectors, which its ranks need not wait for, count as work of other sign. If none has room, the nodes
+with most room share them. Room is memory, and work up to a limit: how uneven nodes may be is tried
+out, from evenly filled ones to none but whole tables, and so are all tables on a number of nodes
+each. The best of these is improved: parts of tables move between the slowest node and others, and
+whole tables change places, while that helps. Rows of tables that are not pooled cost the ranks of
+other nodes the same wherever they lie there: they begin in equal parts on all nodes, and parts of
+them move as well.
 """
 
 from dataclasses import dataclass

@@ -4,12 +4,12 @@ In: `ClassProblem`, of C classes on M ranks. Out: `ClassPlacement`. Greedy place
 partitions whole. They are split afterwards: only rows so hot that they decide a rank's load stay on
 the rank that it chose, all others are split over the ranks class by class, which is more even.
 
-On many nodes the hottest rows share nodes, and the others go where least work is. Rows are cheaper
-to read near by, so a rank whose hot row takes it long gets faster if its node serves more of
-everything (`bounds/node_loads_bound.py`). One such rank a node would need that of every node: so
-the M hottest rows fill one node after the other, a row on each rank. With relays a row is read, in
-all other nodes, by the rank at its owner's position: there the ranks of a position share what they
-read between nodes, and hot rows are spread over positions.
+On many nodes the hottest rows share nodes, and the others go to the rank with the least work.
+Nearby rows are cheaper to read, so a rank whose hot row takes it long gets faster if its node
+serves more of everything (`bounds/node_loads_bound.py`). One such rank a node would need that of
+every node: so the M hottest rows fill one node after the other, a row on each rank. With relays a
+row is read, in all other nodes, by the rank at its owner's position: there the ranks of a position
+share what they read between nodes, and hot rows are spread over positions.
 """
 
 import heapq

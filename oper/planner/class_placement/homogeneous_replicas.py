@@ -293,11 +293,11 @@ def link_levels(
     """Return the levels at which the pairs inside a node cost as much as the pairs across (§6, Fig.
     8b).
 
-    With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
-    once a node take bytes from the pairs across and give them to the pairs inside, copies on all
-    ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
-    copies once a node alone make them as cheap as the budget can. With relays the pairs across are
-    those that relays read by, and the pairs inside pass the rows of all nodes.
+    With one owner, all readers pull the same bytes, so pairs differ as their links do; copies once
+    a node take bytes from the pairs across and give them to the pairs inside, copies on all ranks
+    take them from both. If no ratio evens them out, the pairs across stay dearer, and copies once a
+    node alone make them as cheap as the budget can. With relays the pairs across are those that
+    relays read by, and the pairs inside pass the rows of all nodes.
     """
     intra, inter, _ = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes

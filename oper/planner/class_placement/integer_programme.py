@@ -1,4 +1,4 @@
-"""The mixed integer programme over classes: which holder sets get how many whole rows.
+"""The mixed integer programme over classes: the number of whole rows in each holder set.
 
 In: `ItemsToPlace` of one memory or of several: the items to keep whole, holder sets, the limits.
 Out: `WholeRows` of each.
@@ -95,7 +95,7 @@ def place_whole(
 ) -> WholeRows | None:
     """Place the items of all memories.
 
-    The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as its tolerances
+    The solver stops at `relative_gap`; `scale_seconds` is about T, because the solver's tolerances
     are absolute. None if it finds no placement within that many nodes.
     """
     ranks = placed[0].memory.topology.ranks

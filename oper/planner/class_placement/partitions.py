@@ -68,7 +68,8 @@ class Partitions:
 @lru_cache(maxsize=4)
 def partitions(classes: Classes, threshold: float) -> Partitions:
     """Cut the rows of `classes` at `threshold`, a share of all bytes and of all accesses; the same
-    object while few cuts are in use, as each step of a plan asks for those of its threshold."""
+    object while few cuts are in use, because each step of a plan asks for those of its
+    threshold."""
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
     # Equal partitions follow each other where a class has many rows: one run stands for all.

@@ -40,8 +40,8 @@ def place_classes(
     """Return the class placement with the least mean time over the AllReduce methods (one in
     inference).
 
-    Where a programme places them, `listed_share` of all rows are listed, and with `whole` hot rows
-    are kept whole by a mixed integer programme; elsewhere the partitions decide.
+    If a programme places them, `listed_share` of all rows are listed, and with `whole` hot rows are
+    kept whole by a mixed integer programme; otherwise the partitions decide.
     """
     if by_programme(problem):
         return place_on_heterogeneous(problem, listed_share, whole)

@@ -225,8 +225,8 @@ def table_of_class(classes: Classes) -> Ints:
 
 @dataclass(frozen=True)
 class _Copying:
-    """Copies of K kinds, in training by one AllReduce method: what rows of each class take with
-    them beside vectors, and their extra bytes. The first kind is none; those on one node leave
+    """Copies of K kinds, in training by one AllReduce method: the seconds of each class's rows with
+    them, without vectors, and their extra bytes. The first kind is none; those on one node leave
     vectors as they are. An infinity is a kind that a class has no use for."""
 
     tables: _Tables

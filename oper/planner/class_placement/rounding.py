@@ -1,4 +1,4 @@
-"""Whole rows from shares: rounding that keeps totals and spreads what is left over.
+"""Whole rows from shares: rounding that keeps totals and spreads the remainders.
 
 In: rows of each class, and shares of holder sets. Out: whole rows of each class in each.
 """
@@ -15,10 +15,10 @@ from oper.base.arrays import Floats, Ints, as_int64, as_tensor
 def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> Ints:
     """Split `rows[c]` of each class over G holder sets by `shares` ([G] or [C, G]): rows [C, G].
 
-    Each gets the whole part of its share. What is left over goes, class by class, to those that
-    got least of the leftovers so far, and among these to those with the least `load` for their
-    share. So rows of similar traffic, and so of similar R, D and U, spread evenly in number.
-    `load` [G], in bytes of `traffic` [C], is updated.
+    Each gets the whole part of its share. The remainder goes, class by class, to the sets that got
+    least of the leftovers so far, and among these to those with the least `load` for their share.
+    So rows of similar traffic, and so of similar R, D and U, spread evenly in number. `load` [G],
+    in bytes of `traffic` [C], is updated.
     """
     shares = shares / shares.sum(axis=-1, keepdims=True)
     shares = np.broadcast_to(shares, (len(rows), shares.shape[-1]))

@@ -1,22 +1,21 @@
 """The cheapest holders of a row under prices on the limits of a plan.
 
-In: `PricingItems` (what a row of each class asks for), `DualPrices`. Out: holder sets and prices. A
-linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
-λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only where
-even links are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every
-row can be priced alone, and a row with read weight w (bytes that one reader moves for it: S·R, in
-training S·(R + D) where it has one owner) and memory m costs
+In: `PricingItems` (bytes and seconds of a row of each class), `DualPrices`. Out: holder sets and
+prices. A linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
+λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only if even links
+are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every row can be
+priced alone, and a row with read weight w (bytes that one reader moves for it: S·R, in training
+S·(R + D) if it has one owner) and memory m costs
 
     w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
     K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
 
 when the ranks H hold it and each rank, holders too, reads from the cheapest of them. Divided by m
 this is a line in the row's density ρ = w/m, so the cheapest holder set of every class lies on the
-lower envelope of the lines: built once, searched by ρ.
-In training there is one owner or a copy everywhere, M lines and one cost of its own:
-Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
-Where ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients
-has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
+lower envelope of the lines: built once, searched by ρ. In training there is one owner or a copy
+everywhere, M lines and one cost of its own: Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j +
+ν (M - 1)). If ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of
+gradients has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
 
 With relays (oper/topology/relays.py) a row has a weight w and one for each size of node, w·τ, and a
 price that is linear in both: K is that of w and of τ together (`ReadPrices`). The least over holder
@@ -178,7 +177,8 @@ def pricing_items_of(
 
 @dataclass(frozen=True)
 class DualPrices:
-    """λ [M], μ [M], ν and, where links are the aim, π [M, M]: all non-negative, of any scale."""
+    """Prices λ [M], μ [M], ν and, if links are the aim, π [M, M]: all non-negative, of any
+    scale."""
 
     rank: Floats
     capacity: Floats
@@ -213,9 +213,9 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
     """Return the slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks
     without relays.
 
-    What k copies on q of the N nodes of G ranks cost depends on how many of these nodes have one
-    copy alone: as few as can be, as holders in the others may also read from each other. Where
-    nearer rows are cheaper, the first copies are all in different nodes.
+    The cost of k copies on q of the N nodes of G ranks depends on the number of these nodes with
+    only one copy: as few as possible, because holders in the others may also read from each other.
+    If nearer rows are cheaper, the first copies are all in different nodes.
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
@@ -306,8 +306,8 @@ class _Found(NamedTuple):
 
 
 def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """Return the cheapest holder sets of all. With relays, where these are too many for each row to
-    be looked at alone, the price is a bound, and the set the cheapest for rows with nearly the
+    """Return the cheapest holder sets of all. With relays, if the sets are too many to try them for
+    each row alone, the price is a bound, and the set the cheapest for rows with nearly the
     ratio."""
     ranks = len(prices.rank)
     if found.near is None:
@@ -492,7 +492,7 @@ def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -
 
 
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """Return a lower bound on the least price where holder sets are too many to enumerate.
+    """Return a lower bound on the least price if holder sets are too many to enumerate.
 
     A single copy is priced exactly. With two or more, each reader pays only for its cheapest link
     to another node, or inside its node if that holds a copy, whatever the real holders; then ranks

@@ -15,8 +15,8 @@ holder sets are all there from the start.
 Buckets put classes of one width and nearly one density together, by their averages, so the value
 is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian_bound.py`).
 
-Where rows lie in two memories, each has columns, capacities and a budget of its own, and T is the
-sum of both for every rank: `solve_together` makes that one programme.
+If rows lie in two memories, each has columns, capacities and a budget of its own, and T is the sum
+of both for every rank: `solve_together` makes that one programme.
 """
 
 from collections.abc import Sequence
@@ -149,11 +149,11 @@ def buckets(rows: PricingItems) -> NDArray[np.int64]:
 
 
 class ScaledLimits:
-    """The limits of a programme over the rows of some buckets, and what rows use of them.
+    """Limits of a programme over the rows of some buckets, and the use of them by rows.
 
     In order: each rank's time, each rank's capacity, the budget, and with the aim "link" the time
-    of each ordered pair of ranks. Seconds and bytes are scaled to about 1 a rank, as the solver's
-    tolerances are absolute: `second`, `pair` and `byte` are 1 of them.
+    of each ordered pair of ranks. Seconds and bytes are scaled to about 1 a rank, because the
+    solver's tolerances are absolute: `second`, `pair` and `byte` are 1 of them.
     """
 
     def __init__(
@@ -306,7 +306,8 @@ class RestrictedMaster:
         return DualPrices(dual[:M] / limits.second, scaled[:M], float(scaled[M]), pair)
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
-        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
+        """Add the columns (bucket b, holders holds[b]), each rank reading from the holder that
+        costs it least."""
         read_prices = prices.read_prices(self.topology)
         found = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
         group = np.zeros(len(holds), dtype=np.int64)

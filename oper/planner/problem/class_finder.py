@@ -1,4 +1,4 @@
-"""The class of rows by their counts: what a plan's or a scan's listed rows are, class by class.
+"""The class of rows by their counts, for the listed rows of a plan or a scan.
 
 In: accesses and samples with the row, of rows table by table. Out: the class of each row.
 """

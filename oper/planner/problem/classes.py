@@ -41,7 +41,7 @@ class TableWidths(NamedTuple):
 
 
 class DistinctRatios(NamedTuple):
-    """Measured over expected distinct rows of each table, [T]; ones where not measured."""
+    """Measured over expected distinct rows of each table, [T]; 1 if not measured."""
 
     of_rank: Floats
     of_all_ranks: Floats
@@ -126,7 +126,7 @@ class Classes:
 
     def memory_of(self, counts: Ints) -> Floats:
         """Return the memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact
-        in whatever order rows are added, as bytes and rows are whole numbers."""
+        in whatever order rows are added, because bytes and rows are whole numbers."""
         memory = np.zeros(counts.shape[1])
         for w, width in enumerate(self.widths):
             of_width = counts if len(self.widths) == 1 else counts[self.width == w]

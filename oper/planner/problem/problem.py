@@ -1,4 +1,4 @@
-"""The planning problem: what is asked for, the classes of rows, and the limits of a plan.
+"""The planning problem: the settings, the classes of rows, and the limits of a plan.
 
 `make_problem` makes it from a profile, a topology, a workload and `PlanSettings`. Placing classes
 and bounding the objective need classes alone, a `ClassProblem`; placing rows needs the profile too.
@@ -72,8 +72,8 @@ class ClassProblem:
 
     @property
     def _sent_bytes(self) -> float:
-        """Slots and gradients of the rows of other nodes that a device's batch reads, where these
-        are sent: no more, where bags are pooled there. Raw rows come by kernels alone."""
+        """Slots and gradients of the rows of other nodes that a device's batch reads, if these are
+        sent; at most these if bags are pooled there. Raw rows come by kernels alone."""
         raw, training = self.workload.known_fetch == "raw", self.workload.training
         by_kernels = raw or self.topology.transport == NVSHMEM
         if by_kernels and not training:
@@ -122,12 +122,12 @@ def make_problem(
     by_table: bool = False,
 ) -> Problem:
     """Return the classes of the profile and the limits of every plan for it: `limits`, or those
-    that follow from what is asked. `as_counted`: plans are priced by what was counted, and not by
-    what further samples are expected to read (classes.py). `by_table`: rows of different tables are
-    of different classes.
+    that follow from what is asked. `as_counted`: plans are priced by the counts, and not by the
+    expected reads of further samples (classes.py). `by_table`: rows of different tables are of
+    different classes.
 
-    Raises OperError if the batch has fewer samples than there are ranks, or where the capacities
-    cannot hold the tables.
+    Raises OperError if the batch has fewer samples than there are ranks, or the capacities cannot
+    hold the tables.
     """
     if asked.tier:
         raise OperError(

@@ -5,9 +5,10 @@ is gone is put into one layout with what stays (migration/carried_layout.py), wi
 placement of the new problem can be compared: the rows that it moves, and what that takes.
 
 The START is the placement that moves least: each row stays with those of its holders that are left.
-Rows that no rank has yet go where memory is left, as former replicas do (improve_placement.py), and
-so do copies that training cannot keep equal on the new ranks, that of one holder staying. Then
-copies are given up until they are within the budget, and capacities are kept.
+Rows that no rank has yet go to ranks with free memory, as former replicas do
+(improve_placement.py), and so do copies that training cannot keep equal on the new ranks, that of
+one holder staying. Then copies are given up until they are within the budget, and capacities are
+kept.
 """
 
 from dataclasses import dataclass, replace

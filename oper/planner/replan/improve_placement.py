@@ -1,15 +1,15 @@
 """Rows of each class by holder set that are worth moving to, from those of an older plan.
 
 In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
-Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
-now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
+Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay now
+(`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
 gain more than their copies over links cost are returned, best first: what copies between slots of
-one rank cost is known only when rows have their slots. Where ranks differ a third start comes from
-a linear programme (`programme_with_moves.py`).
+one rank cost is known only when rows have their slots. If ranks differ a third start comes from a
+linear programme (`programme_with_moves.py`).
 
-A row given up as a replica may stay with any of its holders at no cost: such rows go where memory
-is left, in turn, so that rows of much and of little traffic are spread evenly. Ranks above their
-capacity give their coldest rows to others. The imbalance that is left is removed by swaps
+A row given up as a replica may stay with any of its holders at no cost: such rows go to ranks with
+free memory, in turn, so that rows of much and of little traffic are spread evenly. Ranks above
+their capacity give their coldest rows to others. The imbalance that is left is removed by swaps
 (swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
@@ -46,7 +46,7 @@ from oper.topology.pooled_links import PooledTopology
 
 @dataclass(frozen=True)
 class PricedCounts:
-    """Rows of each class in each column, [C, K], and what they cost."""
+    """Rows of each class in each column, [C, K], and their cost."""
 
     counts: Ints
     cost: Cost
@@ -57,8 +57,8 @@ Counts = tuple[PricedCounts, ...]  # of each memory
 
 
 class _Start(NamedTuple):
-    """Rows by class and holder set to swap from, the price of swaps, and what their gain counts
-    for beside that of other starts."""
+    """Rows by class and holder set to swap from, the price of swaps, and the weight of their gain
+    compared with other starts."""
 
     counts: Ints
     price: Floats
@@ -70,8 +70,8 @@ FEWEST_MOVES = 1.1
 
 
 def candidate_sets(problem: ClassProblem, free: FreeMoves | None, fresh: HolderSets) -> HolderSets:
-    """Return the holder sets that rows may newly get: those that planning uses, beside those of a
-    plan from scratch."""
+    """Return the holder sets that rows may newly get: those that planning uses, and those of a plan
+    from scratch."""
     topology = problem.topology
     if isinstance(topology, PooledTopology):
         return fresh

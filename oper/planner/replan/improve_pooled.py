@@ -4,12 +4,12 @@ In: `Problem` of the new counts, priced by the vectors of the plan's own bags; i
 holder set, those of a plan from scratch, the cost of moves. Out: `PricedCounts`, best first, as of
 improve_placement.py.
 
-What a copy saves depends on the other rows of its bags, so that rows cannot be decided one by one
-as they are elsewhere. Two starts are tried: the rows as they are, and the copies and nodes of the
-plan from scratch, each node's rows staying on their ranks as far as there are as many. From each,
-rows are swapped between the ranks of nodes while that pays, which changes no bag's vectors; and
-between all ranks, where tables may be spread over all nodes. Gains are those of the vectors that
-follow.
+The saving of a copy depends on the other rows of its bags, so rows cannot be decided one by one,
+unlike those of tables that are not pooled. Two starts are tried: the rows as they are, and the
+copies and nodes of the plan from scratch, each node's rows staying on their ranks as far as there
+are as many. From each, rows are swapped between the ranks of nodes while that pays, which changes
+no bag's vectors; and between all ranks, if tables may be spread over all nodes. Gains are those of
+the vectors that follow.
 """
 
 import numpy as np

@@ -2,9 +2,9 @@
 
 In: `OldRows` of each memory, a horizon. Out: `PricedCounts` of each, for each try. Tried are the
 starts of improve_placement.py: the rows as they are, with the copies on devices that pay now, and,
-where ranks differ, those that one programme of both memories wants (programme_with_moves.py). From
-each, rows of both are swapped at once, as what one memory makes a rank pay decides what the other
-should. What each memory would move by itself is tried too, for each of them and for both.
+if ranks differ, those that one programme of both memories wants (programme_with_moves.py). From
+each, rows of both are swapped at once, because a rank's cost in one memory decides its share of the
+other. The moves of each memory by itself are tried too, for each of them and for both.
 """
 
 from collections.abc import Sequence

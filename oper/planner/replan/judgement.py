@@ -92,7 +92,8 @@ class Judgement:
         return self.candidates[2]
 
     def net_gain(self, candidate: Candidate) -> float:
-        """Return the seconds that a candidate saves within the horizon beyond what moving takes."""
+        """Return the seconds that a candidate saves within the horizon beyond the cost of
+        moving."""
         gain = self.keep.step_seconds - candidate.step_seconds
         return gain * self.horizon - candidate.moving_seconds
 
@@ -102,7 +103,7 @@ class Judgement:
         return self.net_gain(candidate) > 0 and gain > self.threshold * candidate.step_seconds
 
     def pays_after_steps(self, candidate: Candidate) -> int | None:
-        """Return the steps after which a candidate has saved what its moves took; None: never."""
+        """Return the steps after which a candidate has saved the cost of its moves; None: never."""
         gain = self.keep.step_seconds - candidate.step_seconds
         return math.ceil(candidate.moving_seconds / gain) if gain > 0 else None
 

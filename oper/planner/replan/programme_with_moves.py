@@ -91,7 +91,7 @@ class FreeMoves:
 
 class MovableRows(NamedTuple):
     """The rows of one memory: `counts` [C, K] by class and holder set, the `price` [K, K] of a
-    row's move, in seconds per byte and iteration, and where rows would be if moves cost nothing, in
+    row's move, in seconds per byte and iteration, and the best placement if moves cost nothing, in
     holder sets that are among `sets`."""
 
     problem: ClassProblem

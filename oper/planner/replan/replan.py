@@ -2,9 +2,9 @@
 
 In: `Plan`, a newer `Profile`, a horizon. Out: `Replanned`, with the new `Plan` and its `RowMoves`.
 Which rows move is decided in replan_one_memory.py. A plan with a tier is two such plans, and its
-tables stay in the memory they are in (replan_with_tier.py). Where tables, ranks, links or limits
-are others, the old rows are carried over first (replan_changed.py). Whether that pays is judged on
-data that neither plan was made from (judge.py), as `oper drift` does.
+tables stay in the memory they are in (replan_with_tier.py). If tables, ranks, links or limits are
+others, the old rows are carried over first (replan_changed.py). Whether that pays is judged on data
+that neither plan was made from (judge.py), as `oper drift` does.
 """
 
 from collections.abc import Callable
@@ -40,16 +40,15 @@ def replan(
     max_move: int | str | None = None,
     curve: bool = False,
 ) -> Replanned:
-    """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
+    """Plan for the counts of `profile` by moving rows of `plan` if that pays within `horizon`
     iterations; `replanned.plan.save(folder)` writes the new plan, with the moves and the profile's
     vocabularies.
 
     Tables of the profile may have more rows than in the plan, the new ones at the end, and be new,
-    and others may be gone; equal numbers must be the same rows. `topology` and
-    `extra_memory` are the plan's where they are not given; rank r of another topology is rank r of
-    the plan's. At most `max_move` bytes go over links: a number, a size such as "64MB", or a share
-    of the tables' bytes such as "1%". `replanned.curve` has what other limits would leave, where
-    `curve` asks for it.
+    and others may be gone; equal numbers must be the same rows. `topology` and `extra_memory` are
+    the plan's if they are not given; rank r of another topology is rank r of the plan's. At most
+    `max_move` bytes go over links: a number, a size such as "64MB", or a share of the tables' bytes
+    such as "1%". `replanned.curve` has the results of other limits, if `curve` asks for it.
 
     Plan and profile may be given by their folders, and a topology by its name or file; the new
     plan's record has the digest of an old one's folder. `report` is called with the name of each

@@ -2,13 +2,13 @@
 
 In: `Plan`, a `Profile`, a `Topology`, `PlanSettings`, a horizon. Out: `Replanned`. A plan is made
 from scratch, and the old plan's rows are carried over into its problem (carried_rows.py), which
-moves only what has to move. From there copies and rows move where that pays within the horizon, as
-where counts alone changed (improve_placement.py). The rows of the plan from scratch are a try too,
-on its ranks as far as as many rows of their class are there: where the ranks are so many more that
-they must share everything anew, that is the one that pays.
+moves only what has to move. From there copies and rows move if that pays within the horizon, as if
+counts alone had changed (improve_placement.py). The rows of the plan from scratch are a try too, on
+its ranks as far as as many rows of their class are there: if the ranks are so many more that they
+must share everything anew, this try is the one that pays.
 
-Where a placement's objective is no better than that of the plan from scratch, it moves no more
-bytes either: else the rows of that plan are taken.
+If a placement's objective is no better than that of the plan from scratch, it moves no more bytes
+either: else the rows of that plan are taken.
 """
 
 import time
@@ -53,8 +53,8 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Wanted:
-    """The ranks of the new plan, what is asked of it, and its limits, where they are those of the
-    old plan: what that was asked may have been decided by devices whose memory plans do not say."""
+    """Ranks and settings of the new plan, and its limits if they are those of the old plan: these
+    may follow from devices whose memory plans do not state."""
 
     topology: Topology
     asked: PlanSettings
@@ -72,7 +72,7 @@ class Wanted:
         return replace(self.asked, extra_memory=self.limits.extra_memory, reserve=None)
 
     def stated_in(self, plan: Plan) -> Plan:
-        """Return the plan with what was asked, and the limits that this led to."""
+        """Return the plan with the settings, and the limits that they led to."""
         return replace(plan, asked=self.asked, limits=self.limits or plan.limits)
 
 

@@ -6,9 +6,9 @@ pays if
 
     (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
 
-where the right side is what a rank takes on average for the copies, those from slot to slot of its
-own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under
-that price, imbalance is swapped away under it, and the best result is taken, or nothing
+in which the right side is a rank's mean time for the copies, including copies between its own
+slots, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under that
+price, imbalance is swapped away under it, and the best result is taken, or nothing
 (`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
 are decided in the package `migration`.
 """
@@ -111,7 +111,7 @@ class Replanned(Summarised):
     carried_over: what had changed; None if tables, ranks, links and limits are the old plan's. The
     figures of the old plan are then those of its rows carried over. judgement: predicted steps of
     these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
-    `new_seconds` and `fresh_seconds` are transfer times, which plans make small.
+    `new_seconds` and `fresh_seconds` are transfer times, the objective.
     """
 
     plan: Plan
@@ -292,7 +292,7 @@ class OldRows:
         old_digest: str,
         seconds: dict[str, float],
     ) -> Replanned:
-        """Return the plan with the rows of `best`, beside one from scratch."""
+        """Return the plan with the rows of `best`, together with the one from scratch."""
         topology, locator, now = self.plan.topology, self.locator, self.now
         sets = locator.holder_sets
         moves = relocation.moves
@@ -337,7 +337,7 @@ class OldRows:
 
 @dataclass(frozen=True)
 class _OneMemory:
-    """The `OldPlacement` of rows of one memory; pooled plans are made beside one from scratch."""
+    """`OldPlacement` of rows of one memory; for pooled plans compared with one from scratch."""
 
     old: OldRows
     fresh: Planned

@@ -1,9 +1,9 @@
 """Replan of a plan with a tier: its two memories together, tables staying where they are.
 
 In: `Plan` with a tier, a newer `Profile`, a horizon. Out: `Replanned`. Which rows are worth moving
-is found for both memories at once (improve_together.py). Moves that pay beside those of the other
-memory need not pay without them: so of the moves of both, of one, and of none, those are made whose
-gain in the whole iteration, within the horizon, exceeds what they take by most.
+is found for both memories at once (improve_together.py). Moves that pay together with those of the
+other memory need not pay without them: so the moves of both, of one, and of none are compared, and
+those are made whose gain in the whole iteration, within the horizon, exceeds their cost by most.
 """
 
 import itertools
@@ -47,8 +47,8 @@ from oper.tables.table import offsets
 
 @dataclass(frozen=True, kw_only=True)
 class ReplannedWithTier(Replanned):
-    """Both memories of a plan; `fresh` is of the tables on devices, or of the tier where it has
-    all. `parts` are the memories' own, of which moves may have been left out."""
+    """Both memories of a plan; `fresh` is of the tables on devices, or of the tier if it has all.
+    `parts` are the memories' own, without the moves that may have been left out."""
 
     parts: tuple[Replanned, ...]
 
@@ -170,7 +170,7 @@ class _TwoMemories:
 
 @dataclass(frozen=True)
 class _Moves:
-    """Rows of each memory, and where they get their slots."""
+    """Rows of each memory, and the relocations that give them slots."""
 
     counts: Counts
     relocations: tuple[Relocation, ...]
@@ -204,7 +204,7 @@ class _Moves:
         return any(len(relocation.moves.entries) for relocation in self.relocations)
 
     def net_gain(self, old: Sequence[OldRows], horizon: int) -> float:
-        """Return the seconds gained in the horizon beyond what the moves take."""
+        """Return the seconds gained in the horizon beyond the cost of the moves."""
         balance = old[0].problem.asked.balance
         before = aimed_of_all([of.now.cost for of in old], balance)
         gain = before - aimed_of_all([of.cost for of in self.counts], balance)

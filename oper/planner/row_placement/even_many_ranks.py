@@ -3,10 +3,10 @@
 In: a `SwapSearch`, whose first M sets are the single owners. Out: its counts and seconds, changed.
 A search moves traffic between two ranks a round, and a thousand ranks need thousands of rounds. On
 homogeneous ranks the traffic that each rank should give or take follows from T alone: with δ_r more
-on rank r and Δ_n = Σ δ_r on its node, T_r changes by a·δ_r - b·Δ_n (`node_loads_bound.py`), as
-rows nearby are cheaper to read. So a rank that cannot give up its hot row gets faster if its
-node has more. `targets` finds the δ of the least largest T by bisection; then the rank that gives
-most swaps rows with the one that takes most, until all have what they should.
+on rank r and Δ_n = Σ δ_r on its node, T_r changes by a·δ_r - b·Δ_n (`node_loads_bound.py`), because
+nearby rows are cheaper to read. So a rank that cannot give up its hot row gets faster if its node
+has more. `targets` finds the δ of the least largest T by bisection; then the rank that gives most
+swaps rows with the one that takes most, until all have what they should.
 """
 
 from typing import NamedTuple

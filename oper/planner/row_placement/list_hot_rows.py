@@ -35,8 +35,8 @@ _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 @dataclass(frozen=True)
 class Cuts:
     """Rows of table t with more than `cut[t]` accesses are listed, [T], and so are the first
-    `quota[t]` of those with exactly as many. `listed` [C] counts them by class: exactly where no
-    two classes of a table share their accesses, and nearly elsewhere."""
+    `quota[t]` of those with exactly as many. `listed` [C] counts them by class: exactly if no two
+    classes of a table share their accesses, and nearly otherwise."""
 
     cut: Ints
     quota: Ints
@@ -46,8 +46,8 @@ class Cuts:
 def make_cuts(
     classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, reserve_share: float
 ) -> Cuts:
-    """Return the least cuts that list at least `wanted[c]` rows of each class, and, beside the
-    `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
+    """Return the least cuts that list at least `wanted[c]` rows of each class, and, in addition to
+    the `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
     tables = len(width_of_table)
     cut = np.full(tables, np.iinfo(np.int64).max)
     quota = np.zeros(tables, dtype=np.int64)
@@ -156,7 +156,7 @@ def scan_by_cuts(
 ) -> RowScan:
     """List the rows of table t with more than `cut[t]` accesses (all, for -1) and the first
     `quota[t]` of those with exactly as many; stripe the others. A scan that lists all rows, as
-    their copies are, reads no counters."""
+    copies are listed, reads no counters."""
     if _lists_all_rows(np.diff(profile.offsets), cut, quota, classes):
         return _scan_of_all_rows(profile, stripes, classes)
     bitmap, line_offset, listed_offset = native.ops().list_hot_rows(
@@ -222,7 +222,7 @@ def scan_marked(
     classes: Classes,
 ) -> RowScan:
     """Scan the counters of a plan made earlier, whose listed rows are marked in `bitmap`; striped
-    rows are numbered by `stripe_bitmap` where that is not `bitmap` itself."""
+    rows are numbered by `stripe_bitmap` if that is not `bitmap` itself."""
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])

@@ -1,4 +1,5 @@
-"""From a class placement to a placement of rows: what is listed, what is striped, and where.
+"""From a class placement to a placement of rows: the listed rows, the striped rows, and their
+ranks.
 
 In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 
@@ -10,11 +11,11 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 4. Swaps (`swaps.py`) even out T against these exact sums; and, if all ranks share one memory, the
    rows that ranks serve, as far as that leaves T unchanged.
 
-Where a read costs its reader the same wherever the row is, T depends on gradients alone, in
-inference on nothing. Rows of equal width and equal gradients are then interchangeable, and are
-swapped while that evens out the reads that ranks serve: a tie that the objective leaves open. In
-training a rank may own too few rows whose gradients are alike, such as those touched in every
-batch, and serve several times as many reads as another, or a fraction.
+If a read costs its reader the same wherever the row is, T depends on gradients alone, in inference
+on nothing. Rows of equal width and equal gradients are then interchangeable, and are swapped while
+that evens out the reads that ranks serve: a tie that the objective leaves open. In training a rank
+may own too few rows whose gradients are equal, such as those touched in every batch, and serve
+several times as many reads as another, or a fraction.
 """
 
 from dataclasses import dataclass, replace
@@ -162,7 +163,7 @@ def even_out(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> 
 
 
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
-    """Return the sums of the striped rows on each rank, [M], from what the scan found.
+    """Return the sums of the striped rows on each rank, [M], from the scan.
 
     R is linear in the accesses that are expected when fetches are raw or pooled, and is D
     otherwise, so both follow from Σ expected accesses and Σ D per table and rank; what nodes touch
@@ -206,7 +207,7 @@ def even_memory(
     counts: Ints, classes: Classes, sets: HolderSets, stripes: list[Stripes], shares: Floats
 ) -> None:
     """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
-    one row of each width. Where a rank has too few such rows, others get fewer."""
+    one row of each width. If a rank has too few such rows, others get fewer."""
     ranks = len(shares)
     memory = memory_bytes(classes, sets, counts)
     for width, made in zip(classes.widths, stripes, strict=True):
@@ -248,8 +249,8 @@ def even_memory(
 
 def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> None:
     """Bring `counts` [C, G], in place, to `listed[c]` rows of each class: further ones go to single
-    owners, and where there are fewer, single owners lose rows in proportion, and holders of
-    replicas last."""
+    owners, and if there are fewer, single owners lose rows in proportion, and holders of replicas
+    last."""
     ranks = len(shares)
     more = listed - counts.sum(axis=1)
     some = np.flatnonzero(more > 0)

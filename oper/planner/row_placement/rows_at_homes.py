@@ -5,8 +5,8 @@ In: a `Problem` whose classes are of one table each, copies, `Homes`. Out: `RowP
 row_placement.py rows above a cut of each table are listed and the others striped, by a pattern for
 each home; and the rows with one owner are even over the ranks of a home's nodes. Rows of tables
 that are not pooled are swapped between all ranks; then swaps even out the ranks of each node among
-themselves, as a pooled table's share of a node is what its bags' vectors follow from. How even
-nodes are beyond that was decided with the homes.
+themselves, because the vectors of a pooled table's bags follow from its share of a node. The homes
+already decided how even nodes are beyond that.
 """
 
 from dataclasses import replace

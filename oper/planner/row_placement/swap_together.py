@@ -21,8 +21,8 @@ from oper.planner.row_placement.swaps import SwapSearch
 
 
 class Swappable(NamedTuple):
-    """Rows of one memory, by class and holder set: `counts` [C, G], of any rows, and what these and
-    whatever else is there cost; and `price` [G, G], seconds per byte of a row's move, if any."""
+    """Rows of one memory, by class and holder set: `counts` [C, G], of any rows, and the cost of
+    these and all other rows there; and `price` [G, G], seconds per byte of a row's move, if any."""
 
     problem: ClassProblem
     holder_sets: HolderSets
@@ -58,7 +58,7 @@ class Swapped(NamedTuple):
 
 
 def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, ...]]:
-    """Return the directions of memories, with some that move nothing where one has fewer: no relay
+    """Return the directions of memories, with some that move nothing if one has fewer: no relay
     reads rows of the tier."""
     most = max(map(len, of_each))
     found = []
@@ -69,8 +69,8 @@ def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, 
 
 
 def swap_together(memories: Sequence[Swappable]) -> Swapped:
-    """Swap while that lowers the largest T in all memories, or the slowest link where links are to
-    be even, by more than the rows' prices."""
+    """Swap while that lowers the largest T in all memories, or the slowest link if links are to be
+    even, by more than the rows' prices."""
     movable = [each.movable for each in memories]
     part = block_diag(*(m.counts[:, sets] for m, sets in zip(memories, movable, strict=True)))
     of_each = [

@@ -3,13 +3,12 @@
 In: rows of each class in each holder set, T of each rank. Out: both after the swaps. A row with one
 owner, or with given holders at inference, adds to every rank's T in proportion to its traffic w:
 column[g] seconds per byte for holder set g (read_charges.py). Swapping k rows of class a in set g
-with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic,
-T += x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were.
-Where reads and gradients are charged apart (traffic.py), T is the sum over both; pairs and amounts
-are then chosen by the one direction that comes nearest.
-What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
-has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
-most and moves its x by swapping rows.
+with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic, T +=
+x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were. If reads
+and gradients are charged apart (traffic.py), T is the sum over both; pairs and amounts are then
+chosen by the one direction that comes nearest. What falls is a smooth maximum, (1/β)·log Σ
+exp(β·T), β sharpening as T evens out: the plain maximum has plateaus as soon as two ranks share it.
+Each round takes the pair of holder sets that lowers it most and moves its x by swapping rows.
 
 A round looks at the pairs of the holder sets under the most and under the least pressure, of which
 there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; what depends on

@@ -6,9 +6,9 @@ that the old plan does not know. Its tables are the new ones, then those that we
 that come and rows that leave are moves like others (relocate.py): new rows come from nowhere, and
 rows of dropped tables go there. `cut` takes the new tables and ranks out of what results.
 
-Rows keep their ranks and slots. Copies on ranks that are gone are left out where a rank that stays
-has one. New rows, and those of ranks that are gone, are listed; the stripes number all others as
-before, as neither those rows nor the steps of ranks that are gone are counted in them.
+Rows keep their ranks and slots. Copies on ranks that are gone are left out if a rank that stays has
+one. New rows, and those of ranks that are gone, are listed; the stripes number all others as
+before, because neither those rows nor the steps of ranks that are gone are counted in them.
 
 Rows that all new ranks hold must have one slot on all. Those that only some of the old ranks held
 may not: nowhere reads such rows from the last rank, and all others from the first holder, which

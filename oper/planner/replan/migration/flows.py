@@ -23,8 +23,8 @@ class Flows:
     rows: Ints
 
     def link_bytes(self, row_bytes: Floats, copies: Ints) -> float:
-        """Return the bytes over links of rows of `row_bytes` [C], where `copies[k, l]` ranks copy a
-        row that goes from column k to column l."""
+        """Return the bytes over links of rows of `row_bytes` [C]; `copies[k, l]` ranks copy a row
+        that goes from column k to column l."""
         return float(dot(self.rows * row_bytes[self.row_class], copies[self.before, self.after]))
 
 

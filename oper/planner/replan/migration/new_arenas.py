@@ -2,7 +2,7 @@
 
 In: rows of each class by holder set, before and after. Out: `NewArenas`. Every arena stays dense,
 one slot a row. New replicas of a holder set get a block of slots behind the replicas that are
-there, at equal slots of all holders where all ranks hold them, and always in training. Only if the
+there, at equal slots of all holders if all ranks hold them, and always in training. Only if the
 replicas themselves would reach beyond an arena's end are all replicas of that width laid out anew,
 from slot 0 on.
 """

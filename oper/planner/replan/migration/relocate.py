@@ -1,9 +1,9 @@
 """From flows between holder sets to rows with new slots: the layout that results, and the moves.
 
 In: a plan's rows by class and holder set, the rows wanted, `Flows` between them. Out: `Relocation`.
-Which rows change is decided in `rows_to_move.py`, their slots in `slot_assignment.py`. Striped rows
-that change holders or slots become listed. The others stay where they are, as the old bitmap goes
-on to number them (layout.py).
+`rows_to_move.py` decides the rows that change, `slot_assignment.py` their slots. Striped rows that
+change holders or slots become listed. The others keep their places, because the old bitmap goes on
+to number them (layout.py).
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ class NewSlots:
 
 
 class NewGroups:
-    """The groups of the new layout: those of the old one, then those that rows need beside them."""
+    """Groups of the new layout: those of the old one, then the further ones that rows need."""
 
     def __init__(self, locator: RowLocator) -> None:
         layout: Layout = locator.layout
