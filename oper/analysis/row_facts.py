@@ -154,11 +154,11 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
             "a raw value becomes a row by the table's id rule, in plan.json"
         )
     layout, memory = plan.layout, plan.memory_of(table)
-    found = layout.locate(table, np.array([row]))
-    counted = _count(plan, table, row, found, profile)
-    group = int(found.group[0])
+    located = layout.locate(table, np.array([row]))
+    counted = _count(plan, table, row, located, profile)
+    group = int(located.group[0])
     if group < 0:
-        owner = int(found.owner[0])
+        owner = int(located.owner[0])
         return RowFacts(
             table=table_name,
             row=row,
@@ -170,13 +170,13 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
             partition=None,
             owner=owner,
             replicas=[],
-            slots={owner: int(found.slot[0])},
+            slots={owner: int(located.slot[0])},
             source=[owner] * plan.ranks,
             # After a replan a striped row may be hot, and still not worth a move.
             why=RowReason.COLD if layout.stripe_bitmap is None else RowReason.STAYED,
         )
     holders = np.flatnonzero(layout.holds[group]).tolist()
-    position = int(found.position[0])
+    position = int(located.position[0])
     cost = _cost(plan, table, counted)
     return RowFacts(
         table=table_name,
@@ -231,10 +231,10 @@ def _expected(
     if samples_with_row > SELDOM and of_table.turnover is None:
         return accesses, samples_with_row
     counted = of_table.histogram()
-    found = expected_counts(*counted, of_table.turnover)
+    expected = expected_counts(*counted, of_table.turnover)
     here = (counted.accesses == accesses) & (counted.samples_with_row == samples_with_row)
     (at,) = np.flatnonzero(here)
-    return float(found.accesses[at]), float(found.samples_with_row[at])
+    return float(expected.accesses[at]), float(expected.samples_with_row[at])
 
 
 def _one_id_a_sample(plan: Plan) -> bool:

@@ -95,8 +95,8 @@ class FollowedPlans:
         self._calls += 1
         if self._calls % every:
             return None
-        mine = np.int64(self._proposed).tobytes()
-        period = int(np.frombuffer(ranks.gather(mine, "tell of a new plan")[0], np.int64)[0])
+        message = np.int64(self._proposed).tobytes()
+        period = int(np.frombuffer(ranks.gather(message, "tell of a new plan")[0], np.int64)[0])
         if period == _NONE:
             return None
         self._period = period

@@ -52,12 +52,12 @@ class MonitoredRanks:
         if self._group is None:
             return [message]
         lengths = [int(np.frombuffer(size, np.int64)[0]) for size in sizes]
-        mine = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]
+        sent = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]
         received = torch.empty(sum(lengths) if self.rank == 0 else 0, dtype=torch.uint8)
         self._group.run(
             dist.all_to_all_single,
             received,
-            mine,
+            sent,
             output_split_sizes=lengths if self.rank == 0 else [0] * self.ranks,
             input_split_sizes=[len(message)] + [0] * (self.ranks - 1),
             action=action,

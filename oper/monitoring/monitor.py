@@ -146,19 +146,19 @@ class Monitor:
 
         Raises OperError if the plan is for other tables or ranks, or has them in another order.
         """
-        found = plan_of(plan)
-        same = fingerprint(found.tables) == fingerprint(self.plan.tables)
-        if not same or found.ranks != self.plan.ranks:
+        followed = plan_of(plan)
+        same = fingerprint(followed.tables) == fingerprint(self.plan.tables)
+        if not same or followed.ranks != self.plan.ranks:
             raise OperError(
                 f"expected a plan for the tables of the monitored plan, in their order, "
-                f"{self.plan!r}, got {found!r}; close the monitor, and make another"
+                f"{self.plan!r}, got {followed!r}; close the monitor, and make another"
             )
         names = "the monitored plan", "the plan to follow"
-        old, new = self.plan.numbered_tables(), found.numbered_tables()
-        check_same_rows(old, new, names, start=found.vocabulary_start)
+        old, new = self.plan.numbered_tables(), followed.numbered_tables()
+        check_same_rows(old, new, names, start=followed.vocabulary_start)
         if self._told is not None:
             wait_for([self._told])
-        self.plan = found
+        self.plan = followed
 
     def close(self) -> None:
         """Stop counting, and wait until what is being told is told. A period that is complete is
@@ -205,8 +205,8 @@ class Monitor:
         if self._closed:
             raise OperError("the monitor is closed; ask it before, inside its `with`")
         counted = [each.take() for each in self._collections]
-        mine = packed(in_plans_tables(counted, self.plan.tables))
-        return self._ranks.gather_on_first(mine, "merge what a monitor counted")
+        message = packed(in_plans_tables(counted, self.plan.tables))
+        return self._ranks.gather_on_first(message, "merge what a monitor counted")
 
     def _end_period_in_passing(self) -> None:
         """End a period in a step, or at the job's end, which is not to fail because of that."""
@@ -225,7 +225,7 @@ class Monitor:
         counted_iterations, self._counted_iterations = self._counted_iterations, 0
         if self._teller is None:
             return None
-        found = PeriodReport(
+        report = PeriodReport(
             period=-1,
             ended=time.time(),
             last_iteration=self._iterations,
@@ -240,7 +240,7 @@ class Monitor:
             why_not_judged="nothing was counted in this period",
         )
         judges = wait or self._told is None or self._told.done()
-        self._told = self._teller.submit(self._tell, found, messages, judges)
+        self._told = self._teller.submit(self._tell, report, messages, judges)
         return self._told
 
     # What follows is done in the teller's thread alone.
@@ -353,7 +353,7 @@ def monitor(
     engine = next(iter(sharded_collections(model).values())).engine
     first = engine.node.group is None or engine.node.group.rank == 0
 
-    def given() -> _Settings:
+    def make_settings() -> _Settings:
         check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
         sampled = SampledIterations(sample_every)
         if period is not None and not 1 <= whole_number(period, "period") <= MOST_ITERATIONS:
@@ -380,7 +380,7 @@ def monitor(
 
     settings, failure = None, None
     try:
-        settings = given()
+        settings = make_settings()
     except OperError as error:
         failure = error
     deadline = _DEADLINE_SECONDS if settings is None else settings.deadline_seconds
@@ -400,8 +400,8 @@ def _check_agreement(
     ranks: MonitoredRanks, settings: _Settings | None, failure: OperError | None
 ) -> None:
     """Raise on all ranks if one cannot begin, or counts other iterations than rank 0."""
-    mine = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
-    messages = ranks.gather(np.array(mine, np.int64).tobytes(), "begin a monitor")
+    agreed = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
+    messages = ranks.gather(np.array(agreed, np.int64).tobytes(), "begin a monitor")
     if failure is not None:
         raise failure
     all_ranks = [np.frombuffer(message, np.int64).tolist() for message in messages]
@@ -438,8 +438,8 @@ def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
     known = {table.name: table for table in plan.tables}
     for engine in engines:
         for table in engine.plan.tables:
-            mine = known.get(table.name)
-            if mine is None or fingerprint([mine]) != fingerprint([table]):
+            model_table = known.get(table.name)
+            if model_table is None or fingerprint([model_table]) != fingerprint([table]):
                 raise OperError(
                     f"monitor: the model has table {table.name!r} by another plan than the one "
                     "given; give the plan that it was sharded by, or none"

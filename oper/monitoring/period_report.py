@@ -107,10 +107,10 @@ class PeriodReport:
             ranks = len(content["predicted"]["lookups"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        found = typed(content, PeriodReport, ranks)
-        if not 0 <= found.ended < _LAST_SECOND:
-            raise ValueError(f"ended: {found.ended} is no time")
-        return found
+        report = typed(content, PeriodReport, ranks)
+        if not 0 <= report.ended < _LAST_SECOND:
+            raise ValueError(f"ended: {report.ended} is no time")
+        return report
 
     def line(self) -> str:
         """Return the report as a line of JSON."""
@@ -132,39 +132,39 @@ class PeriodReport:
 
     def judged(self) -> str:
         """Return the verdict and its reason."""
-        found = self.judgement
+        judgement = self.judgement
         state = self.verdict if self.moving is None else str(self.moving)
-        if found is None:
+        if judgement is None:
             return f"{state}: {self.why_not_judged}" if self.moving is None else state
         steps = [
             f"{CHOICES[each.choice]} {format_duration(each.step_seconds)}"
-            for each in found.candidates[1:]
+            for each in judgement.candidates[1:]
         ]
         said = (
-            f"{state}: a step takes {format_duration(found.keep.step_seconds)}, "
-            f"{', '.join(steps)} ({format_percent(found.threshold)} tolerated)"
+            f"{state}: a step takes {format_duration(judgement.keep.step_seconds)}, "
+            f"{', '.join(steps)} ({format_percent(judgement.threshold)} tolerated)"
         )
-        if not found.replan.moved_bytes:
+        if not judgement.replan.moved_bytes:
             return said
-        after = found.pays_after_steps(found.replan)
+        after = judgement.pays_after_steps(judgement.replan)
         pays = "never pay" if after is None else f"pay after {plural(after, 'step')}"
-        moves = f"moves of {format_bytes(found.replan.moved_bytes)} {pays}"
+        moves = f"moves of {format_bytes(judgement.replan.moved_bytes)} {pays}"
         named = self.new_plan and self.moving is None
         return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
         """Return figures for a dashboard, by name."""
-        found: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
-            found |= {
+            scalars |= {
                 f"oper/lookups_min_over_max/{which}": traffic.lookups_dob,
                 f"oper/replica_share/{which}": traffic.replica_share,
                 f"oper/bytes_between_ranks/{which}": traffic.communication_bytes.total,
             }
         if self.judgement is not None:
-            found |= {
+            scalars |= {
                 f"oper/step_seconds/{_SCALARS[each.choice]}": each.step_seconds
                 for each in self.judgement.candidates
             }
-            found["oper/worse_than_best"] = self.judgement.worse
-        return found
+            scalars["oper/worse_than_best"] = self.judgement.worse
+        return scalars

@@ -91,22 +91,22 @@ def counted_traffic(plan: Plan, messages: Sequence[bytes]) -> Traffic:
     rank."""
     ranks = len(messages)
     table = np.array([np.frombuffer(message) for message in messages])
-    found: dict[str, Any] = dict(zip(_SCALARS, table[:, : len(_SCALARS)].T, strict=True))
+    counts: dict[str, Any] = dict(zip(_SCALARS, table[:, : len(_SCALARS)].T, strict=True))
     vectors = table[:, len(_SCALARS) :].reshape(ranks, len(_VECTORS), ranks)
-    found |= {name: vectors[:, number] for number, name in enumerate(_VECTORS)}
+    counts |= {name: vectors[:, number] for number, name in enumerate(_VECTORS)}
     away = ~np.eye(ranks, dtype=bool)
-    rows = _through_relays(plan, found["fetched_rows"], found["relayed_rows"])
-    read = _through_relays(plan, found["fetched_bytes"], found["relayed_bytes"])
-    gradients = _through_relays(plan, found["gradient_bytes"], found["relayed_gradient_bytes"])
-    link_bytes = np.where(away, read + found["bag_sum_bytes"], 0.0)
-    gradients = np.where(away, gradients + found["bag_gradient_bytes"], 0.0)
-    summed = found["allreduce_bytes"].sum() + found["node_copy_bytes"].sum()
-    accesses = found["accesses"].sum()
+    rows = _through_relays(plan, counts["fetched_rows"], counts["relayed_rows"])
+    read = _through_relays(plan, counts["fetched_bytes"], counts["relayed_bytes"])
+    gradients = _through_relays(plan, counts["gradient_bytes"], counts["relayed_gradient_bytes"])
+    link_bytes = np.where(away, read + counts["bag_sum_bytes"], 0.0)
+    gradients = np.where(away, gradients + counts["bag_gradient_bytes"], 0.0)
+    summed = counts["allreduce_bytes"].sum() + counts["node_copy_bytes"].sum()
+    accesses = counts["accesses"].sum()
     return Traffic(
-        rows.sum(axis=0) + _own_copies(plan, found),
+        rows.sum(axis=0) + _own_copies(plan, counts),
         link_bytes,
         Communication(float(link_bytes.sum()), float(gradients.sum()), float(summed)),
-        float(found["replica_accesses"].sum() / accesses) if accesses else 0.0,
+        float(counts["replica_accesses"].sum() / accesses) if accesses else 0.0,
     )
 
 

@@ -209,12 +209,12 @@ class Comparison(Summarised):
     def fitting(self) -> list[str]:
         """Methods within the limits, by predicted step, the fastest first; ties keep the given
         order."""
-        found = [
+        timed = [
             (result.step_seconds, name)
             for name, result in self.methods.items()
             if result.step_seconds is not None and result.fits
         ]
-        return [name for _, name in sorted(found, key=lambda pair: pair[0])]
+        return [name for _, name in sorted(timed, key=lambda pair: pair[0])]
 
     def to_json(self) -> dict[str, Any]:
         """Return a run of `oper compare --json`."""
@@ -526,9 +526,9 @@ class _Contest:
         if not (mixes and by_mean(ranks, self.asked)):
             return []
         most = self.problem(ways[-1])
-        own = cheaper_pooled_of(self.problem(self.usual), most, baseline)
+        cheaper = cheaper_pooled_of(self.problem(self.usual), most, baseline)
         tried = {way.pooled for way in ways}
-        return [] if own in tried else [Way(own, self.usual.workload)]
+        return [] if cheaper in tried else [Way(cheaper, self.usual.workload)]
 
     def _compared(self) -> Sequence[Way]:
         return [*self.bounds] or self.ways[:1]

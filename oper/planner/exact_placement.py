@@ -60,9 +60,11 @@ def place_exactly(
 ) -> Exact | None:
     """Return the best placement of the rows in all memories whose slowest rank takes
     `limit_seconds` at most, about `scale_seconds`; None if the problem is too large."""
-    found = [_holder_sets(problem) for problem in problems]
-    all_of_them = all(complete for _, complete in found)
-    columns = [len(p.classes) * len(sets) for p, (sets, _) in zip(problems, found, strict=True)]
+    holder_sets = [_holder_sets(problem) for problem in problems]
+    all_of_them = all(complete for _, complete in holder_sets)
+    columns = [
+        len(p.classes) * len(sets) for p, (sets, _) in zip(problems, holder_sets, strict=True)
+    ]
     if sum(columns) > MOST_COLUMNS:
         return None
     best: WholeRows | None = None
@@ -71,7 +73,7 @@ def place_exactly(
     for chosen in product(*methods):
         wanted = [
             _items(problem, sets, method, limit_seconds)
-            for problem, (sets, _), method in zip(problems, found, chosen, strict=True)
+            for problem, (sets, _), method in zip(problems, holder_sets, chosen, strict=True)
         ]
         if not all(each.usable.any(axis=1).all() for each in wanted):
             continue
@@ -89,7 +91,7 @@ def place_exactly(
         return Exact(None, bound)
     placements = tuple(
         _class_placement(problem, sets, rows)
-        for problem, (sets, _), rows in zip(problems, found, best.rows, strict=True)
+        for problem, (sets, _), rows in zip(problems, holder_sets, best.rows, strict=True)
     )
     return Exact(placements, bound)
 

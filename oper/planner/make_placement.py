@@ -184,9 +184,9 @@ def _exact(
     if exact is None:
         return placement, certificate
     if exact.placements is not None:
-        found = _Placement(exact.placements[0], place_rows(problem, exact.placements[0]))
-        if found.seconds < placement.seconds:
-            placement = found
+        placed = _Placement(exact.placements[0], place_rows(problem, exact.placements[0]))
+        if placed.seconds < placement.seconds:
+            placement = placed
     certificate = certificate.at_least(exact.bound_seconds)
     return placement, certificate.of(placement.rows.cost.objective_seconds)
 

@@ -136,9 +136,9 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     memory_bytes = plan.cost.memory_bytes
     if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory
         memory_bytes = memory_bytes + plan.host.cost.memory_bytes
-    found = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
+    sentences = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
     if topology.ranks == 1:
-        found.append(
+        sentences.append(
             f"there is one rank, which holds every row: {option('--mode')} and {option('--fetch')} "
             f"change the figures but not the plan; {option('--extra-memory')}, "
             f"{option('--threshold')}, {option('--dob')} and {option('--balance')} have no effect"
@@ -149,7 +149,7 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
         weight = classes.rows * classes.S
         raw = float(dot(weight, classes.expected)) / max(profile.samples, 1) * samples
         if raw - float(dot(weight, classes.D)) <= _NO_SAVING * raw:
-            found.append(
+            sentences.append(
                 f"{option('--fetch', 'distinct')}: has no effect here, as the {samples:g} samples "
                 "of a rank almost never read a row twice"
             )
@@ -157,11 +157,11 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     uses_distinct = workload.training or workload.fetch == "distinct"
     planned_for = (workload.batch_size, topology.ranks)
     if measured and uses_distinct and (measured.batch_size, measured.ranks) != planned_for:
-        found.append(
+        sentences.append(
             f"distinct rows were measured for batches of {measured.batch_size:,} on "
             f"{plural(measured.ranks, 'rank')}, and this plan is for "
             f"{workload.batch_size:,} on {topology.ranks:,}: profile with "
             f"{option('--batch-size', workload.batch_size)}{spoken(' ', ', ')}"
             f"{option('--ranks', topology.ranks)} for closer figures"
         )
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in sentences if sentence]

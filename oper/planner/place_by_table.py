@@ -127,7 +127,7 @@ class Steps(NamedTuple):
     def gain_over(self, other: "Steps") -> float:
         """Return the share by which these steps are shorter than others, the smaller of both."""
         pairs = zip(self, other, strict=True)
-        return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
+        return min(1 - seconds / theirs if theirs else 0.0 for seconds, theirs in pairs)
 
 
 def _may_have_sums(profile: Profile, topology: Topology) -> bool:

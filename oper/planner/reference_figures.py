@@ -100,13 +100,13 @@ def _simple_plan(
 ) -> SimplePlan:
     """Return the plan with the shorter step of those in which tables are pooled as in OPER's plan,
     or none is: for each the problems of these and of later data."""
-    found = []
+    plans = []
     for problems, unseen in ways:
         costs, step, seconds = _priced(method, problems)
         later_step = later = None
         if unseen is not None:
             _, later_step, later = _priced(method, unseen)
-        found.append(
+        plans.append(
             SimplePlan(
                 method,
                 step,
@@ -117,12 +117,12 @@ def _simple_plan(
                 later,
             )
         )
-    return min(found, key=lambda plan: plan.step_seconds)
+    return min(plans, key=lambda plan: plan.step_seconds)
 
 
 def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:
     """Return the cost in each problem, and the step and the objective of all of them, in
     seconds."""
-    found = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
-    costs = [cost for cost, _ in found]
-    return costs, sum(step.seconds for _, step in found), float(rank_seconds(costs).max())
+    predicted = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
+    costs = [cost for cost, _ in predicted]
+    return costs, sum(step.seconds for _, step in predicted), float(rank_seconds(costs).max())

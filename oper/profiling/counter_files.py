@@ -92,12 +92,12 @@ class SparseCounts:
         counters in `dtype`. A block's counters fit in a cache."""
         large_first = 0
         for block in np.flatnonzero(np.diff(self.block_starts)).tolist():
-            mine = slice(*self.block_starts[block : block + 2].tolist())
-            counts = self.counts[mine].astype(dtype)
+            of_block = slice(*self.block_starts[block : block + 2].tolist())
+            counts = self.counts[of_block].astype(dtype)
             large = np.flatnonzero(counts == 0)
             counts[large] = self.large_counts[large_first : large_first + len(large)]
             large_first += len(large)
-            yield block * BLOCK_ROWS, self.rows[mine], counts
+            yield block * BLOCK_ROWS, self.rows[of_block], counts
 
 
 _PARTS: dict[str, tuple[type, ...]] = {

@@ -73,12 +73,14 @@ def count_under_torchrun(
                 f"{option('--rows')}: works in one process only; under torchrun pass the files to "
                 "count"
             )
-        mine = log.part(rank, ranks)
-        prepared = tables.prepare(mine)
+        log_part = log.part(rank, ranks)
+        prepared = tables.prepare(log_part)
         group.barrier()
         prepared = _agreed_tables(prepared, log, tables)
         with scratch_folder(output) as folder:
-            part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
+            part = count(RowReader(log_part, prepared), options, prepared=prepared, folder=folder)[
+                0
+            ]
             group.barrier()
             if rank > 0:
                 _sum(part, None, Memory())
@@ -215,9 +217,9 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         bag_lengths=bag_lengths,
     )
     names = [table.name for table in part.tables]
-    found = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
-    if found:
-        whole.source["skipped_ids"] = found
+    skipped_ids = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
+    if skipped_ids:
+        whole.source["skipped_ids"] = skipped_ids
     if "sampled" in part.source:
         whole.source["sampled"] = {"share": part.source["sampled"]["share"]}
     if measured is not None:
@@ -251,12 +253,12 @@ def _gather_bag_lengths(part: Profile) -> BagLengths | None:
     assert part.bag_lengths is not None, "it was counted by this version of oper"
     distinct = torch.from_numpy(part.bag_lengths.distinct.copy())
     dist.reduce(distinct, dst=0)
-    mine = torch.from_numpy(part.bag_lengths.pairs)
-    most = torch.tensor(len(mine))
+    pairs = torch.from_numpy(part.bag_lengths.pairs)
+    most = torch.tensor(len(pairs))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     # Pairs of 0 bags, which the sum leaves out, fill up those of ranks that have fewer.
-    padded = torch.zeros((int(most), mine.shape[1]), dtype=torch.int64)
-    padded[: len(mine)] = mine
+    padded = torch.zeros((int(most), pairs.shape[1]), dtype=torch.int64)
+    padded[: len(pairs)] = pairs
     if dist.get_rank() != 0:
         dist.gather(padded)
         return None

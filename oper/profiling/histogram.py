@@ -31,13 +31,13 @@ def histogram(
     Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `samples_with_row`
     begin at samples_with_row_offsets[n]; if that range is empty they equal its accesses.
     """
-    found = native.ops().histogram(
+    tensors = native.ops().histogram(
         as_tensor(accesses),
         samples_with_row_tensor(samples_with_row, accesses),
         as_int64(offsets),
         samples_with_row_starts(samples_with_row_offsets),
     )
-    return RowHistogram(*(tensor.numpy() for tensor in found))
+    return RowHistogram(*(tensor.numpy() for tensor in tensors))
 
 
 def samples_with_row_tensor(samples_with_row: Counts, accesses: Counts) -> Any:

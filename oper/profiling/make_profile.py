@@ -206,7 +206,9 @@ def profile(
     opened = open_log(log, read)
     with atomic_folder(output, FORMAT, overwrite) if output else nullcontext() as folder:
         if hold_out is None:
-            opened, found = _windows(opened, windows, by_column, str(every), max_windows, progress)
+            opened, log_windows = _windows(
+                opened, windows, by_column, str(every), max_windows, progress
+            )
         else:
             if windows is not None or by_column is not None:
                 raise OperError(
@@ -214,10 +216,10 @@ def profile(
                     f"it out with {option('--windows')} and {option('--by-column')}"
                 )
             held_out = parse_share(str(hold_out), option("--hold-out"))
-            found = HeldOutWindows(held_out, _samples(opened))
+            log_windows = HeldOutWindows(held_out, _samples(opened))
         with progress("finding the tables", opened.estimated_samples()) as advance:
             prepared = stated.prepare(opened, advance)
-        asked = replace(asked, windows=found, source=provenance(opened, prepared.left_out))
+        asked = replace(asked, windows=log_windows, source=provenance(opened, prepared.left_out))
         with progress("counting", opened.estimated_samples()) as advance:
             counted = count(
                 RowReader(opened, prepared),
@@ -226,7 +228,7 @@ def profile(
                 folder=folder,
                 advance=advance,
             )
-        in_windows = found is not None and hold_out is None
+        in_windows = log_windows is not None and hold_out is None
         if hold_out is not None:
             counted = [_with_held_out(counted, option("--hold-out", hold_out))]
         in_order(counted)

@@ -178,9 +178,9 @@ class Profile(RowCounts):
             earlier, later = self.open_last_windows()
         if earlier is None or not 1 / _ALIKE <= earlier.samples / self.samples <= _ALIKE:
             return None
-        found = turnover_between(earlier, later)
+        turnover = turnover_between(earlier, later)
         earlier.release()
-        return found
+        return turnover
 
     @property
     def parts(self) -> "tuple[Profile, Profile] | None":
@@ -501,8 +501,8 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
             add_counters(profile.stored("samples_with_row"), samples_with_row)
             continue
         for table in np.flatnonzero(bagged).tolist():
-            mine = samples_with_row[starts[table] : starts[table + 1]]
-            add_counters(profile.table_samples_with_row(table), mine)
+            table_counts = samples_with_row[starts[table] : starts[table + 1]]
+            add_counters(profile.table_samples_with_row(table), table_counts)
         profile.release()
     merged = Profile(
         first.tables,

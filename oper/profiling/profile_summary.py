@@ -138,8 +138,8 @@ def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...
     lengths = profile.bag_lengths
     summaries = []
     for number, (table, bagged) in enumerate(zip(profile.tables, profile.bagged, strict=True)):
-        mine = slice(*border[number : number + 2].tolist())
-        counted = _summary(table.name, accesses[mine], rows[mine], bagged)
+        table_rows = slice(*border[number : number + 2].tolist())
+        counted = _summary(table.name, accesses[table_rows], rows[table_rows], bagged)
         bags = None if lengths is None else lengths.summary(number)
         summaries.append(replace(counted, ids=table.ids.kind, bag_lengths=bags))
     return whole, tuple(summaries)

@@ -123,8 +123,8 @@ def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterat
 
         def watched_input_dist(context: Any, *arguments: Any, **named: Any) -> Any:
             if getattr(collection, "is_pipelined", False):
-                for each in counts:
-                    each((arguments, named))
+                for watcher in counts:
+                    watcher((arguments, named))
             return input_dist(context, *arguments, **named)
 
         watched_input_dist.counts = counts  # type: ignore[attr-defined]

@@ -115,13 +115,13 @@ class RowCounters:
     @property
     def bag_lengths(self) -> BagLengths:
         """Number of counted bags of each length, and their distinct rows."""
-        found = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
+        lengths = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
         # The bags of one feature are its samples, so that the counters have their distinct rows.
-        distinct = np.where(self._several, self._distinct, found.ids_of_tables)
+        distinct = np.where(self._several, self._distinct, lengths.ids_of_tables)
         starts = samples_with_row_offsets(self.tables, self.bagged)
         for t in np.flatnonzero(np.array(self.bagged, dtype=bool) & ~self._several).tolist():
             distinct[t] = self.samples_with_row[starts[t] : starts[t + 1]].sum(dtype=np.int64)
-        return replace(found, distinct=distinct)
+        return replace(lengths, distinct=distinct)
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
         """Return the profile of what was counted, which shares the counters' memory."""
@@ -138,10 +138,10 @@ class RowCounters:
 
     def snapshot(self) -> Profile:
         """Return a profile of what was counted so far, in memory of its own."""
-        found = self.profile({})
+        snapshot = self.profile({})
         for name in ("accesses", "samples_with_row"):
-            setattr(found, name, sparse_counts(getattr(self, name)))
-        return found
+            setattr(snapshot, name, sparse_counts(getattr(self, name)))
+        return snapshot
 
     def _new(self, size: int, dtype: Any, name: str) -> Any:
         return self._memory.new(size, dtype, self._folder, name)

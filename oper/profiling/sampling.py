@@ -173,10 +173,10 @@ def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
         ties = random.random(_DRAWN_ROWS)
         return np.argpartition(-(count + ties), hot)[:hot]
 
-    found = np.zeros(_DRAWN_ROWS, dtype=bool)
-    found[hottest(sampled)] = True
+    is_found = np.zeros(_DRAWN_ROWS, dtype=bool)
+    is_found[hottest(sampled)] = True
     wanted = hottest(counted)
-    missed = ~found[wanted]
+    missed = ~is_found[wanted]
     accesses = float(counted[wanted].sum())
     return float(missed.mean()), float(counted[wanted][missed].sum()) / max(accesses, 1.0)
 

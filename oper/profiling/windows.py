@@ -227,8 +227,8 @@ def find_time_windows(
             times = times / PER_SECOND[windows.unit]
         low, high = min(low, times.min()), max(high, times.max())
         falls += int(np.count_nonzero(np.diff(times) < 0))
-        found, samples = np.unique(np.floor(times / windows.every), return_counts=True)
-        seen.update(dict(zip(map(int, found.tolist()), samples.tolist(), strict=True)))
+        window_numbers, samples = np.unique(np.floor(times / windows.every), return_counts=True)
+        seen.update(dict(zip(map(int, window_numbers.tolist()), samples.tolist(), strict=True)))
         reach = f" from {_bound(low, windows)} to {_bound(high, windows)}"
         refuse_too_many(
             len(seen),

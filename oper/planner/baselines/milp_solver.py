@@ -92,12 +92,12 @@ def solve(
     """
     began = time.monotonic()
     capacity = np.asarray(capacity_bytes, dtype=np.float64)
-    each = np.ones(len(sums.rows))
+    ones = np.ones(len(sums.rows))
     methods = usable_methods(workload, topology.ranks, budget_bytes)
     methods = methods[1:] or methods  # with replicas allowed, "none" is a case of every other
     outcomes = []
     for n, method in enumerate(methods):
-        rows = pricing_items_of(sums, each, topology, workload, method)
+        rows = pricing_items_of(sums, ones, topology, workload, method)
         now = time.monotonic()
         share = (began + time_limit_seconds - now) / (len(methods) - n)
         try:
@@ -111,12 +111,12 @@ def solve(
         status = "infeasible"
     elif any(outcome.status == "time_limit" for outcome in outcomes):
         status = "time_limit"
-    found = [outcome.holder_sets for outcome in outcomes if outcome.holder_sets is not None]
-    costs = [evaluate(topology, workload, sets, sums, capacity) for sets in found]
-    best = min(range(len(found)), key=lambda n: costs[n].objective_seconds, default=None)
+    candidates = [outcome.holder_sets for outcome in outcomes if outcome.holder_sets is not None]
+    costs = [evaluate(topology, workload, sets, sums, capacity) for sets in candidates]
+    best = min(range(len(candidates)), key=lambda n: costs[n].objective_seconds, default=None)
     return Reference(
         status=status,
-        holder_sets=None if best is None else found[best],
+        holder_sets=None if best is None else candidates[best],
         cost=None if best is None else costs[best],
         # Of a placement found by its tolerance a solver's bound may be a little above its cost.
         bound_seconds=min(
@@ -302,8 +302,8 @@ class _Model:
         optimal = self.problem.sol_status == pulp.LpSolutionOptimal
         if self.problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUnbounded):
             return _Outcome("infeasible", None, np.inf)
-        found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-        sets = self._holder_sets() if found else None
+        is_feasible = info.primal_solution_status == 2  # kSolutionStatusFeasible
+        sets = self._holder_sets() if is_feasible else None
         status: Status = "optimal" if optimal else "time_limit"
         return _Outcome(status, sets, max(bound, 0.0) * self.second)
 

@@ -62,13 +62,13 @@ def paper(problem: ClassProblem) -> Baseline:
     if not problem.workload.training:
         source = replicate_inference(problem, parts.bytes, traffic, placed.owner)
         return _baseline(problem, placed, source, None)
-    found = [
+    baselines = [
         _baseline(problem, placed, replicate_training(problem, parts, placed.owner, batch), batch)
         for batch in BATCHES
     ]
-    costs = [price_baseline(problem, baseline) for baseline in found]
+    costs = [price_baseline(problem, baseline) for baseline in baselines]
     order = [(not cost.feasible, cost.objective_seconds) for cost in costs]
-    return found[order.index(min(order))]
+    return baselines[order.index(min(order))]
 
 
 def _baseline(
@@ -227,16 +227,16 @@ def replicate_inference(
     while active:
         for g in list(active):
             t = int(cost[g].argmax())
-            found = hottest(g, t)
-            if found is None:
+            candidate = hottest(g, t)
+            if candidate is None:
                 active.remove(g)
                 continue
-            read_from(g, found, g)
-            free[g] -= size[found]
-            budget -= size[found]
+            read_from(g, candidate, g)
+            free[g] -= size[candidate]
+            budget -= size[candidate]
             for i in nearer[g]:
-                old = source[found][i]
+                old = source[candidate][i]
                 if old != i and link[i][g] < link[i][old]:
-                    read_from(i, found, g)
-                    heapq.heappush(waiting[i][g], position[found])
+                    read_from(i, candidate, g)
+                    heapq.heappush(waiting[i][g], position[candidate])
     return np.array(source, dtype=np.int64)

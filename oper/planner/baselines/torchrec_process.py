@@ -184,20 +184,20 @@ def least_factor(
     """Return the first success at 1, or within 5 % of the least factor that succeeds; None past
     1024."""
     low, high = 1.0, 1.0
-    found = attempt(high)
-    while found is None:
+    answer = attempt(high)
+    while answer is None:
         low, high = high, 2 * high
         if high > LARGEST_FACTOR:
             return None
-        found = attempt(high)
+        answer = attempt(high)
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
         closer = attempt(middle)
         if closer is None:
             low = middle
         else:
-            found, high = closer, middle
-    return found
+            answer, high = closer, middle
+    return answer
 
 
 def main() -> None:
@@ -208,10 +208,10 @@ def main() -> None:
     print(READY, flush=True)
 
     def attempt(factor: float) -> dict[str, Any] | None:
-        found = plan_once(request, module, factor)
-        if found is not None:
-            print(json.dumps(found), flush=True)
-        return found
+        answer = plan_once(request, module, factor)
+        if answer is not None:
+            print(json.dumps(answer), flush=True)
+        return answer
 
     least_factor(attempt)
 

@@ -38,7 +38,7 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     if problem.ranks > MANY_RANKS or isinstance(problem.topology, PooledTopology):
         return certificate
     as_they_are = _certify(problem, objective_seconds)
-    return max(as_they_are, certificate, key=lambda each: each.lower_bound_seconds)
+    return max(as_they_are, certificate, key=lambda candidate: candidate.lower_bound_seconds)
 
 
 def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
@@ -60,7 +60,7 @@ def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     bound = lower_bound(classes, *limits)
     if objective_seconds > max(bound.seconds, known) * (1 + HOT_ROWS_FROM_GAP):
         tried = hot_rows_bound(classes, *limits, split=bound)
-        bound = replace(max(bound, tried, key=lambda found: found.seconds), note=tried.note)
+        bound = replace(max(bound, tried, key=lambda candidate: candidate.seconds), note=tried.note)
     if known > bound.seconds:
         return Certificate(objective_seconds, known, None, None)
     share = None

@@ -73,13 +73,13 @@ def _owner_seconds(rows: PricingItems, topology: Topology) -> _OwnerSeconds | No
         return None
     parts = []
     for part in rows.traffic(topology).parts:
-        found: list[float] = []
+        seconds: list[float] = []
         for mask in topology.masks().values():
             kind = part.charges.owner_seconds[mask]
             if len(kind) and np.ptp(kind) > 1e-12 * kind.max():
                 return None
-            found.append(float(kind[0]) if len(kind) else found[-1])
-        parts.append(found)
+            seconds.append(float(kind[0]) if len(kind) else seconds[-1])
+        parts.append(seconds)
     own, mates, fars = zip(*parts, strict=True)
     # Readers pay the link for gradients as for reads, so that only `own` differs.
     mate, far = min(mates), min(fars)
@@ -92,14 +92,14 @@ class _Loads:
     def __init__(self, rows: PricingItems, topology: Topology, cost: _OwnerSeconds) -> None:
         ranks, self.nodes = topology.ranks, topology.nodes
         self.ranks_per_node = ranks // self.nodes
-        more = [own - cost.mate for own in cost.own]
+        more = [seconds - cost.mate for seconds in cost.own]
         self.a, self.least_a, self.b = max(more), min(more), cost.far - cost.mate
         self.weight = float(dot(rows.rows, rows.weight_bytes))
         self.elsewhere = cost.far * self.weight
         # Bytes of a row as far as they take its owner more than its mates, at `a` a byte.
         parts = rows.traffic(topology).parts
-        each = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
-        owned = np.sum(each, axis=0)
+        part_bytes = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
+        owned = np.sum(part_bytes, axis=0)
         order = np.argsort(-owned, kind="stable")
         before = np.cumsum(rows.rows[order]) - rows.rows[order]
         order = order[before < HOT_ROWS]

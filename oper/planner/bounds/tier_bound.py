@@ -51,7 +51,10 @@ def certify_together(
     if devices is None:
         return tier.certificate.of(objective_seconds)
     parts = (devices, tier)
-    largest = max((part.certificate for part in parts), key=lambda found: found.lower_bound_seconds)
+    largest = max(
+        (part.certificate for part in parts),
+        key=lambda certificate: certificate.lower_bound_seconds,
+    )
     # What all the devices' memory would allow is known of their own tables alone.
     best = replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
     by_methods = methods_of(devices.problem, tier.problem)
@@ -87,9 +90,9 @@ def weighted_mean_bound(memories: Memories) -> float:
     """Return a lower bound, in seconds, on the slowest rank's time of any placement of the rows in
     all memories: the least mean by weights of the ranks."""
     return sum(
-        lagrangian(memory.rows, memory.topology, found, memory.capacity_bytes, memory.budget_bytes)
+        lagrangian(memory.rows, memory.topology, prices, memory.capacity_bytes, memory.budget_bytes)
         + memory.rows.latency
-        for memory, found in zip(memories, _prices(memories), strict=True)
+        for memory, prices in zip(memories, _prices(memories), strict=True)
     )
 
 
@@ -98,4 +101,4 @@ def _prices(memories: Memories) -> list[DualPrices]:
     memories."""
     if all(each.topology.is_homogeneous(each.capacity_bytes) for each in memories):
         return [homogeneous_prices(*memory) for memory in memories]
-    return [found.prices for found in solve_together(memories)]
+    return [placement.prices for placement in solve_together(memories)]

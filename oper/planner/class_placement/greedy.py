@@ -43,9 +43,9 @@ class Greedy:
     def counts(self, ranks: int) -> Ints:
         """Return the listed rows of each class on each rank, [C, M]; the others are left to the
         stripes."""
-        found = np.zeros((len(self.single), ranks), dtype=np.int64)
-        np.add.at(found, (self.run_class, self.run_rank), self.run_rows)
-        return found
+        counts = np.zeros((len(self.single), ranks), dtype=np.int64)
+        np.add.at(counts, (self.run_class, self.run_rank), self.run_rows)
+        return counts
 
 
 def place_greedily(

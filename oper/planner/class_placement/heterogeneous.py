@@ -53,8 +53,8 @@ def place_on_heterogeneous(
     drafts = [Draft.of(problem, listed_share, method) for method in methods]
     solutions = [restricted_master.solve_items(draft.items, *limits, objective) for draft in drafts]
     n = min(range(len(methods)), key=lambda n: solutions[n].seconds)
-    found = [(drafts[n], solutions[n])]
-    (shares,) = whole_hot_rows(found) if whole and objective == "time" else as_solved(found)
+    solved = [(drafts[n], solutions[n])]
+    (shares,) = whole_hot_rows(solved) if whole and objective == "time" else as_solved(solved)
     return drafts[n].rounded(solutions[n], *shares)
 
 
@@ -68,12 +68,12 @@ def place_together(
         METHODS if problem.workload.training and problem.budget_bytes > 0 else METHODS[:1]
         for problem in problems
     ]
-    found = []
+    choices = []
     for chosen in product(*methods):
         drafts = [Draft.of(p, listed_share, m) for p, m in zip(problems, chosen, strict=True)]
         solved = restricted_master.solve_together([draft.memory for draft in drafts])
-        found.append(list(zip(drafts, solved, strict=True)))
-    best = min(found, key=lambda each: each[0][1].seconds)
+        choices.append(list(zip(drafts, solved, strict=True)))
+    best = min(choices, key=lambda choice: choice[0][1].seconds)
     return tuple(
         draft.rounded(solved, *shares)
         for (draft, solved), shares in zip(best, whole_hot_rows(best), strict=True)

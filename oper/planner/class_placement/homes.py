@@ -50,8 +50,8 @@ class Homes:
 
     def of_ranks(self, node_of: Ints) -> Floats:
         """Return the share of each rank, [T, M]: an equal part of its node's."""
-        found: Floats = self.shares[:, node_of] / np.bincount(node_of)[node_of]
-        return found
+        rank_shares: Floats = self.shares[:, node_of] / np.bincount(node_of)[node_of]
+        return rank_shares
 
 
 def choose_homes(
@@ -101,8 +101,8 @@ class _Tables:
         """Return the seconds for vectors, or rows, from nodes with these shares of the tables'
         rows, [T, N]."""
         chances = self.bags.chances(np.clip(self.share[:, None] * shares, 0.0, 1.0))
-        found: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
-        return found
+        seconds: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
+        return seconds
 
     def slowest(self, shares: Floats) -> float:
         """Return the seconds of the slowest node."""
@@ -217,9 +217,9 @@ def _others(times: Floats, node: int) -> Floats:
     rest = times.copy()
     rest[node] = -np.inf
     order = np.argsort(-rest, kind="stable")
-    found = np.full(len(times), rest[order[0]])
-    found[order[0]] = rest[order[1]] if len(times) > 1 else -np.inf
-    return found
+    largest = np.full(len(times), rest[order[0]])
+    largest[order[0]] = rest[order[1]] if len(times) > 1 else -np.inf
+    return largest
 
 
 def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
@@ -230,7 +230,7 @@ def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Flo
     node, total = int(net.argmax()), float(vectors.sum())
     held = dot(tables.memory, shares)
     others = _others(net, node)
-    found, best = np.inf, shares
+    least, best = np.inf, shares
     for sign in (-1, 1):
         from_ = shares[:, [node]] if sign < 0 else shares  # [T, 1 or N]
         for fraction in _FRACTIONS:
@@ -248,13 +248,13 @@ def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Flo
             some &= (held[node] + moved <= room) | (moved <= 0)
             some &= (held - moved <= room) | (moved >= 0)
             slowest = np.where(some, slowest, np.inf)
-            if slowest.min() < found:
-                found = float(slowest.min())
+            if slowest.min() < least:
+                least = float(slowest.min())
                 t, other = np.unravel_index(int(slowest.argmin()), slowest.shape)
                 best = shares.copy()
                 best[t, node] = here[t, other]
                 best[t, other] = there[t, other]
-    return found, best
+    return least, best
 
 
 def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
@@ -264,21 +264,23 @@ def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float,
     net = dot(tables.work, shares) - vectors.sum(axis=0)
     node, total = int(net.argmax()), float(vectors.sum())
     home = np.where(shares.max(axis=1) == 1.0, shares.argmax(axis=1), -1)
-    mine = np.flatnonzero((home == node) & (tables.work > 0))
-    theirs = np.flatnonzero((home >= 0) & (home != node) & (tables.work > 0))
-    if not len(mine) or not len(theirs):
+    tables_here = np.flatnonzero((home == node) & (tables.work > 0))
+    tables_elsewhere = np.flatnonzero((home >= 0) & (home != node) & (tables.work > 0))
+    if not len(tables_here) or not len(tables_elsewhere):
         return np.inf, shares
     alone = tables.work - vectors.max(axis=1)  # of a whole table, to its node
-    change = alone[theirs] - alone[mine][:, None]
+    change = alone[tables_elsewhere] - alone[tables_here][:, None]
     held, memory = dot(tables.memory, shares), tables.memory
-    slowest = np.maximum(net[node] + change, net[home[theirs]] - change)
-    slowest = np.maximum(slowest, _others(net, node)[home[theirs]]) + total
-    more = memory[theirs] - memory[mine][:, None]
+    slowest = np.maximum(net[node] + change, net[home[tables_elsewhere]] - change)
+    slowest = np.maximum(slowest, _others(net, node)[home[tables_elsewhere]]) + total
+    more = memory[tables_elsewhere] - memory[tables_here][:, None]
     fits = ((held[node] + more <= room) | (more <= 0)) & (
-        (held[home[theirs]] - more <= room) | (more >= 0)
+        (held[home[tables_elsewhere]] - more <= room) | (more >= 0)
     )
     slowest = np.where(fits, slowest, np.inf)
     first, second = np.unravel_index(int(slowest.argmin()), slowest.shape)
     best = shares.copy()
-    best[[mine[first], theirs[second]]] = shares[[theirs[second], mine[first]]]
+    best[[tables_here[first], tables_elsewhere[second]]] = shares[
+        [tables_elsewhere[second], tables_here[first]]
+    ]
     return float(slowest.min()), best

@@ -44,15 +44,15 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(dot(traffic, classes.rows))
     counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
-    own = counts[:, :ranks]
-    own[hot] = placed[hot]
+    owned = counts[:, :ranks]
+    owned[hot] = placed[hot]
     if isinstance(problem.topology, RelayedTopology):
         node_bytes = classes.row_sums.node_bytes[:, 0]
-        own[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
+        owned[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
     elif problem.topology.nodes > 1 and ranks > MANY_RANKS:
-        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
-    load = dot(traffic, own) + load
-    own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+        owned[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
+    load = dot(traffic, owned) + load
+    owned[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     counts[:, ranks:] = replicas
     return ClassPlacement(
         step="greedy",

@@ -77,8 +77,8 @@ def choose_replicas(problem: ClassProblem) -> Replicas:
     few = few_copies(problem, rows, needed)
     columns = np.zeros((len(rows), len(few.sets)), dtype=np.int64)
     columns[few.class_of, np.arange(len(few.sets))] = 1
-    found = _spend_rest(problem, sets + few.sets, np.concatenate([replicas, columns], axis=1))
-    return Replicas(*found, few.load)
+    replicated = _spend_rest(problem, sets + few.sets, np.concatenate([replicas, columns], axis=1))
+    return Replicas(*replicated, few.load)
 
 
 def _levels(problem: ClassProblem, needed: Ints) -> Levels:
@@ -157,11 +157,11 @@ def everywhere_seconds(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> Floats:
     """Return a row's part of the mean T with a copy on every rank, [C], without the latency."""
-    each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
-    seconds = own * each.memory_read_bytes
+    sums, per_byte = classes.row_sums, Charges.of(topology).mean_memory_seconds
+    seconds = per_byte * sums.memory_read_bytes
     if workload.training:
-        seconds = seconds + own * each.union_bytes
-        seconds = seconds + allreduce_cost(topology, method).row_seconds(each)
+        seconds = seconds + per_byte * sums.union_bytes
+        seconds = seconds + allreduce_cost(topology, method).row_seconds(sums)
     return seconds
 
 
@@ -225,9 +225,9 @@ def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
         return SavedByCopies(saved.nodes * further_node, saved.ranks * further_node)
     even = DualPrices(np.full(topology.ranks, 1 / topology.ranks), np.zeros(topology.ranks), 0.0)
     _, of_rank, of_node = relayed_copies(topology, even)
-    each = classes.row_sums
+    sums = classes.row_sums
     once, a_node, everywhere = (
-        each.read_bytes * of_rank[n] + each.node_bytes[:, 0] * of_node[n] for n in range(3)
+        sums.read_bytes * of_rank[n] + sums.node_bytes[:, 0] * of_node[n] for n in range(3)
     )
     nodes = (once - a_node) / (topology.nodes - 1) / classes.m
     ranks = (a_node - everywhere) / (topology.ranks - topology.nodes) / classes.m

@@ -110,7 +110,7 @@ def place_whole(
     limit = np.concatenate(
         [np.zeros(ranks), *(np.array(n) / of.byte for n, of in zip(limits, placed, strict=True))]
     )
-    each = block_diag(
+    all_placed = block_diag(
         [
             csr_array((np.ones(n), (of.columns[0], np.arange(n))), shape=(len(of.total), n))
             for n, of in zip(columns, placed, strict=True)
@@ -120,7 +120,7 @@ def place_whole(
     whole = np.concatenate([of.whole[of.columns[0]] for of in placed])
     most = np.concatenate([of.total[of.columns[0]] for of in placed])
     with standard_streams.native_output_dropped():
-        found = milp(
+        solution = milp(
             np.concatenate([np.zeros(sum(columns)), [1.0]]),
             integrality=np.concatenate([whole, [False]]).astype(np.int64),
             bounds=Bounds(0.0, np.concatenate([most, [np.inf]])),
@@ -129,7 +129,7 @@ def place_whole(
                     [
                         times,
                         hstack([block_diag(memory), nothing]),
-                        hstack([each, csr_array((each.shape[0], 1))]),
+                        hstack([all_placed, csr_array((all_placed.shape[0], 1))]),
                     ]
                 ),
                 np.concatenate([np.full(len(limit), -np.inf), total]),
@@ -137,15 +137,15 @@ def place_whole(
             ),
             options={"node_limit": nodes, "mip_rel_gap": relative_gap},
         )
-    if found.x is None:
+    if solution.x is None:
         return None
     rows = []
     for n, of in enumerate(placed):
-        x = found.x[sum(columns[:n]) : sum(columns[: n + 1])]
+        x = solution.x[sum(columns[:n]) : sum(columns[: n + 1])]
         whole_rows = of.whole[of.columns[0]]
         in_sets = np.zeros(of.usable.shape)
         in_sets[of.columns] = np.where(whole_rows, np.rint(x), np.maximum(x, 0.0)) * of.unit
         rows.append(in_sets)
     latency = sum(of.memory.rows.latency for of in placed)
-    bound = max(float(found.mip_dual_bound), 0.0)
-    return WholeRows(tuple(rows), found.x[-1] * second + latency, bound * second + latency)
+    bound = max(float(solution.mip_dual_bound), 0.0)
+    return WholeRows(tuple(rows), solution.x[-1] * second + latency, bound * second + latency)

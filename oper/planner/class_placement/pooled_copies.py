@@ -108,10 +108,10 @@ def least_mean_seconds(problem: Problem, lengths: BagLengths, budget_bytes: floa
     extra copies."""
     methods = _methods(problem, lengths, _LEAST, bound=True)
     nothing = methods[0]
-    found = [nothing.seconds(nothing.nothing)]
+    bounds = [nothing.seconds(nothing.nothing)]
     if budget_bytes > 0:
-        found += [each.within(budget_bytes)[1] for each in methods]
-    return max(min(found) * (1 - SAFETY), 0.0)
+        bounds += [each.within(budget_bytes)[1] for each in methods]
+    return max(min(bounds) * (1 - SAFETY), 0.0)
 
 
 def enough_extra_bytes(
@@ -126,15 +126,15 @@ def enough_extra_bytes(
     best = choose_copies(problem, lengths, budget_bytes, supposed)
     methods = _methods(problem, lengths, supposed)
     enough = min(budget_bytes, best.extra_bytes)
-    for each in methods:
-        low, high = each.prices
+    for copying in methods:
+        low, high = copying.prices
         for _ in range(_BISECTIONS):
             price = math.sqrt(low * high)
-            kinds, _ = each.at(price)
-            if each.seconds(kinds) > best.seconds * (1 + tolerance):
+            kinds, _ = copying.at(price)
+            if copying.seconds(kinds) > best.seconds * (1 + tolerance):
                 high = price
             else:
-                low, enough = price, min(enough, each.extra_bytes(kinds))
+                low, enough = price, min(enough, copying.extra_bytes(kinds))
     return enough
 
 
@@ -189,8 +189,8 @@ class _Tables:
         [C], have copies."""
         left = np.bincount(self.table, self.share * ~copied, len(self.vector_seconds))
         vectors = self._vectors(np.clip(left.astype(np.float64), 0.0, 1.0)[:, None])[:, 0]
-        found: Floats = self.vector_seconds * vectors
-        return found
+        seconds: Floats = self.vector_seconds * vectors
+        return seconds
 
     def cheapest(self, gain: Floats) -> tuple[NDArray[np.bool_], float]:
         """Return the classes to copy, [C], if all rows of a class save `gain` [C] seconds without
@@ -254,16 +254,16 @@ class _Copying:
     def at(self, price: float) -> tuple[Ints, float]:
         """Return the kinds of copies at a price per byte, [C], and the total cost at it, without
         latency."""
-        each = np.arange(len(self.rows))
+        classes = np.arange(len(self.rows))
         cost = self.kind_seconds + price * self.extra
         away = self.nodes == 1
         left = np.where(away[:, None], cost, np.inf).argmin(axis=0)
-        least = cost[left, each]
+        least = cost[left, classes]
         steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 where all have copies
         copied = least + steps[:, None] * (cost - least)
         copied[away] = np.inf
         best = copied.argmin(axis=0)
-        everywhere, seconds = self.tables.cheapest(least - copied[best, each])
+        everywhere, seconds = self.tables.cheapest(least - copied[best, classes])
         return np.where(everywhere, best, left), float(least.sum()) + seconds
 
     def seconds(self, kinds: Ints) -> float:
@@ -318,12 +318,12 @@ class _Copying:
         """Return the copies of these kinds, [C]."""
         copied = kinds > 0
         everywhere = copied & (self.copies[kinds] == self.ranks)
-        own = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
+        row_seconds = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
         return PooledCopies(
             everywhere=np.where(everywhere, self.rows, 0),
             a_node=np.where(copied & ~everywhere, self.rows, 0),
             extra_bytes=self.extra_bytes(kinds),
-            copy_seconds=own + self._latency(kinds),
+            copy_seconds=row_seconds + self._latency(kinds),
             seconds=self.seconds(kinds),
             table_seconds=self.table_seconds(kinds),
         )
@@ -364,18 +364,18 @@ def _methods(
     M, N = topology.ranks, topology.nodes
     near = single_seconds(classes, without_vectors(topology), workload)
     copied = NodeCopiesCost.of(topology)
-    a_node, found = [], []
+    a_node, ways = [], []
     if supposed.a_node and may_copy_to_nodes(topology):
         a_node = [((N, N), _a_node_seconds(problem, copied), copied.latency)]
-        found.append(a_node)
+        ways.append(a_node)
     for method in METHODS[1:]:
-        own = everywhere_seconds(classes, topology, workload, method)
-        everywhere = [((M, N), own, allreduce_cost(topology, method).latency)]
+        row_seconds = everywhere_seconds(classes, topology, workload, method)
+        everywhere = [((M, N), row_seconds, allreduce_cost(topology, method).latency)]
         if bound or not a_node:
-            found.append(everywhere)
+            ways.append(everywhere)
         if a_node:
-            found.append(a_node + everywhere)
-    return [copying(_kinds(near, each), sum(latency for *_, latency in each)) for each in found]
+            ways.append(a_node + everywhere)
+    return [copying(_kinds(near, each), sum(latency for *_, latency in each)) for each in ways]
 
 
 def _kinds(near: Floats, copied: Sequence[tuple[tuple[int, int], Floats, float]]) -> _Kinds:
@@ -459,5 +459,5 @@ def _links_in_nodes(topology: PooledTopology, copies: Ints, nodes: Ints) -> Floa
     M, N = topology.ranks, topology.nodes
     mates = topology.masks()["same_node"]
     link = float(topology.own_link_cost[mates].min()) if mates.any() else 0.0
-    own = copies + (N - nodes) * np.minimum(copies, M // N)
-    return np.asarray(link * np.maximum(M - own, 0) / M)
+    linkless = copies + (N - nodes) * np.minimum(copies, M // N)
+    return np.asarray(link * np.maximum(M - linkless, 0) / M)

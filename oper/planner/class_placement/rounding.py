@@ -48,10 +48,10 @@ def whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -
     rank's load; of the others in rows of the same `bucket` [C], because they decide its memory.
     """
     buckets = int(bucket.max()) + 1 if len(bucket) else 0
-    found: Any = native.ops().whole_by_shares(
+    rounded: Any = native.ops().whole_by_shares(
         as_int64(rows), as_tensor(shares), as_int64(bucket), as_tensor(traffic), buckets
     )
-    counts: Ints = found.numpy()
+    counts: Ints = rounded.numpy()
     return counts
 
 

@@ -113,9 +113,9 @@ class PricingItems:
         """Ratio τ [C, K] of the bytes that a relay moves for its node to the bytes that a rank
         moves."""
         weight = self.fetch_bytes[:, None]
-        found = np.ones_like(self.node_bytes)
-        np.divide(self.node_bytes, weight, out=found, where=weight > 0)
-        return found
+        ratios = np.ones_like(self.node_bytes)
+        np.divide(self.node_bytes, weight, out=ratios, where=weight > 0)
+        return ratios
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
         """Return row-weighted averages over the classes of `bucket[c]`: for prices, never for a
@@ -202,10 +202,10 @@ def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> F
     if len(parts) == 1:
         lines = Envelope.of(slopes[0], prices.capacity)
         return np.asarray(rows.memory_bytes * lines.value(rows.density))
-    each = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
+    amounts = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
     least = np.full(len(rows), np.inf)
     for owner in np.unique(np.stack([*slopes, prices.capacity], axis=1), axis=0):
-        least = np.minimum(least, dot(owner, each))
+        least = np.minimum(least, dot(owner, amounts))
     return least
 
 
@@ -344,9 +344,9 @@ def _each_alone(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _F
     for begin in range(0, len(rows), at_a_time):
         part = slice(begin, begin + at_a_time)
         slope, intercept = subset_lines(found.at(rows.ratios[part]), prices, found.near)
-        each = rows.density[part, None] * slope + intercept
-        line[part] = each.argmin(axis=1)
-        price[part] = each.min(axis=1)
+        prices_of_sets = rows.density[part, None] * slope + intercept
+        line[part] = prices_of_sets.argmin(axis=1)
+        price[part] = prices_of_sets.min(axis=1)
     return _Found(line, rows.memory_bytes * price)
 
 
@@ -372,14 +372,14 @@ def cheapest_holders(
     The cheapest of all up to `ENUMERABLE_RANKS` ranks, or nearly so with relays, and then a bound
     on the price; beyond, what adding the best rank to the best owner, again and again, comes to.
     """
-    found = prices.read_prices(topology)
+    read_prices = prices.read_prices(topology)
     if topology.ranks <= ENUMERABLE_RANKS:
-        line, least = _of_all_subsets(rows, found, prices)
+        line, least = _of_all_subsets(rows, read_prices, prices)
         holds = (line[:, None] + 1) >> np.arange(topology.ranks) & 1 == 1
         return holds, least
-    if found.near is not None:
-        return _added_one_by_one(rows, found, topology, prices)
-    price = found.of_rank
+    if read_prices.near is not None:
+        return _added_one_by_one(rows, read_prices, topology, prices)
+    price = read_prices.of_rank
     byte, density = prices.capacity + prices.budget, rows.density[:, None]
     cost = density * price.sum(axis=0) + prices.capacity  # [C, M], of each next holder
     nearest = np.full((len(rows), topology.ranks), np.inf)
@@ -429,13 +429,13 @@ def _added_one_by_one(
             nearest[better] = switched[better]
             served = whole_dot(held, found.near) > 0
             # Of each next holder: what its own node reads then, and what others do.
-            each, first = nearest[:, :, None], ~served[:, :, None]
+            served_by, first = nearest[:, :, None], ~served[:, :, None]
             after = np.where(
                 found.near[None] & first,
                 price,
-                np.where(found.near[None] | first, np.minimum(each, price), each),
+                np.where(found.near[None] | first, np.minimum(served_by, price), served_by),
             )
-            saved = (each - after).sum(axis=1)
+            saved = (served_by - after).sum(axis=1)
             cost = best_so_far[:, None] - density * saved + byte
             cost[held] = np.inf
     return holds, rows.memory_bytes * least
@@ -444,8 +444,8 @@ def _added_one_by_one(
 def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
     """Return the seconds [C, M] on each rank for one row of each class with copies on all, in
     training."""
-    own = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
-    return np.asarray(own + rows.allreduce_seconds[:, None])
+    seconds = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
+    return np.asarray(seconds + rows.allreduce_seconds[:, None])
 
 
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
@@ -499,8 +499,8 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
     and nodes separate, up to there being at least two copies: a table over nodes of the least
     price with none, one, or more copies so far.
     """
-    found = prices.read_prices(topology)
-    price, relays = found.of_rank, found.near is not None
+    read_prices = prices.read_prices(topology)
+    price, relays = read_prices.of_rank, read_prices.near is not None
     single = owner_price(rows, topology, prices) / rows.memory_bytes
     if not relays:
         single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
@@ -517,7 +517,7 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
         if relays:  # ranks read in their node where it has a copy, and else from one rank
             near = np.where(np.isfinite(near), near, block.diagonal())
             one_rank = price[members[0], ~inside, None]
-            of_nodes = found.of_nodes[:, members[0]][:, ~inside]
+            of_nodes = read_prices.of_nodes[:, members[0]][:, ~inside]
             far = (one_rank + dot(of_nodes.T, rows.ratios.T)).min(axis=0)
             uncovered = len(members) * far * density
         elif not inside.all():

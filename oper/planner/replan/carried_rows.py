@@ -234,11 +234,11 @@ class CarriedRows:
         there, ranks, nowhere = RowLocator(plan), self.problem.ranks, self.carried.nowhere
         before, after = self.locator.holder_sets, padded(there.holder_sets, nowhere + 1)
         tables = self.carried.tables[: self.carried.new_tables]
-        found = compare_placements(self.locator, there, after, self._row_bytes(tables))
+        moved = compare_placements(self.locator, there, after, self._row_bytes(tables))
         cost = MigrationCost.by_links(before, after, self.links)
-        matrix = link_bytes(found.bytes, before, after, cost)[:ranks]
+        matrix = link_bytes(moved.bytes, before, after, cost)[:ranks]
         new = int(self.by_holder_set[: len(self.problem.classes), nowhere].sum())
-        return Migration(found.rows - new, matrix[:, :nowhere], new, float(matrix[:, -1].sum()))
+        return Migration(moved.rows - new, matrix[:, :nowhere], new, float(matrix[:, -1].sum()))
 
 
 def _among(holds: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:

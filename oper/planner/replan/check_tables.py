@@ -18,11 +18,11 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         return
     known = {table.name: table for table in plan.tables}
     for table in profile.tables:
-        mine = known.get(table.name)
-        if mine is None or fingerprint([mine]) != fingerprint([table]):
+        new_table = known.get(table.name)
+        if new_table is None or fingerprint([new_table]) != fingerprint([table]):
             raise OperError(
                 f"table {table.name!r} has {table.describe()} in the profile, and in the plan "
-                f"{mine.describe() if mine else 'there is none of that name'}; "
+                f"{new_table.describe() if new_table else 'there is none of that name'}; "
                 f"{count_by_the_plan()}"
             )
     raise OperError(

@@ -185,14 +185,14 @@ class Window:
 
     def to_json(self) -> dict[str, Any]:
         """Return one of the windows of `oper drift --all-windows --json`."""
-        own = {
+        fields = {
             "samples": self.samples,
             "accesses": self.accesses,
             "too_small": self.too_small,
             "iterations": self.iterations,
             "cost_seconds": self.cost_seconds,
         }
-        return own | self.drift.to_json()
+        return fields | self.drift.to_json()
 
 
 @dataclass(frozen=True)
@@ -255,9 +255,12 @@ class WindowDrift(Summarised):
         windows = content.get("windows")
         if not isinstance(windows, list) or not windows:
             raise ValueError("KeyError: 'windows'")
-        found = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
+        read = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
         return WindowDrift(
-            tuple(Window(drift, own.samples, own.accesses, own.iterations) for drift, own in found)
+            tuple(
+                Window(drift, length.samples, length.accesses, length.iterations)
+                for drift, length in read
+            )
         )
 
 
@@ -277,7 +280,7 @@ def drift_by_window(
     threshold = finite_number(threshold, "threshold")
     if isinstance(windows, Path | str):
         windows = Profile.load_windows(windows)
-    found: list[Window] = []
+    judged: list[Window] = []
     unknown = UnknownValues()
     before: Profile | None = None  # the window before that is large enough
     for window in windows:
@@ -285,13 +288,13 @@ def drift_by_window(
         unknown.add(window)
         under = _drift(plan, window, before, threshold, report)
         iterations = window.samples / plan.workload.batch_size
-        found.append(Window(under, window.samples, window.total_accesses, iterations))
+        judged.append(Window(under, window.samples, window.total_accesses, iterations))
         for read in filter(None, (window, window.preceding, before)):
             read.release()  # so that the memory is that of few windows' counters
-        if not found[-1].too_small:
+        if not judged[-1].too_small:
             before = window
     unknown.tell()
-    return WindowDrift(tuple(found))
+    return WindowDrift(tuple(judged))
 
 
 def drift(
@@ -381,12 +384,12 @@ def _vocabularies(profile: Profile) -> tuple[VocabularyDrift, ...]:
     accesses = dict(
         zip((t.name for t in profile.tables), profile.accesses_of_tables.tolist(), strict=True)
     )
-    found = [
+    drifts = [
         VocabularyDrift(table, unknown / accesses[table])
         for table, unknown in profile.unknown_accesses.items()
         if table in complete
     ]
-    return tuple(sorted(found, key=lambda each: -each.unknown_share))
+    return tuple(sorted(drifts, key=lambda table_drift: -table_drift.unknown_share))
 
 
 def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:

@@ -112,8 +112,8 @@ def better_counts(
             continue
         cost = price_counts(problem, sets, counts)
         rounds = swap_rows(problem, sets, counts, cost, start.price)
-        found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
-        better.append((start.worth, found))
+        candidate = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
+        better.append((start.worth, candidate))
     return best_first(problem, now, better, migration_cost, horizon)
 
 
@@ -128,15 +128,15 @@ def best_first(
     copies over links, in descending order of their net gain times the factor that `tried` pairs
     them with."""
 
-    def net_gain(found: PricedCounts) -> float:
-        flows = net_flows(now.counts, found.counts, migration_cost)
+    def net_gain(candidate: PricedCounts) -> float:
+        flows = net_flows(now.counts, candidate.counts, migration_cost)
         cost = moving_seconds(flows, problem.classes, migration_cost) / problem.ranks
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
         return gain * horizon - cost
 
-    gains = [(net_gain(found) * worth, found) for worth, found in tried]
+    gains = [(net_gain(candidate) * worth, candidate) for worth, candidate in tried]
     gains.sort(key=lambda priced: -priced[0])
-    return [found for gain, found in gains if gain > 0]
+    return [candidate for gain, candidate in gains if gain > 0]
 
 
 def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
@@ -166,11 +166,11 @@ def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: 
     target = (memory.sum() + float(dot(dropped.sum(axis=1), classes.m))) * problem.shares
     for k in np.flatnonzero(dropped.any(axis=0)):
         for w in classes.widest_first():
-            mine = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))
-            if not len(mine):
+            dropped_classes = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))
+            if not len(dropped_classes):
                 continue
-            mine = mine[np.argsort(-traffic[mine], kind="stable")]
-            row_class = np.repeat(mine, dropped[mine, k])
+            dropped_classes = dropped_classes[np.argsort(-traffic[dropped_classes], kind="stable")]
+            row_class = np.repeat(dropped_classes, dropped[dropped_classes, k])
             room = np.where(sets.holds[k], np.clip(target - memory, 0, None), 0.0)
             room = room if room.any() else sets.holds[k].astype(float)
             ends = np.rint(np.cumsum(room / room.sum()) * len(row_class)).astype(np.int64)

@@ -62,17 +62,17 @@ def better_pooled_counts(
 def _near(problem: Problem, now: Ints, wanted: Ints) -> Ints:
     """Return the counts [C, K] with as many rows of each class on each node, and as many copies, as
     `wanted`, on its ranks as far as `now` has them there."""
-    found, traffic = wanted.copy(), problem.classes.traffic_bytes(problem.workload)
+    near, traffic = wanted.copy(), problem.classes.traffic_bytes(problem.workload)
     node_of = np.array(problem.topology.node_of)
     for node in range(problem.topology.nodes):
-        mine = np.flatnonzero(node_of == node)
-        load = np.zeros(len(mine))
-        old, rows = now[:, mine], wanted[:, mine].sum(axis=1)
+        node_ranks = np.flatnonzero(node_of == node)
+        load = np.zeros(len(node_ranks))
+        old, rows = now[:, node_ranks], wanted[:, node_ranks].sum(axis=1)
         there = old.sum(axis=1)
         equal = np.full(old.shape, 1.0)
         stay = split_evenly(
             np.minimum(rows, there), np.where(there[:, None] > 0, old, equal), load, traffic
         )
         stay = np.minimum(stay, old)  # shares that were rounded
-        found[:, mine] = stay + split_evenly(rows - stay.sum(axis=1), equal, load, traffic)
-    return found
+        near[:, node_ranks] = stay + split_evenly(rows - stay.sum(axis=1), equal, load, traffic)
+    return near

@@ -45,23 +45,25 @@ def better_together(memories: Sequence[OldRows], horizon: float) -> list[Counts]
     ranks = memories[0].problem.ranks
     old_seconds = aimed_of_all([each.cost for each in now], balance)
 
-    def net_gain(found: Counts) -> float:
+    def net_gain(candidate: Counts) -> float:
         moving = 0.0
-        for old, new in zip(memories, found, strict=True):
+        for old, new in zip(memories, candidate, strict=True):
             flows = net_flows(old.now.counts, new.counts, old.migration_cost)
             moving += moving_seconds(flows, old.problem.classes, old.migration_cost) / ranks
-        gain = old_seconds - aimed_of_all([each.cost for each in found], balance)
+        gain = old_seconds - aimed_of_all([each.cost for each in candidate], balance)
         return gain * horizon - moving
 
     by_itself = [(old.now, *old.better_counts(horizon)[:1]) for old in memories]
-    better: list[tuple[float, Counts]] = [(net_gain(found), found) for found in product(*by_itself)]
+    better: list[tuple[float, Counts]] = [
+        (net_gain(candidate), candidate) for candidate in product(*by_itself)
+    ]
     prices = [each.migration_cost.seconds / ranks / horizon for each in memories]
     for start in _starts(memories, prices):
         swapped = _swapped(memories, start, prices)
         if swapped is not None:
             better.append((net_gain(swapped) * start.worth, swapped))
     better.sort(key=lambda priced: -priced[0])
-    return [found for gain, found in better if gain > 0]
+    return [candidate for gain, candidate in better if gain > 0]
 
 
 def _starts(memories: Sequence[OldRows], prices: list[Floats]) -> list[_Start]:

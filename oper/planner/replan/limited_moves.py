@@ -118,17 +118,17 @@ class LimitedMoves:
     @cached_property
     def _found(self) -> list[_Found]:
         """Placements by their bytes, each better than those of fewer."""
-        found = [self._priced(self._old.now)]
+        placements = [self._priced(self._old.now)]
         for step in range(_HORIZONS):
             tried = self._old.better(self._horizon / _STEP**step)
-            found.extend(self._priced(best) for best in tried[:1])
-            if not tried or found[-1].link_bytes <= found[0].link_bytes:
+            placements.extend(self._priced(best) for best in tried[:1])
+            if not tried or placements[-1].link_bytes <= placements[0].link_bytes:
                 break
-        found.sort(key=lambda each: each[:2])
-        kept = found[:1]
-        for each in found[1:]:
-            if each.aimed < kept[-1].aimed:
-                kept.append(each)
+        placements.sort(key=lambda placement: placement[:2])
+        kept = placements[:1]
+        for placement in placements[1:]:
+            if placement.aimed < kept[-1].aimed:
+                kept.append(placement)
         return kept
 
     def _priced(self, counts: Counts) -> _Found:
@@ -202,9 +202,9 @@ class LimitedMoves:
             for _ in range(_HALVINGS):
                 share = (few + many) / 2
                 made = tuple(each.part(share) for each in moves)
-                found = tuple(each for each in made if each is not None)
-                if len(found) == len(made) and self._old.link_bytes(found) <= most_bytes:
-                    best, few = found, share
+                part = tuple(each for each in made if each is not None)
+                if len(part) == len(made) and self._old.link_bytes(part) <= most_bytes:
+                    best, few = part, share
                 else:
                     many = share
             if best is not None:

@@ -62,18 +62,18 @@ class FreeMoves:
         least time."""
         methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
         aim, limits = problem.asked.balance, (problem.capacity_bytes, problem.budget_bytes)
-        found = []
+        placements = []
         for method in methods:
             items = pricing_items(problem.classes, problem.topology, problem.workload, method)
             solved = solve_items(items, problem.topology, *limits, aim)
-            found.append(FreeMoves(items, solved))
-        return min(found, key=lambda free: free.placement.seconds)
+            placements.append(FreeMoves(items, solved))
+        return min(placements, key=lambda free: free.placement.seconds)
 
     @staticmethod
     def together(problems: Sequence[ClassProblem]) -> "list[FreeMoves]":
         """Return the best placement in each of several memories, with which the slowest rank takes
         the least time in all of them, in training."""
-        found = []
+        choices = []
         for methods in product(*(METHODS if p.budget_bytes > 0 else METHODS[:1] for p in problems)):
             items = [
                 pricing_items(p.classes, p.topology, p.workload, method)
@@ -85,8 +85,8 @@ class FreeMoves:
                     for p, of in zip(problems, items, strict=True)
                 ]
             )
-            found.append([FreeMoves(*each) for each in zip(items, solved, strict=True)])
-        return min(found, key=lambda free: free[0].placement.seconds)
+            choices.append([FreeMoves(*each) for each in zip(items, solved, strict=True)])
+        return min(choices, key=lambda free: free[0].placement.seconds)
 
 
 class MovableRows(NamedTuple):
@@ -160,9 +160,9 @@ class _Pairs:
         ordered = self.bucket * len(sets) + self.before
         pair = np.searchsorted(ordered, free.placement.bucket[row_class] * len(sets) + before)
         whole = whole_by_shares(counts[row_class, before], shares[pair], pair, traffic)
-        found = np.zeros_like(counts)
-        np.add.at(found, row_class, whole)
-        return found
+        rows = np.zeros_like(counts)
+        np.add.at(rows, row_class, whole)
+        return rows
 
     def cheapest(self, dual: Floats) -> tuple[Ints, float]:
         """Return the holder set of least cost for the rows of each pair at the prices of the
@@ -194,7 +194,7 @@ class _Programme:
     """The programme over the pairs of all memories."""
 
     def __init__(self, memories: Sequence[MovableRows]) -> None:
-        given = [
+        items = [
             MemoryItems(
                 of.free.items.merged(of.free.placement.bucket),
                 of.problem.topology,
@@ -205,19 +205,19 @@ class _Programme:
         ]
         aim = memories[0].problem.asked.balance
         # Links are aimed at in one memory alone, as the limits of both are seconds of ranks.
-        second = sum(ScaledLimits(each, "time").second for each in given)
-        limits = [ScaledLimits(each, aim, second) for each in given]
+        second = sum(ScaledLimits(each, "time").second for each in items)
+        limits = [ScaledLimits(each, aim, second) for each in items]
         self.first = limits[0]
         ranks = memories[0].problem.ranks
-        own = [len(each.limit) - ranks for each in limits]
+        own_limits = [len(each.limit) - ranks for each in limits]
         self.limit = np.concatenate([self.first.limit, *(of.limit[ranks:] for of in limits[1:])])
         self.aims = np.concatenate(
-            [self.first.aims, np.zeros((sum(own[1:]), len(self.first.weights)))]
+            [self.first.aims, np.zeros((sum(own_limits[1:]), len(self.first.weights)))]
         )
         self.pairs = []
-        for n, (of, mine) in enumerate(zip(memories, limits, strict=True)):
-            at = np.r_[np.arange(ranks), ranks + sum(own[:n]) + np.arange(own[n])]
-            self.pairs.append(_Pairs(of, mine, at, len(self.limit)))
+        for n, (of, memory_limits) in enumerate(zip(memories, limits, strict=True)):
+            at = np.r_[np.arange(ranks), ranks + sum(own_limits[:n]) + np.arange(own_limits[n])]
+            self.pairs.append(_Pairs(of, memory_limits, at, len(self.limit)))
 
     def solve(self) -> tuple[list[Floats], float]:
         """Return the shares of each pair's rows that go to each holder set, [pairs, K] of each
@@ -240,10 +240,10 @@ class _Programme:
         """Return the optimum over all columns; None if the solver has none."""
         best, best_bound, best_dual = None, -np.inf, None
         for _ in range(_ROUNDS):
-            found = self._optimum()
-            if found is None:
+            optimum = self._optimum()
+            if optimum is None:
                 break
-            best, best_dual = found, found.dual if best_dual is None else best_dual
+            best, best_dual = optimum, optimum.dual if best_dual is None else best_dual
             new = [pairs.columns.copy() for pairs in self.pairs]
             for prices in (best.dual / 4 + best_dual * 3 / 4, best.dual):
                 cheapest = [pairs.cheapest(prices) for pairs in self.pairs]
@@ -296,17 +296,19 @@ class _Programme:
         )
         if result.status != 0:
             return None
-        found, begin = [], 0
+        memory_shares, begin = [], 0
         for pairs, (p, after) in zip(self.pairs, columns, strict=True):
             shares = np.zeros(pairs.columns.shape)
             shares[p, after] = np.maximum(result.x[begin : begin + len(p)], 0.0)
-            found.append(shares)
+            memory_shares.append(shares)
             begin += len(p)
         dual = np.maximum(-result.ineqlin.marginals, 0.0)
         aimed = float(dot(self.first.weights, result.x[len(pair) :]))
         saved = float(dual[-1]) if most is not None else 1.0  # moves, by a second of the aim
         times_price = 1 / saved if 0 < saved < 1 else 1.0
-        return _Optimum(float(result.fun), aimed, found, dual[: len(self.limit)], times_price)
+        return _Optimum(
+            float(result.fun), aimed, memory_shares, dual[: len(self.limit)], times_price
+        )
 
 
 class _Optimum(NamedTuple):

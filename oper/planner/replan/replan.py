@@ -115,8 +115,8 @@ def _wanted(
     ranks, asked = old.topology, old.asked
     if topology is not None:
         check_type("replan", "topology", topology, Topology, Path, str)
-        given = topology if isinstance(topology, Topology) else Topology.load(topology)
-        ranks = ranks if given.to_dict() == ranks.to_dict() else given
+        new_topology = topology if isinstance(topology, Topology) else Topology.load(topology)
+        ranks = ranks if new_topology.to_dict() == ranks.to_dict() else new_topology
     if extra_memory is not None:
         asked = replace(asked, extra_memory=extra_memory, reserve=None)
     keeps_limits = ranks is old.topology and extra_memory is None

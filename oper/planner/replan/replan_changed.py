@@ -119,12 +119,12 @@ def replan_changed(
     best, moved = now, must_move
     placement = _CarriedPlacement(rows, now, like_fresh, free)
     limited = LimitedMoves(placement, horizon, limit)
-    for (found,) in limited.tries():
-        there = rows.moved(found.counts)
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+    for (candidate,) in limited.tries():
+        there = rows.moved(candidate.counts)
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
         further = there.migration.seconds(topology) - must_move.migration.seconds(topology)
         if gain * horizon > further and limit.allows(there.migration.link_bytes):
-            best, moved = found, there
+            best, moved = candidate, there
             break
     no_better = best.cost.objective_seconds > like_fresh.cost.objective_seconds
     if no_better and moved.migration.link_bytes > fresh_migration.link_bytes:
@@ -184,7 +184,7 @@ class _CarriedPlacement:
 
     def better(self, horizon: float) -> Sequence[Counts]:
         tries = _tries(self.rows, self.without_moves, self.from_scratch, horizon, self.free)
-        return [(found,) for found in tries]
+        return [(counts,) for counts in tries]
 
     def link_bytes(self, counts: Counts) -> float:
         return self.rows.link_bytes(counts[0].counts)
@@ -224,10 +224,10 @@ def _tries(
         tries = better_counts(problem, sets, now, cost, horizon, free)
     must_move = rows.moving_seconds(now.counts)
 
-    def net_gain(found: PricedCounts) -> float:
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
-        return gain * horizon - (rows.moving_seconds(found.counts) - must_move)
+    def net_gain(candidate: PricedCounts) -> float:
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
+        return gain * horizon - (rows.moving_seconds(candidate.counts) - must_move)
 
-    gains = [(net_gain(found), found) for found in (*tries, like_fresh)]
+    gains = [(net_gain(candidate), candidate) for candidate in (*tries, like_fresh)]
     gains.sort(key=lambda gained: -gained[0])
-    return [found for gain, found in gains if gain > 0]
+    return [candidate for gain, candidate in gains if gain > 0]

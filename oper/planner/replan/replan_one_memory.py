@@ -355,7 +355,7 @@ class _OneMemory:
         return (self.old.like(self.fresh),)
 
     def better(self, horizon: float) -> Sequence[Counts]:
-        return [(found,) for found in self.old.better_counts(horizon, self.fresh)]
+        return [(counts,) for counts in self.old.better_counts(horizon, self.fresh)]
 
     def link_bytes(self, counts: Counts) -> float:
         return self.old.link_bytes(counts[0].counts)
@@ -396,12 +396,12 @@ def replan_one_memory(
     old = OldRows.of(plan, problem, free, fresh)
     limited = LimitedMoves(_OneMemory(old, fresh), horizon, limit)
     best, relocation = old.now, old.unmoved
-    for (found,) in () if same_counts else limited.tries():
-        wanted = old.relocated(found)
-        gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, found.cost)
+    for (candidate,) in () if same_counts else limited.tries():
+        wanted = old.relocated(candidate)
+        gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, candidate.cost)
         migration = migration_of(wanted.moves, topology)
         if gain * horizon > migration.seconds(topology) and limit.allows(migration.link_bytes):
-            best, relocation = found, wanted
+            best, relocation = candidate, wanted
             break
     seconds["replan"] = time.perf_counter() - began - seconds["fresh"]
     made = old.replanned(best, relocation, fresh, horizon, old_digest, seconds)

@@ -106,11 +106,11 @@ def replan_with_tier(
     ]
     best = _Moves.none(old)
     limited = LimitedMoves(_TwoMemories(old, fresh), horizon, limit)
-    for found in () if same_counts else limited.tries():
-        wanted = [of.relocated(counts) for of, counts in zip(old, found, strict=True)]
+    for candidate in () if same_counts else limited.tries():
+        wanted = [of.relocated(counts) for of, counts in zip(old, candidate, strict=True)]
         best = max(
             (
-                _Moves.some(old, found, wanted, chosen)
+                _Moves.some(old, candidate, wanted, chosen)
                 for chosen in itertools.product((False, True), repeat=len(old))
             ),
             key=lambda moves: moves.net_gain(old, horizon),
@@ -236,11 +236,11 @@ def _joined(
     migration = _added([part.migration for part in parts])
     old_seconds = aimed_of_all([part.cost for part in unmoved], "time")
     assert first.plan.record is not None
-    own = first.plan.record.replan
-    assert own is not None
+    replan_record = first.plan.record.replan
+    assert replan_record is not None
     record = ReplanRecord(
-        old_plan=own.old_plan,
-        horizon=own.horizon,
+        old_plan=replan_record.old_plan,
+        horizon=replan_record.horizon,
         old_objective_seconds=old_seconds,
         changed_rows=moves.changed_rows,
         moved_rows=migration.rows,

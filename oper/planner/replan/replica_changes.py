@@ -60,11 +60,11 @@ def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
     seconds = classes.traffic(topology, workload).mean_set_seconds(sets)
     several = sets.copies > 1
     if workload.training and several.any():
-        each = classes.row_sums
+        sums = classes.row_sums
         column = charges.set_seconds(sets).sum(axis=1) / topology.ranks
-        kept_equal = allreduce_cost(topology, method).row_seconds(each)
-        kept_equal = kept_equal + charges.mean_memory_seconds * each.union_bytes
-        copied = np.outer(each.read_bytes, column[several]) + kept_equal[:, None]
+        kept_equal = allreduce_cost(topology, method).row_seconds(sums)
+        kept_equal = kept_equal + charges.mean_memory_seconds * sums.union_bytes
+        copied = np.outer(sums.read_bytes, column[several]) + kept_equal[:, None]
         seconds[:, several] = copied if method != "none" else np.inf
     return seconds
 
@@ -98,7 +98,7 @@ def choose_replicas(
     def spent(option: Ints) -> float:
         return float(dot(np.take_along_axis(extra, option[:, None], axis=1)[:, 0], rows))
 
-    each = np.arange(len(rows))
+    row = np.arange(len(rows))
     chosen = at(0.0)
     taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, where there is one
     second = chosen
@@ -113,7 +113,7 @@ def choose_replicas(
             )
         chosen, second = at(high), at(low)
         left = problem.budget_bytes - spent(chosen)
-        more = extra[each, second] - extra[each, chosen]
+        more = extra[row, second] - extra[row, chosen]
         # Rows at the margin gain equally per byte: an equal share of each, so that no rank alone
         # gets their copies, then as many more as there is memory for.
         margin = np.flatnonzero(more > 0)
@@ -125,12 +125,12 @@ def choose_replicas(
             taken[e] += further
             left -= float(further) * more[e]
     target = np.concatenate([[-1], several])
-    changes = [(each, target[chosen], rows - taken), (each, target[second], taken)]
+    changes = [(row, target[chosen], rows - taken), (row, target[second], taken)]
     index = np.concatenate([e for e, _, _ in changes])
     after = np.concatenate([k for _, k, _ in changes])
     number = np.concatenate([n for _, _, n in changes])
     seconds = settled + float(
-        dot(value[each, chosen], rows - taken) + dot(value[each, second], taken)
+        dot(value[row, chosen], rows - taken) + dot(value[row, second], taken)
     )
     if ((after >= 0) & (number > 0)).any():
         seconds += allreduce_cost(problem.topology, method).latency

@@ -81,6 +81,6 @@ def assign_rows(
     """
     if label is None:
         label = np.broadcast_to(np.arange(counts.shape[1], dtype=np.int32), counts.shape)
-    given = (as_tensor(class_of_row), as_int64(counts), as_tensor(label))
-    group: NDArray[np.int32] = native.ops().assign_groups(*given).numpy()
+    arguments = (as_tensor(class_of_row), as_int64(counts), as_tensor(label))
+    group: NDArray[np.int32] = native.ops().assign_groups(*arguments).numpy()
     return group

@@ -122,8 +122,8 @@ def _nearest(low: Floats, high: Floats, total: float) -> Floats:
 def _cost(columns: Floats, mask: NDArray[np.bool_]) -> float:
     """Return the cost of a byte for the ranks of one kind, equal for all of them; 0 if there are
     none."""
-    found = columns[mask]
-    return float(found[0]) if len(found) else 0.0
+    costs = columns[mask]
+    return float(costs[0]) if len(costs) else 0.0
 
 
 def _move(search: SwapSearch, more: Floats) -> list[int]:

@@ -53,18 +53,18 @@ def make_cuts(
     quota = np.zeros(tables, dtype=np.int64)
     listed = np.zeros(len(classes), dtype=np.int64)
     for w in range(len(classes.widths)):
-        mine = np.flatnonzero(classes.width == w)  # accesses descend
-        if not len(mine):
+        members = np.flatnonzero(classes.width == w)  # accesses descend
+        if not len(members):
             continue
-        rows, single = classes.rows[mine], classes.rows[mine] - replicas[mine]
+        rows, single = classes.rows[members], classes.rows[members] - replicas[members]
         reserve = max(_RESERVE_ROWS, int(rows.sum() * reserve_share))
         reserve = min(int(single.sum()), reserve)
-        last = np.flatnonzero(wanted[mine])
+        last = np.flatnonzero(wanted[members])
         by_wanted = int(last[-1]) if len(last) else 0
         by_reserve = int(np.searchsorted(np.cumsum(single), reserve))
-        edge = int(classes.accesses[mine[max(by_wanted, min(by_reserve, len(mine) - 1))]])
-        above = mine[classes.accesses[mine] > edge]
-        level = mine[classes.accesses[mine] == edge]
+        edge = int(classes.accesses[members[max(by_wanted, min(by_reserve, len(members) - 1))]])
+        above = members[classes.accesses[members] > edge]
+        level = members[classes.accesses[members] == edge]
         listed[above] = classes.rows[above]
         spare = int((listed[above] - replicas[above]).sum())
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))

@@ -232,10 +232,10 @@ def even_memory(
             and (counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]).any()
         ):
             few *= 4
-        mine = coldest[:few]
-        held = counts[np.ix_(mine, givers)]
+        looked_at = coldest[:few]
+        held = counts[np.ix_(looked_at, givers)]
         give = np.clip(rows[givers] - (np.cumsum(held, axis=0) - held), 0, held)
-        counts[np.ix_(mine, givers)] = held - give
+        counts[np.ix_(looked_at, givers)] = held - give
         memory[givers] -= give.sum(axis=0) * row_bytes
         # Each taker takes the coldest of what those before it have left.
         moving = give.sum(axis=1)
@@ -243,7 +243,7 @@ def even_memory(
         since = np.concatenate([[0], until[:-1]])
         end = np.cumsum(moving)[:, None]
         take = np.minimum(end, until) - np.maximum(end - moving[:, None], since)
-        counts[np.ix_(mine, takers)] += np.maximum(take, 0)
+        counts[np.ix_(looked_at, takers)] += np.maximum(take, 0)
         memory[takers] += (until - since) * row_bytes
 
 

@@ -61,11 +61,11 @@ def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, 
     """Return the directions of memories, with some that move nothing if one has fewer: no relay
     reads rows of the tier."""
     most = max(map(len, of_each))
-    found = []
+    padded = []
     for directions in of_each:
         still = Direction(*map(np.zeros_like, directions[0]))
-        found.append((*directions, *[still] * (most - len(directions))))
-    return found
+        padded.append((*directions, *[still] * (most - len(directions))))
+    return padded
 
 
 def swap_together(memories: Sequence[Swappable]) -> Swapped:
@@ -92,16 +92,16 @@ def swap_together(memories: Sequence[Swappable]) -> Swapped:
         price = np.zeros((int(widths[-1]), part.shape[1], part.shape[1]))
         sets = np.cumsum([0, *map(len, movable)])
         for n, each in enumerate(memories):
-            mine = slice(int(sets[n]), int(sets[n + 1]))
-            price[widths[n] : widths[n + 1], mine, mine] = each.price_of_widths
+            memory_sets = slice(int(sets[n]), int(sets[n + 1]))
+            price[widths[n] : widths[n + 1], memory_sets, memory_sets] = each.price_of_widths
     counts = np.asfortranarray(part.astype(np.int64))
     search = SwapSearch(counts, directions, np.concatenate(width), np.asarray(seconds), price)
     search.run()
-    found, first_class, first_set = [], 0, 0
+    swapped, first_class, first_set = [], 0, 0
     for each, sets_of in zip(memories, movable, strict=True):
         after = each.counts.copy()
         last_class, last_set = first_class + len(after), first_set + len(sets_of)
         after[:, sets_of] = counts[first_class:last_class, first_set:last_set]
-        found.append(after)
+        swapped.append(after)
         first_class, first_set = last_class, last_set
-    return Swapped(tuple(found), search.rounds_made)
+    return Swapped(tuple(swapped), search.rounds_made)

@@ -63,11 +63,11 @@ class _Pair(NamedTuple):
 def set_by_set(counts: Ints) -> Ints:
     """Return a copy of `counts` [C, G] as the search reads it, the rows of a holder set one after
     the other."""
-    found = np.empty(counts.shape, dtype=np.int64, order="F")
+    by_set = np.empty(counts.shape, dtype=np.int64, order="F")
     for first in range(0, len(counts), _COPIED_CLASSES):
         part = slice(first, first + _COPIED_CLASSES)
-        found[part] = counts[part]
-    return found
+        by_set[part] = counts[part]
+    return by_set
 
 
 @dataclass
@@ -226,7 +226,7 @@ class SwapSearch:
         One that comes near it if there is one, else the rows of g with most traffic that do not
         exceed it for the rows of h with least.
         """
-        best, found = amount * (1 - 1e-6), None
+        best, swap = amount * (1 - 1e-6), None
         given_rows, taken_rows = self.counts[:, g], self.counts[:, h]
         left = [(order, order) for order in self._order]
         for k in _SWAP_ROWS:
@@ -250,12 +250,12 @@ class SwapSearch:
                     at = int(error.argmin())
                     if error[at] < best:
                         best = float(error[at])
-                        found = Swap(int(give[at]), int(take[index[at]]), k)
+                        swap = Swap(int(give[at]), int(take[index[at]]), k)
             # Swaps of more rows only while fewer have too little traffic to move the amount.
-            if found is not None and best <= 0.02 * amount:
+            if swap is not None and best <= 0.02 * amount:
                 break
-        if found is not None and best <= 0.5 * amount:
-            return [found]
+        if swap is not None and best <= 0.5 * amount:
+            return [swap]
         return self._many_swaps(g, h, amount)
 
     def _many_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
@@ -270,12 +270,12 @@ class SwapSearch:
                 rows = int(self.counts[a, g])
                 while rows and at < len(light):
                     b = light[at]
-                    each = float(self.traffic_bytes[a] - self.traffic_bytes[b])
-                    k = min(rows, left, int(amount // each) if each > 0 else 0)
+                    row_bytes = float(self.traffic_bytes[a] - self.traffic_bytes[b])
+                    k = min(rows, left, int(amount // row_bytes) if row_bytes > 0 else 0)
                     if not k:
                         break
                     swaps.append(Swap(a, b, k))
-                    amount -= k * each
+                    amount -= k * row_bytes
                     rows -= k
                     left -= k
                     if not left:
@@ -290,8 +290,8 @@ def _largest(values: Floats, most: int) -> Ints:
     """Return the indices of the largest `values`, at most so many, the first of equals first,
     without sorting all of them."""
     least = -np.inf if len(values) <= most else float(np.partition(values, -most)[-most])
-    found = np.flatnonzero(values >= least)
-    return found[np.argsort(-values[found], kind="stable")[:most]]
+    large = np.flatnonzero(values >= least)
+    return large[np.argsort(-values[large], kind="stable")[:most]]
 
 
 def _ends(along: Floats) -> tuple[Ints, Ints]:

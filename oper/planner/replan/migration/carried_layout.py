@@ -133,7 +133,7 @@ class _Carrier:
         stripe_bitmap = None
         if old.stripe_bitmap is not None:
             frozen = self._ids(self._unstriped(old.stripe_bitmap))
-            stripe_bitmap = self._bitmap([frozen, *(found.row for found in unstriped)])
+            stripe_bitmap = self._bitmap([frozen, *(part.row for part in unstriped)])
         row, group, position = (np.concatenate(each) for each in zip(rows, *unstriped, strict=True))
         order = np.argsort(row, kind="stable")
         width, sets, base = self._groups()
@@ -210,11 +210,11 @@ class _Carrier:
         source = np.repeat(holds.argmax(axis=1)[:, None], self._all_ranks, axis=1)
         stays = holds[:, : self._ranks].any(axis=1)
         here = holds[stays, : self._ranks]
-        found = cheapest_holder_sets(here, self._read_prices).source
+        read_from = cheapest_holder_sets(here, self._read_prices).source
         same = (here[:, None] == self._sets.holds[None]).all(axis=2)
         known = same.any(axis=1)
-        found[known] = self._sets.source[same.argmax(axis=1)[known]]
-        source[stays, : self._ranks] = found
+        read_from[known] = self._sets.source[same.argmax(axis=1)[known]]
+        source[stays, : self._ranks] = read_from
         first = base[:, : self._ranks]
         uneven = holds[:, : self._ranks].all(axis=1) & (first != first[:, :1]).any(axis=1)
         source[uneven, -1] = self._ranks - 1
@@ -227,18 +227,18 @@ class _Carrier:
 
     def _rows_of_gone_ranks(self) -> _Rows:
         """Return the rows that are in stripes of such ranks."""
-        found = [_Rows(*np.zeros((3, 0), dtype=np.int64))]
+        parts = [_Rows(*np.zeros((3, 0), dtype=np.int64))]
         locator = RowLocator(self._old)
         if self._ranks >= self._old.ranks:
-            return found[0]
+            return parts[0]
         groups = len(self._old.layout.group_width)
         for old_number, number in enumerate(self._number):
             for chunk in locator.chunks(old_number):
                 index = np.flatnonzero(chunk.extent >= groups + self._ranks)
                 row = self._first[number] + chunk.first + index
                 group = self._group(self._width_of[number], chunk.extent[index] - groups)
-                found.append(_Rows(row, group, locator.owner_slots(chunk, index)))
-        return _Rows(*(np.concatenate(each) for each in zip(*found, strict=True)))
+                parts.append(_Rows(row, group, locator.owner_slots(chunk, index)))
+        return _Rows(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
     def _unstriped(self, stripe_bitmap: NDArray[np.uint64]) -> Ints:
         """Return the rows, by their ids in the old plan, that its stripes do not count, and those
@@ -247,11 +247,11 @@ class _Carrier:
         stripes = replace(old, bitmap=stripe_bitmap, stripe_bitmap=None)
         never, listed = listed_rows(stripes), listed_rows(old)
         since, first = np.setdiff1d(listed, never, assume_unique=True), offsets(self._old.tables)
-        found = [never]
+        parts = [never]
         for t, rows in enumerate(np.split(since, np.searchsorted(since, first[1:-1]))):
             owner = stripes.locate(t, rows - first[t]).owner
-            found.append(rows[owner >= self._ranks])
-        return np.concatenate(found)
+            parts.append(rows[owner >= self._ranks])
+        return np.concatenate(parts)
 
     def _new_rows(self) -> _Rows:
         """Return the rows that the old plan does not have, which are the last of their tables."""

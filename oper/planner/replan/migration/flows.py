@@ -43,7 +43,7 @@ def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
     changed = np.flatnonzero((old != new).any(axis=1))
     delta = new[changed] - old[changed]
     surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)
-    found: list[_Flow] = []
+    flows: list[_Flow] = []
     # Of all pairs of columns those that rows can go between are few.
     givers, takers = np.nonzero(np.outer(surplus.any(axis=0), lack.any(axis=0)))
     order = np.argsort(cost.seconds[givers, takers], kind="stable")
@@ -54,12 +54,12 @@ def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
             continue
         surplus[some, g] -= rows[some]
         lack[some, k] -= rows[some]
-        found.append(_Flow(changed[some], g, k, rows[some]))
-    size = [len(flow.rows) for flow in found]
+        flows.append(_Flow(changed[some], g, k, rows[some]))
+    size = [len(flow.rows) for flow in flows]
     none = np.zeros(0, dtype=np.int64)
     return Flows(
-        np.concatenate([none, *(flow.row_class for flow in found)]),
-        np.repeat(np.array([flow.before for flow in found], dtype=np.int64), size),
-        np.repeat(np.array([flow.after for flow in found], dtype=np.int64), size),
-        np.concatenate([none, *(flow.rows for flow in found)]),
+        np.concatenate([none, *(flow.row_class for flow in flows)]),
+        np.repeat(np.array([flow.before for flow in flows], dtype=np.int64), size),
+        np.repeat(np.array([flow.after for flow in flows], dtype=np.int64), size),
+        np.concatenate([none, *(flow.rows for flow in flows)]),
     )

@@ -64,21 +64,21 @@ def changed_rows(
         for t in range(len(tables))
         for chunk in locator.chunks(t)
     ]
-    found = _FoundRows(
+    changed = _FoundRows(
         *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_FoundRows))
     )
-    before = locator.holder_set_of[found.place]
+    before = locator.holder_set_of[changed.place]
     after = before.copy()
-    index = np.flatnonzero(found.leaves)
-    index = index[np.lexsort((found.striped[index], before[index], found.row_class[index]))]
+    index = np.flatnonzero(changed.leaves)
+    index = index[np.lexsort((changed.striped[index], before[index], changed.row_class[index]))]
     after[index] = _in_turn(flows)
     return ChangedRows(
-        found.row,
-        found.width,
-        found.place,
-        found.offset,
-        found.old_slots,
-        found.leaves,
+        changed.row,
+        changed.width,
+        changed.place,
+        changed.offset,
+        changed.old_slots,
+        changed.leaves,
         before,
         after,
     )

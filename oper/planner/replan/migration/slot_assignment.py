@@ -92,11 +92,11 @@ class SlotAssignment:
         moves = rows.leaves | self._arenas.replicas_move[w]
         blocks = {block.column: block for block in self._arenas.blocks[w]}
         released: list[list[Ints]] = [[] for _ in range(self._locator.ranks)]
-        mine = rows.width == w
+        of_width = rows.width == w
         for k in range(self._locator.ranks, len(columns)):
             holders = np.flatnonzero(columns.holds[k])
-            incoming = np.flatnonzero(mine & (rows.after == k) & moves)
-            freed = np.flatnonzero(mine & (rows.before == k) & moves)
+            incoming = np.flatnonzero(of_width & (rows.after == k) & moves)
+            freed = np.flatnonzero(of_width & (rows.before == k) & moves)
             freed = freed[np.argsort(rows.old_slots[freed, holders[0]], kind="stable")]
             reused = 0 if self._arenas.replicas_move[w] else min(len(incoming), len(freed))
             into, out_of = incoming[:reused], freed[:reused]
@@ -117,21 +117,21 @@ class SlotAssignment:
         """Place the rows that have one owner: those in the way of others, and those that come to
         a rank. `released` are the slots that former replicas left, by rank."""
         rows, new = self._rows, self._new
-        mine = rows.width == w
+        of_width = rows.width == w
         for r in range(self._locator.ranks):
-            left = rows.old_slots[mine & (rows.before == r), r]
+            left = rows.old_slots[of_width & (rows.before == r), r]
             grown = np.arange(self._locator.layout.slots[w, r], self._arenas.size[w, r])
             free = np.concatenate([released[r], left, grown])
             free = np.sort(free[~self._arenas.taken(w, np.full(len(free), r), free)])
-            incoming = np.flatnonzero(mine & (rows.after == r))
+            incoming = np.flatnonzero(of_width & (rows.after == r))
             assert len(free) == len(incoming), "slots that are free, and rows that need one"
             if not len(incoming):
                 continue
             # A former replica keeps its own slot where that is free; all others take the rest.
-            own = rows.old_slots[incoming, r]
-            stays = np.isin(own, free)
-            slot = np.where(stays, own, -1)
-            slot[~stays] = np.setdiff1d(free, own[stays], assume_unique=True)
+            old_slots = rows.old_slots[incoming, r]
+            stays = np.isin(old_slots, free)
+            slot = np.where(stays, old_slots, -1)
+            slot[~stays] = np.setdiff1d(free, old_slots[stays], assume_unique=True)
             new.slots[incoming, r] = slot
             new.group[incoming] = self._groups.by_slot(w, r)
             new.position[incoming] = slot
