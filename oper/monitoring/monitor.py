@@ -353,7 +353,7 @@ def monitor(
     engine = next(iter(sharded_collections(model).values())).engine
     first = engine.node.group is None or engine.node.group.rank == 0
 
-    def make_settings() -> _Settings:
+    def given() -> _Settings:
         check_type("monitor", "jsonl", jsonl, str, os.PathLike, type(None))
         sampled = SampledIterations(sample_every)
         if period is not None and not 1 <= whole_number(period, "period") <= MOST_ITERATIONS:
@@ -380,7 +380,7 @@ def monitor(
 
     settings, failure = None, None
     try:
-        settings = make_settings()
+        settings = given()
     except OperError as error:
         failure = error
     deadline = _DEADLINE_SECONDS if settings is None else settings.deadline_seconds

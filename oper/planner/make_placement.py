@@ -232,9 +232,9 @@ def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None
         placement = _class_placement(problem, baseline, cost)
         if placement is None:
             continue
-        found = _Placement(placement, place_rows(problem, placement))
-        if found.seconds < limit_seconds:
-            best, limit_seconds = found, found.seconds
+        candidate = _Placement(placement, place_rows(problem, placement))
+        if candidate.seconds < limit_seconds:
+            best, limit_seconds = candidate, candidate.seconds
     return best
 
 

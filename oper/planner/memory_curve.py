@@ -72,17 +72,17 @@ def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
         links = relayed(topology, distinct=True)
     problem = replace(planned.problem, topology=links)
     within, most = _limits(problem)
-    mine = _share(planned)
+    plan_share = _share(planned)
     doubled = (2.0**power for power in count())
     used = planned.cost.extra_memory_ratio
     # Twice the memory of this placement is what people ask for.
-    shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, mine}
+    shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, plan_share}
     while (share := next(doubled)) < most:
         shares.add(share)
     placed: list[Planned] = []
-    found: list[_Placed] = []  # by memory, none with a longer step than the one before
+    curve: list[_Placed] = []  # by memory, none with a longer step than the one before
     for share in sorted(shares):
-        if share == mine:
+        if share == plan_share:
             placed.append(planned)
         elif _is_enough(placed):
             continue
@@ -92,14 +92,16 @@ def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
                 placed.append(place_alone(within(share), Watch(lambda step: None)))
             except InfeasibleError:
                 continue
-        here = _Placed(placed[-1], predicted_seconds(placed[-1]), _share(placed[-1]), share == mine)
+        here = _Placed(
+            placed[-1], predicted_seconds(placed[-1]), _share(placed[-1]), share == plan_share
+        )
         # A plan with even links as its aim does not give way to a faster one.
-        if found and (not here.plan or planned.problem.asked.balance == "time"):
-            fastest = min(found, key=lambda each: each.step_seconds)
+        if curve and (not here.plan or planned.problem.asked.balance == "time"):
+            fastest = min(curve, key=lambda each: each.step_seconds)
             here = here if here.step_seconds <= fastest.step_seconds else here.held_by(fastest)
-        found.append(here)
-    at_plan = next(each for each in found if each.plan)
-    return MemoryCurve([_point(each) for each in found], at_plan.placement)
+        curve.append(here)
+    at_plan = next(each for each in curve if each.plan)
+    return MemoryCurve([_point(each) for each in curve], at_plan.placement)
 
 
 def _share(planned: Planned) -> float:

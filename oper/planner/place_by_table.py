@@ -84,13 +84,13 @@ def place_by_table(
     share = _unread_share(profile)
     steps = Steps.of(unpooled, share)
     drafts = Drafts(profile, topology, asked)
-    found = [
+    placements = [
         way.place(profile, topology, asked, partial(_report_step, report, way))
         for way in _ways_by_table(workload, drafts)
         # If nothing travels, a placement takes less time than its draft.
         if way.pooled and (copies_everything(unpooled) or may_gain(way, drafts, steps, share))
     ]
-    gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
+    gaining = [each for each in placements if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
     # The first of equals pools the fewest tables.
     best = min(gaining, key=predicted_seconds, default=unpooled)
     return replace(best, unpooled_step_seconds=steps.predicted)
@@ -162,10 +162,10 @@ class Way:
         report: Callable[[str], None] = lambda step: None,
     ) -> Planned:
         """Plan for all rows of `profile`."""
-        given = (profile, topology, self.workload, asked, report)
+        arguments = (profile, topology, self.workload, asked, report)
         if not self.pooled:
-            return place_in_memory(*given)
-        return place_pooled(*given, None if self.workload.fetch == "pooled" else self.pooled)
+            return place_in_memory(*arguments)
+        return place_pooled(*arguments, None if self.workload.fetch == "pooled" else self.pooled)
 
     def problem(
         self, profile: Profile, topology: Topology, asked: PlanSettings, by_table: bool
@@ -174,8 +174,8 @@ class Way:
         `by_table` is as for `make_problem`, and always holds if tables are pooled."""
         if self.pooled:
             return Drafts(profile, topology, asked).problem(self)
-        found = make_problem(profile, topology, self.workload, asked, by_table=by_table)
-        return _within_all_memory(found, topology, asked)
+        problem = make_problem(profile, topology, self.workload, asked, by_table=by_table)
+        return _within_all_memory(problem, topology, asked)
 
 
 def ways_to_fetch(
@@ -216,8 +216,8 @@ class Drafts:
         usual = way.workload
         fetched = relayed(self.topology, usual.fetch == "distinct")
         ranks = unplaced(self.profile, fetched, usual.training, way.pooled)
-        found = make_problem(self.profile, ranks, usual, self.asked, by_table=True)
-        return _within_all_memory(found, self.topology, self.asked)
+        problem = make_problem(self.profile, ranks, usual, self.asked, by_table=True)
+        return _within_all_memory(problem, self.topology, self.asked)
 
     def _step_seconds(self, way: Way) -> float:
         """Return the step of the draft for even ranks."""
@@ -227,20 +227,20 @@ class Drafts:
 def _ways_by_table(workload: Workload, drafts: Drafts) -> list[Way]:
     """Return the ways that `auto` tries, those with fewest pooled tables first."""
     profile, topology, asked = drafts.profile, drafts.topology, drafts.asked
-    found = [usual_way(topology, workload)]
+    ways = [usual_way(topology, workload)]
     if not _may_have_sums(profile, topology):
-        return found
-    usual, able = found[0].workload, poolable(profile)
+        return ways
+    usual, able = ways[0].workload, poolable(profile)
     mixes = may_mix(topology, usual, asked)
     if len(able) > 1 and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(usual, able, drafts)
         if chosen and chosen != able:
-            found.append(Way(chosen, usual))
+            ways.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
-        found.append(Way(able, replace(workload, fetch="pooled")))
+        ways.append(Way(able, replace(workload, fetch="pooled")))
     elif mixes:
-        found.append(Way(able, usual))
-    return found
+        ways.append(Way(able, usual))
+    return ways
 
 
 def _report_step(report: Callable[[str], None], way: Way, step: str) -> None:

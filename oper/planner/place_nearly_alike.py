@@ -57,20 +57,20 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
     alike = as_alike(topology)
     if alike is topology:
         return place(topology)
-    found = []
+    placements = []
     for ranks in dict.fromkeys((with_mean_capacity(topology), alike)):
         # The least capacity may be too small for the tables.
         with suppress(OperError):
-            found.append(on_links(place(ranks), topology))
-    if not found:
+            placements.append(on_links(place(ranks), topology))
+    if not placements:
         return place(topology)
-    pooled = any(isinstance(each.problem.topology, PooledTopology) for each in found)
+    pooled = any(isinstance(each.problem.topology, PooledTopology) for each in placements)
     by_programme = None
     if topology.ranks <= MANY_RANKS and not pooled:
         with suppress(OperError):
             by_programme = place(topology)
-            found.append(by_programme)
-    best = reduce(_better, found)
+            placements.append(by_programme)
+    best = reduce(_better, placements)
     return best if best is by_programme else _certified(best, by_programme)
 
 
@@ -95,9 +95,9 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
     problem = problem_on_links(planned.problem, topology)
     kept = _within_capacities(problem, planned.row_placement)
     tried = kept, _swapped(problem, kept)
-    found = _better(*(_priced(planned, problem, rows) for rows in tried))
-    check_limits(found.problem, found.cost)
-    return found
+    better = _better(*(_priced(planned, problem, rows) for rows in tried))
+    check_limits(better.problem, better.cost)
+    return better
 
 
 def _certified(found: Planned, other: Planned | None) -> Planned:

@@ -104,15 +104,15 @@ def place_pooled(
     at_homes = None
     if topology.homogeneous and asked.balance == "time":
         watch = Watch(report)
-        given = (profile, topology, workload, asked, lengths, tables, watch)
-        at_homes = _at_homes(*given)
+        arguments = (profile, topology, workload, asked, lengths, tables, watch)
+        at_homes = _at_homes(*arguments)
         if at_homes is not None and workload.training:
             placed = at_homes.row_placement
             if not placed.sums.rows[placed.holder_sets.on_some].any():
                 return at_homes
             # T, the sum of a rank's phases, may be less and the step, whose phases wait for the
             # slowest rank, longer.
-            without = _at_homes(*given, a_node=False)
+            without = _at_homes(*arguments, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
     if at_homes is not None and copies_everything(at_homes):
         return at_homes
@@ -181,7 +181,7 @@ def draft_step_seconds(problem: Problem) -> float:
     were even."""
     lengths, classes, topology = problem.profile.bag_lengths, problem.classes, problem.topology
     assert lengths is not None
-    found = []
+    steps = []
     for spread in (1, topology.nodes):
         copies, homes = _with_homes(problem, lengths, Supposed(spread), improve=False)
         levels = Levels(copies.a_node, copies.everywhere)
@@ -193,8 +193,8 @@ def draft_step_seconds(problem: Problem) -> float:
         sums = classes.sums(counts)
         method = problem.price(sets, sums).allreduce_method
         priced = with_vectors(problem, sets, expected_accesses(problem, counts), sums)
-        found.append(predict_step(priced, sets, counts, method).seconds)
-    return min(found)
+        steps.append(predict_step(priced, sets, counts, method).seconds)
+    return min(steps)
 
 
 def _at_homes(
@@ -338,7 +338,7 @@ def _over_all_nodes(
         ratios = vector_ratios(lengths, profile.tables, topology.nodes, local_shares, which)
         return unknown.with_ratio(ratios.even, ratios.least)
 
-    found: list[Planned] = []
+    placements: list[Planned] = []
     nowhere, everywhere = np.zeros(lengths.tables), np.ones(lengths.tables)
     for start in (nowhere, everywhere):
         ranks = pooled(start)
@@ -357,8 +357,8 @@ def _over_all_nodes(
             lengths,
         )
         certificate = replace(made.certificate, full_memory_bound_seconds=full)
-        found.append(replace(made, certificate=certificate, seconds=planned.seconds))
-    best = min(found, key=lambda each: each.cost.objective_seconds)
+        placements.append(replace(made, certificate=certificate, seconds=planned.seconds))
+    best = min(placements, key=lambda candidate: candidate.cost.objective_seconds)
     if best.certificate.full_memory_bound_seconds is None:
         return best
     # With all memory that the devices have, too, the least that any placement can cost.
@@ -379,9 +379,9 @@ def _priced(
     lengths: BagLengths,
 ) -> Planned:
     """Return a placement priced by the vectors of its own bags, and certified for these costs."""
-    given = problem.topology
-    assert isinstance(given, PooledTopology)
-    problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
+    topology = problem.topology
+    assert isinstance(topology, PooledTopology)
+    problem = replace(problem, topology=topology.with_ratio(topology.vector_ratio, least_ratio))
     problem, rows = with_own_vectors(problem, rows)
     certificate = certify(problem, rows.cost.objective_seconds)
     return Planned(problem, placement, rows, certificate)
@@ -404,6 +404,6 @@ def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
 
 def _expected_accesses(problem: Problem, rows: RowPlacement) -> Floats:
     """Return `expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
-    found = expected_accesses(problem, rows.counts)
-    found[:, : problem.ranks] += rows.scan.striped_expected
-    return found
+    accesses = expected_accesses(problem, rows.counts)
+    accesses[:, : problem.ranks] += rows.scan.striped_expected
+    return accesses

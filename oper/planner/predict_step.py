@@ -41,7 +41,7 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
     pooled_table = pooled_of(problem.topology, tables)
     of_row = rows_of_classes(problem).figures
     striped = classes.rows - counts.sum(axis=1)
-    found: list[Floats] = []
+    table_figures: list[Floats] = []
     for part, of_tables in ((~pooled, ~pooled_table), (pooled, pooled_table)):
         figures = dot(of_row[:, part], counts[part])
         for w in range(len(classes.widths)):
@@ -49,8 +49,8 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
             shares = _shares_of_stripes(placement.scan, of_tables & (width_of_table == w))
             of_all = dot(of_row[:, of_width], striped[of_width])
             figures[:, :ranks] += of_all[:, None] * shares
-        found.append(figures)
-    return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
+        table_figures.append(figures)
+    return _step(problem, placement.holder_sets, table_figures, placement.cost.allreduce_method)
 
 
 def _shares_of_stripes(scan: RowScan, tables: NDArray[np.bool_]) -> Floats:
@@ -81,13 +81,13 @@ def predict_step_of_cells(
             return np.zeros((len(figures), len(sets)))
         some: Any = slice(None) if part.all() else part
         class_of, group, rows = cells.class_of[some], cells.group[some], cells.rows[some]
-        found = []
+        sums = []
         for of_row, in_bytes in zip(figures, is_bytes, strict=True):
             of = of_row[class_of] * rows
             if share is not None and in_bytes:
                 of = of * share[some]
-            found.append(np.bincount(group, of, minlength=len(sets)))
-        return np.stack(found)
+            sums.append(np.bincount(group, of, minlength=len(sets)))
+        return np.stack(sums)
 
     return _step(problem, sets, [of_part(~pooled), of_part(pooled)], method)
 
@@ -168,5 +168,5 @@ def touched_together(D: Floats, together: float, drawn: float, ranks: int, sampl
     if drawn * ranks < samples:
         power = float(log1p(-together * drawn / samples) / log1p(-drawn / samples))
     with np.errstate(divide="ignore"):
-        found: Floats = -expm1(power * log1p(-np.minimum(D, 1.0)))
-    return found
+        chance: Floats = -expm1(power * log1p(-np.minimum(D, 1.0)))
+    return chance

@@ -166,8 +166,8 @@ def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -
     """Return the share of each table's `accesses` [T, G] that a rank of another node makes to rows
     of each node, the mean over those ranks, [T, N]."""
     total = np.maximum(accesses.sum(axis=1), 1)[:, None]
-    found: Floats = dot(accesses, _read_from(problem, sets)) / total
-    return found
+    shares: Floats = dot(accesses, _read_from(problem, sets)) / total
+    return shares
 
 
 def clipped_shares(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
@@ -180,11 +180,11 @@ def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
     [G, N]."""
     node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
     source = node_of[sets.source]
-    found = np.zeros((len(sets), nodes))
+    shares = np.zeros((len(sets), nodes))
     for node in range(nodes):
         others = node_of != node
-        found[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
-    return found
+        shares[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
+    return shares
 
 
 def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem:
@@ -202,9 +202,9 @@ def expected_accesses(problem: Problem, counts: Ints) -> Floats:
     """Return the accesses of each table that are expected to be to rows in each column of `counts`
     [C, K], [T, K]: by them vectors are counted. Classes are of one table each."""
     classes = problem.classes
-    found = np.zeros((len(problem.profile.tables), counts.shape[1]))
-    np.add.at(found, table_of_class(classes), classes.expected[:, None] * counts)
-    return found
+    accesses = np.zeros((len(problem.profile.tables), counts.shape[1]))
+    np.add.at(accesses, table_of_class(classes), classes.expected[:, None] * counts)
+    return accesses
 
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:

@@ -243,10 +243,12 @@ def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
-    found = prices.read_prices(topology)
+    read_prices = prices.read_prices(topology)
     masks = topology.masks()
-    own, mate = (float(found.of_rank[masks[kind]][0]) for kind in ("local", "same_node"))
-    far, of_node = (float(p[masks["other_node"]][0]) for p in (found.of_rank, found.of_nodes[0]))
+    own, mate = (float(read_prices.of_rank[masks[kind]][0]) for kind in ("local", "same_node"))
+    far, of_node = (
+        float(p[masks["other_node"]][0]) for p in (read_prices.of_rank, read_prices.of_nodes[0])
+    )
     k = np.array([1, N, M, 2, G, 2 * N])
     q = np.array([1, N, N, 1, 1, N])
     alone = np.clip(2 * q - k, 0, q)

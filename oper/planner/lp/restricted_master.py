@@ -252,18 +252,18 @@ class RestrictedMaster:
         again."""
         if self.best_bound == -np.inf:
             self.best_dual = self._spread(self.dual)
-        found = []
+        candidates = []
         for dual in (self.dual / 4 + self.best_dual * 3 / 4, self.dual):
             prices = self._prices(dual)
             holds, price = cheapest_holders(self.rows, self.topology, prices)
             bound = float(dot(self.rows.rows, price) - dot(dual, self.limits.limit))
             if bound > self.best_bound:
                 self.best_bound, self.best_dual = bound, dual
-            found.append((holds, prices))
+            candidates.append((holds, prices))
         if self.value - self.best_bound <= TOLERANCE * self.value:
             return False
         columns = len(self.bucket)
-        for holds, prices in found:
+        for holds, prices in candidates:
             self._add(holds, prices)
         return len(self.bucket) > columns
 
@@ -309,14 +309,14 @@ class RestrictedMaster:
         """Add the columns (bucket b, holders holds[b]), each rank reading from the holder that
         costs it least."""
         read_prices = prices.read_prices(self.topology)
-        found = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
+        cheapest = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
-        for b, key in enumerate(set_keys(found)):
+        for b, key in enumerate(set_keys(cheapest)):
             group[b] = self.known.setdefault(key, len(self.known))
             if group[b] == len(self.holder_sets) + len(fresh):
                 fresh.append(b)
-        self.holder_sets = self.holder_sets + found.take(fresh)
+        self.holder_sets = self.holder_sets + cheapest.take(fresh)
         old = self.bucket * len(self.holder_sets) + self.group
         new = np.setdiff1d(np.arange(len(holds)) * len(self.holder_sets) + group, old)
         self.bucket = np.concatenate([self.bucket, new // len(self.holder_sets)])
@@ -328,17 +328,17 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
     each takes its own part of the solution."""
     first, M = masters[0].limits, masters[0].topology.ranks
     uses = [master.uses() for master in masters]
-    own = [len(master.limits.limit) - M for master in masters]  # limits beside the times
+    own_limits = [len(master.limits.limit) - M for master in masters]  # limits beside the times
     columns, buckets = [len(u) for u in uses], [len(master.rows) for master in masters]
     total = sum(columns)
-    after = np.zeros((M + sum(own), total))
+    after = np.zeros((M + sum(own_limits), total))
     item = []
     for n, (master, used) in enumerate(zip(masters, uses, strict=True)):
-        held, limits = slice(sum(columns[:n]), sum(columns[: n + 1])), M + sum(own[:n])
+        held, limits = slice(sum(columns[:n]), sum(columns[: n + 1])), M + sum(own_limits[:n])
         after[:M, held] = used[:, :M].T
-        after[limits : limits + own[n], held] = used[:, M:].T
+        after[limits : limits + own_limits[n], held] = used[:, M:].T
         item.append(sum(buckets[:n]) + master.bucket)
-    aims = np.concatenate([first.aims, np.zeros((sum(own[1:]), len(first.weights)))])
+    aims = np.concatenate([first.aims, np.zeros((sum(own_limits[1:]), len(first.weights)))])
     result = linprog(
         np.concatenate([np.zeros(total), first.weights]),
         A_ub=csc_array(np.concatenate([after, aims], axis=1)),
@@ -358,12 +358,12 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
     share = np.maximum(result.x[:total], 0.0)
     dual = np.maximum(-result.ineqlin.marginals, 0.0)
     for n, master in enumerate(masters):
-        limits = M + sum(own[:n])
+        limits = M + sum(own_limits[:n])
         master.take(
             float(result.fun),
             share[sum(columns[:n]) : sum(columns[: n + 1])],
             float(result.x[total]),
-            np.concatenate([dual[:M], dual[limits : limits + own[n]]]),
+            np.concatenate([dual[:M], dual[limits : limits + own_limits[n]]]),
         )
 
 

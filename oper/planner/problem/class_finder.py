@@ -54,7 +54,7 @@ class TableEntries:
 
         Raises ValueError if a row has counts that no class of its table has.
         """
-        found: Any = native.ops().find_classes(
+        tensor: Any = native.ops().find_classes(
             as_tensor(accesses),
             as_tensor(samples_with_row),
             as_int64(first_row),
@@ -63,7 +63,7 @@ class TableEntries:
             as_int64(self.samples_with_row),
             as_int64(self.class_index),
         )
-        classes: NDArray[np.int32] = found.numpy()
+        classes: NDArray[np.int32] = tensor.numpy()
         return classes
 
 

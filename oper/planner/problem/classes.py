@@ -110,8 +110,8 @@ class Classes:
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Return the sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
         figures, columns = self._row_figures
-        found = dot(np.ascontiguousarray(counts.T, dtype=np.float64), figures)
-        return Sums(*(np.ascontiguousarray(found[:, of]) for of in columns))
+        totals = dot(np.ascontiguousarray(counts.T, dtype=np.float64), figures)
+        return Sums(*(np.ascontiguousarray(totals[:, of]) for of in columns))
 
     @cached_property
     def _row_figures(self) -> tuple[Floats, list[int | slice]]:
