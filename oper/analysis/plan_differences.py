@@ -20,9 +20,9 @@ from oper.tables.row_identity import check_same_rows, count_by_the_plan
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """One of two plans: what it was made for, and its figures. `profile` is the digest of the
-    profile that it was made from; `memory_bytes` are the fullest rank's, `communication_bytes`
-    those of all ranks in an iteration; `tier` are the tables in the hosts' memory."""
+    """One of two plans: its purpose and its figures. `profile` is the digest of the profile that it
+    was made from; `memory_bytes` are the fullest rank's, `communication_bytes` those of all ranks
+    in an iteration; `tier` are the tables in the hosts' memory."""
 
     profile: str
     ranks: int

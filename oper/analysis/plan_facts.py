@@ -1,4 +1,4 @@
-"""Facts of a plan: whether it fits, why it has no more copies, what limits it, how links are used.
+"""Facts of a plan: its fit, the reason that it has no more copies, its limits, the use of links.
 
 In: `Plan`. Out: typed facts. Displays put them into words.
 """
@@ -87,7 +87,7 @@ class CopiesLimit(StrEnum):
     """Reasons for which a plan has no more copies of rows."""
 
     ONE_RANK = "one rank"
-    IN_HOSTS = "all tables are in the hosts' memory"  # where each row is on one rank
+    IN_HOSTS = "all tables are in the hosts' memory"  # with each row on one rank
     LEAST_MEMORY = "the least memory that comes close to the fastest plan"
     NOT_KNOWN = "not known"
     ALL_USED = "all that was allowed is used"

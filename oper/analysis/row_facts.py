@@ -54,7 +54,7 @@ class CountBasis(StrEnum):
     """Sources of a row's reads."""
 
     PLANNED = "what the plan was made for"
-    COUNTED = "its count alone"  # of a row that was seldom read, where the profile is not given
+    COUNTED = "its count alone"  # of a seldom read row, if the profile is not given
     AT_LEAST = "the least count that it may have"
 
 
@@ -346,7 +346,7 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 
 
 def _room_bytes(plan: Plan) -> float:
-    """Return bytes for extra copies: what was asked for, within what the capacities leave."""
+    """Return the bytes for extra copies: the extra memory asked for, within the free capacities."""
     on_devices = [plan.tables[t] for t in plan.memories[0].tables]
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
     room = float(plan.cost.capacity_bytes.sum() - total)

@@ -151,7 +151,7 @@ def unread_sentence(plan: Plan) -> str | None:
 
 
 def memory_limit(plan: Plan) -> str:
-    """Return the limit on a rank's memory that a plan keeps, and what sets it."""
+    """Return the limit on a rank's memory that a plan keeps, and its source."""
     if plan.limits is None or plan.host is not None:
         return "what a rank may hold"
     capacity = sorted(plan.cost.capacity_bytes.tolist())

@@ -107,7 +107,7 @@ class FollowedPlans:
             LOG.error("no migrations: %s", error)
             return None
         finally:
-            self._proposed = _NONE  # not before, as rank 0 makes no other plan till then
+            self._proposed = _NONE  # not before: rank 0 makes no other plan until then
         if ranks.rank == 0:
             steps = plural(self.migration.steps, "step")
             LOG.info("rows move to %s, in %s", self._folder_of(period), steps)

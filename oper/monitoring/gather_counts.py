@@ -30,7 +30,7 @@ _TYPES = {"block_starts": np.int64, "rows": np.uint16, "counts": np.uint8}
 
 
 class MonitoredRanks:
-    """The ranks of a model, for what a monitor brings to rank 0; one rank needs no group."""
+    """The ranks of a model, as a monitor's messages to rank 0 use them; one rank needs no group."""
 
     def __init__(self, group: Group | None, deadline_seconds: float) -> None:
         """Open a gloo group next to the model's `group`. Call it on all ranks of the model."""

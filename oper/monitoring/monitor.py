@@ -5,10 +5,10 @@ with oper.monitor(model, jsonl="run.jsonl") as monitor:
     profile = monitor.profile()  # on rank 0, of all ranks; None on the others
 
 One iteration of every `sample_every` is counted row by row (sampled_iterations.py), during the
-lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py), on
-which older periods weigh less (decayed_counts.py). There a thread adds them up, prices the running
-plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for it.
-What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
+lookup. Every `period` iterations the ranks send their counts to rank 0 (gather_counts.py), on which
+older periods weigh less (decayed_counts.py). There a thread adds them up, prices the running plan
+and one from scratch (judge_plan.py) and reports the result; no step waits for it. The policy
+decides the action if a plan no longer fits (followed_plans.py).
 """
 
 import os
@@ -76,8 +76,8 @@ class _Settings:
 
 
 class Monitor:
-    """Counts what a model reads until it is closed; made by `monitor`. `plan` is the one that is
-    judged: by which the rows lie, or still lie while they move."""
+    """Counter of a model's reads until it is closed; made by `monitor`. `plan` is the plan that is
+    judged: the rows lie by it, or still lie by it while they move."""
 
     def __init__(self, model: nn.Module, given: _Settings, ranks: MonitoredRanks) -> None:
         collections = sharded_collections(model)
@@ -111,7 +111,7 @@ class Monitor:
 
         Raises OperError if nothing was counted yet, or a rank is lost or late.
         """
-        if not self._counts_anything:  # on no rank, as all count the same iterations
+        if not self._counts_anything:  # on no rank: all count the same iterations
             raise OperError(
                 "the monitor counted nothing yet: of every "
                 f"{self._sampled.every} iterations one is counted (sample_every)"
@@ -120,8 +120,8 @@ class Monitor:
         return None if self._teller is None else self._teller.submit(self._total, messages).result()
 
     def report(self) -> PeriodReport | None:
-        """End the period now, and say what is said of one: on rank 0, which judges the plan before
-        this returns; None on the others. To be called on all ranks.
+        """End the period now, and return its report on rank 0, which judges the plan before this
+        returns; None on the others. Call it on all ranks.
 
         Raises OperError if a rank is lost or late.
         """
@@ -161,7 +161,7 @@ class Monitor:
         self.plan = followed
 
     def close(self) -> None:
-        """Stop counting, and wait until what is being told is told. A period that is complete is
+        """Stop counting, and wait until pending reports are written. A period that is complete is
         reported; an incomplete one is left as it is, and `report` ends it. Only for a complete
         period the ranks wait for each other."""
         if not self._closed and self._iterations - self._began == self._period:
@@ -212,7 +212,7 @@ class Monitor:
         """End a period in a step, or at the job's end, which is not to fail because of that."""
         try:
             self._end_period(wait=False)
-        except Exception as error:  # of gloo too, where the job has ended its process group
+        except Exception as error:  # of gloo too, if the job has ended its process group
             self._period = None
             LOG.error("no further periods: %s", error)
 
@@ -260,8 +260,8 @@ class Monitor:
         return self._named(total)
 
     def _tell(self, found: PeriodReport, messages: list[bytes], judges: bool) -> PeriodReport:
-        """End the period, judge the plan by it, and tell everyone. What fails here is logged: it is
-        not to end a job."""
+        """End the period, judge the plan by it, and report it. A failure here is logged: it is not
+        to end a job."""
         try:
             self._add(messages)
             found = replace(found, period=self._counts.periods, moving=self._followed.moving())
@@ -327,8 +327,8 @@ def monitor(
     plans: Path | str | None = None,
     deadline_seconds: float = _DEADLINE_SECONDS,
 ) -> Monitor:
-    """Count what a model reads while it trains or serves, and judge its plan by it. To be called on
-    all ranks alike; used with `with`, or closed by `close()`.
+    """Count the reads of a model while it trains or serves, and judge its plan by them. Call it on
+    all ranks; use it with `with`, or close it by `close()`.
 
     Args:
         model: sharded by OPER, by `oper.shard` or DistributedModelParallel.

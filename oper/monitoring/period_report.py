@@ -28,7 +28,7 @@ _SCALARS = {  # names of steps on a dashboard
     Choice.FROM_SCRATCH: "plan_from_scratch",
     Choice.FULL_COPIES: "full_copies",
 }
-_LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
+_LAST_SECOND = 250e9  # since 1970, in the year 9892: within the range of dates
 
 
 @dataclass(frozen=True)

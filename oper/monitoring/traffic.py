@@ -38,7 +38,7 @@ class Traffic:
     each link, [reader, source], the bytes between ranks by kind, and the share of all accesses that
     go to rows with copies."""
 
-    DERIVED: ClassVar = ("lookups_dob",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("lookups_dob",)  # in JSON in addition to the fields
 
     lookups: PerRank
     link_bytes: PerPair

@@ -28,7 +28,7 @@ from oper.topology.capacity import device_capacities
 from oper.topology.topology import Topology
 from oper.topology.transports import Transport
 
-_BISECTIONS = 7  # of the most extra memory, only where memory is short
+_BISECTIONS = 7  # of the most extra memory, only if memory is short
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ NODES = 200
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"
 ROUNDING = 1e-9  # of sums of seconds
-SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+SAFETY = 1e-6  # of the solver's bound: above the sum of its tolerances
 
 
 @dataclass(frozen=True)

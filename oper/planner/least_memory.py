@@ -18,9 +18,9 @@ In training copies cost an AllReduce in each step, most of it latency, whether o
 read the copied rows. So if a profile tells earlier from later counts, a plan has copies only if
 they shorten the step on the later counts too, in plans made from the earlier ones.
 
-The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
-as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
-on it, and then it is seen whether the plans themselves are as close.
+The bound of bounds/lagrangian_bound.py is within a fraction of a percent of the times of plans,
+falls as memory grows, and takes milliseconds: the shares, of three digits each, are searched by
+bisection on it, and then it is seen whether the plans themselves are as close.
 """
 
 from bisect import bisect_left, bisect_right
@@ -105,7 +105,7 @@ def modest_share(limits: DeviceLimits, shares: list[float]) -> int:
     return bisect_right(shares, limits.free_share(MODEST)) - 1
 
 
-# Plans made to find the least memory, where the bound of all memory is not within reach.
+# Plans made to find the least memory, if the bound of all memory is not within reach.
 _MOST_PLANS = 6
 
 

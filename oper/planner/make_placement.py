@@ -46,7 +46,7 @@ LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
 # 0.070 % with one in 32 and 0.038 % with one in eight (Kaggle sizes, benchmarks/README.md). From
 # 0.0028 and 0.0137 % on, on 128x8-h100, one in eight gained nothing for a third of the time.
 MANY_RANKS_RESERVES = ((2e-4, 1 / 8), LARGER_RESERVES[-1])
-# The same where a programme places the rows: one in eight is listed from the start, and hot rows
+# Reserves if a programme places the rows: one in eight is listed from the start, and hot rows
 # are kept whole.
 WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 # Relative, of the extra memory: sums of bytes over millions of rows are rounded.
@@ -123,7 +123,7 @@ def make_placement(
     limits: Limits | None = None,
     by_table: bool = False,
 ) -> Planned:
-    """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
+    """Plan for all rows of `profile`, within `limits` or the settings; `report` is called with the
     name of each step as it begins. `by_table` as for `make_problem`.
 
     Raises CapacityError if the capacities cannot hold the tables, InfeasibleError if no placement

@@ -75,7 +75,7 @@ def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
     plan_share = _share(planned)
     doubled = (2.0**power for power in count())
     used = planned.cost.extra_memory_ratio
-    # Twice the memory of this placement is what people ask for.
+    # Users often ask for twice the memory of this placement.
     shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, plan_share}
     while (share := next(doubled)) < most:
         shares.add(share)
@@ -87,7 +87,7 @@ def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
         elif _is_enough(placed):
             continue
         else:
-            # A share that no placement was found for is left out, as the plan itself is good.
+            # A share without a placement is left out, because the plan itself is good.
             try:
                 placed.append(place_alone(within(share), Watch(lambda step: None)))
             except InfeasibleError:

@@ -52,7 +52,7 @@ from oper.topology.topology import Topology
 def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned]) -> Planned:
     """Return the best of the placements that `place` makes for the topology.
 
-    Raises what `place` raises for the topology as it is.
+    Raises the errors of `place` for the topology as it is.
     """
     alike = as_alike(topology)
     if alike is topology:
@@ -75,8 +75,8 @@ def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned])
 
 
 def _better(one: Planned, other: Planned) -> Planned:
-    """Return the other placement if it has less of what placements minimise and, for tables on
-    devices, that gain is larger than its loss in the predicted step; else the one."""
+    """Return the other placement if its objective is smaller and, for tables on devices, that gain
+    is larger than its loss in the predicted step; else the one."""
     aimed = [aimed_seconds(each.problem, each.cost) for each in (one, other)]
     if aimed[1] >= aimed[0]:
         return one
@@ -125,7 +125,7 @@ def problem_on_links(problem: Problem, topology: Topology) -> Problem:
     `topology`."""
     seen = problem.topology
     links = without_relays(without_pooling(topology))
-    if links.capacity is None and isinstance(seen.capacity, tuple):  # what devices have room for
+    if links.capacity is None and isinstance(seen.capacity, tuple):  # the room of devices
         links = links.with_capacity_bytes([int(each) for each in seen.capacity])
     if isinstance(seen, PooledTopology):
         links = seen.on(links)

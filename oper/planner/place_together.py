@@ -1,8 +1,8 @@
 """Rows on the devices and in the tier placed together: no rank has much to do in both.
 
 In: the placements of both memories, each the best by itself. Out: `Together`. T of a rank is the
-sum of what it takes for both, so a rank that a hot row on the devices keeps busy is to have less of
-the tier, and one whose host link is fast for its device more. In this order, each only while the
+sum of its times for both, so a rank that a hot row on the devices keeps busy is to have less of the
+tier, and one whose host link is fast for its device more. In this order, each only while the
 certificate (bounds/tier_bound.py) leaves room for something better:
 
 1. Rows of both memories are swapped at once (row_placement/swap_together.py).
@@ -103,7 +103,7 @@ def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certific
 
 
 def place_alone(problem: Problem, watch: Watch) -> Planned:
-    """Return the placement of one memory; pooled tables find their homes, and what vectors cost,
+    """Return the placement of one memory; pooled tables find their homes, and the cost of vectors,
     anew."""
 
     def placed(ranks: Topology) -> Planned:

@@ -29,7 +29,7 @@ from oper.files.storage import load_array, save_array
 
 BLOCK_ROWS = 1 << 16
 _MOST_SMALL = 255
-_HEADER_BYTES = 128  # what NumPy writes before an array of one dimension
+_HEADER_BYTES = 128  # NumPy's header of an array of one dimension
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ def sparse_counts(counters: Counts) -> SparseCounts:
     return SparseCounts(
         len(counters),
         np.searchsorted(rows, BLOCK_ROWS * np.arange(blocks + 1)).astype(np.int64),
-        rows.astype(np.uint16),  # what is left of them is their place in the block
+        rows.astype(np.uint16),  # the low 16 bits: their place in the block
         np.where(large, 0, counts).astype(np.uint8),
         counts[large],
     )

@@ -57,7 +57,7 @@ class CountOptions:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise OperError(f"{option('--ranks', self.ranks)}: expected 1 to {MAX_RANKS:,} ranks")
         if self.batch_size is not None:
-            Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
+            Workload("inference", "distinct", self.batch_size)  # It refuses invalid batch sizes.
         if self.sampling and self.batch_size:
             raise OperError(
                 f"{option('--sample')} with {option('--batch-size')}: batches of a sample are not "

@@ -1,4 +1,4 @@
-"""Distinct rows that batches read, compared with what independent samples would read.
+"""Distinct rows that batches read, compared with those of independent samples.
 
 With s_k the share of the samples that contain row k, and samples drawn independently, one of M
 ranks touches D_k = 1 − (1 − s_k)^(B/M) and all together U_k = 1 − (1 − s_k)^B of row k in a batch
@@ -104,7 +104,7 @@ class DistinctSums:
         self.union_rows += of_all.numpy()
 
     def against(self, counts: RowCounts) -> Distinct:
-        """Return the measurement, with ratios to what is expected from the counts.
+        """Return the measurement, with ratios to the figures expected from the counts.
 
         Raise OperError if the samples did not fill a batch.
         """

@@ -36,7 +36,7 @@ from oper.tables.bag_lengths import BagLengths
 
 _ERROR, _HEARD = "oper/error", "oper/heard"  # keys in the group's store
 _HEARD_SECONDS = 5.0  # for waiting ranks to read the error; ranks that count learn of it later
-_CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
+_CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little next to the counters
 
 
 def count_under_torchrun(

@@ -36,7 +36,7 @@ from oper.profiling.windows import (
 )
 
 # Called with the name of a stage and the samples that it reads (None: unknown), and entered while
-# the stage runs; what it yields is called with the number of samples that were read since.
+# the stage runs; it yields a function to call with the number of samples read since.
 Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
 
 
@@ -46,7 +46,7 @@ def _no_progress(stage: str, samples: int | None) -> Iterator[Advance]:
 
 
 class _Options(LogKeywords, total=False):
-    """The keywords of `profile` that do not decide what it returns, for type checkers."""
+    """Keywords of `profile` that do not decide its return type, for type checkers."""
 
     dim: int
     dtype: str

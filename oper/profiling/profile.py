@@ -93,7 +93,7 @@ class Profile(RowCounts):
     vocabularies: Prepared | None = None
     read_vocabularies: "Callable[[], Prepared] | None" = field(default=None, repr=False)
     bag_lengths: BagLengths | None = None
-    # They open the profiles of the data after and before these, where those are known.
+    # They open the profiles of the data after and before these, if those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
     open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
     # It opens two windows that follow each other, of a sum of windows. The two windows of another
@@ -103,7 +103,7 @@ class Profile(RowCounts):
     )
     # It opens the counts of the first part of a window, in the order of the log.
     open_first_part: "Callable[[], Profile] | None" = field(default=None, repr=False)
-    holds_out: bool = False  # what follows was held out of this profile, and is saved with it
+    holds_out: bool = False  # the following part was held out of this profile, and is saved with it
 
     def __post_init__(self) -> None:
         check_known(self.tables, "a profile")
@@ -436,7 +436,7 @@ def _last_windows(windows: Sequence[Profile]) -> tuple[Profile, Profile]:
 def profile_given(function: str, given: Profile | Path | str) -> Profile:
     """Return the profile that the argument `profile` of a public function is, or is the folder of.
 
-    Raises OperError if it is of another type, or the folder is none of a profile.
+    Raises OperError if it is of another type, or the folder is not a profile.
     """
     check_type(function, "profile", given, Profile, Path, str)
     return given if isinstance(given, Profile) else Profile.load(given)

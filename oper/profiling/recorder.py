@@ -33,14 +33,14 @@ class Recorder:
         self._counted = {path: CollectionCounters(path, c) for path, c in collections_of(model)}
 
     def watch(self) -> ExitStack:
-        """Count from now on; closing what is returned ends it."""
+        """Count from now on; close the returned stack to stop."""
         stack = ExitStack()
         for counted in self._counted.values():
             stack.enter_context(watched(counted.collection, counted.count))
         return stack
 
     def profile(self, samples: int | None = None) -> Profile:
-        """Return the profile of what was counted so far, by this rank alone.
+        """Return the profile of this rank's counts so far.
 
         Args:
             samples: how many samples that was. To be given where the collections saw different

@@ -124,7 +124,7 @@ class RowCounters:
         return replace(lengths, distinct=distinct)
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
-        """Return the profile of what was counted, which shares the counters' memory."""
+        """Return the profile of the counts, which shares the counters' memory."""
         return Profile(
             self.tables,
             self.samples,
@@ -137,7 +137,7 @@ class RowCounters:
         )
 
     def snapshot(self) -> Profile:
-        """Return a profile of what was counted so far, in memory of its own."""
+        """Return a profile of the counts so far, in memory of its own."""
         snapshot = self.profile({})
         for name in ("accesses", "samples_with_row"):
             setattr(snapshot, name, sparse_counts(getattr(self, name)))

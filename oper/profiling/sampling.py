@@ -61,7 +61,7 @@ class Sampling:
         number = np.arange(first, first + samples, dtype=np.uint64)
         start = _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN)
         hashed = _mix(number * _GOLDEN + start)
-        # 53 bits, as a double holds them exactly.
+        # 53 bits: a double holds them exactly.
         uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
         chosen: NDArray[np.bool_] = uniform < self.share
         return chosen

@@ -100,7 +100,7 @@ class PaperNotes:
 class PooledBytes:
     """Bytes between ranks in an iteration as TorchRec moves them, summed over the ranks."""
 
-    DERIVED: ClassVar = ("total",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("total",)  # in JSON in addition to the fields
 
     ids: float
     outputs: float

@@ -187,8 +187,9 @@ def replicate_inference(
     """Return the rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops
     when its slowest link has no candidate left.
 
-    The candidates that rank g reads from rank t are a heap, hottest per byte first. What does not
-    fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.
+    The candidates that rank g reads from rank t are a heap, hottest per byte first. A partition
+    that does not fit will not fit later either and leaves the heap; so does one that g reads from
+    elsewhere by now.
     """
     ranks = problem.topology.ranks
     link = Charges.of(without_relays(problem.topology)).reader_seconds.tolist()

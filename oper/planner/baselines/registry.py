@@ -1,4 +1,4 @@
-"""The baselines by name: what `oper compare` prices, what the planner looks at for a better plan.
+"""The baselines by name, for `oper compare` and for the planner's search for a better plan.
 
 In: a name, a `Problem`. Out: `Baseline`. A new baseline is a function in a module of this package
 and an entry here. Modules are imported when their baseline is made, so that the names cost nothing.
@@ -29,7 +29,7 @@ class Rule:
     # Position among the quick ones, which the planner tries; None: it takes too long for that. The
     # order decides ties, so that new baselines come last.
     quick: int | None = None
-    # It is a quick one up to so many ranks; None: on any number.
+    # Most ranks on which it is a quick one; None: any number.
     quick_ranks: int | None = None
     # Whether its placement says anything of pooled tables. That of the exact solver is the best by
     # costs that add up row by row, which vectors of bags do not.

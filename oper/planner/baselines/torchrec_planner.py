@@ -3,11 +3,11 @@
 In: `Problem`. Out: `Baseline`. The planner gets the tables, the topology, the batch size per rank,
 the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables; if
 it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a process
-of its own). Planning is what its `plan` takes that finds this plan: starting a process, importing
-torchrec, building the model and looking for the multiple are none. Its shards become holder sets:
-table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on all ranks; of
-a column-wise shard every access fetches the shard's part of the row. So placements are compared, as
-if rows were fetched.
+of its own). The time of planning is that of the `plan` call that finds this plan, without starting
+a process, importing torchrec, building the model and looking for the multiple. Its shards become
+holder sets: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on
+all ranks; of a column-wise shard every access fetches the shard's part of the row. So placements
+are compared, as if rows were fetched.
 
 TorchRec moves pooled vectors instead. Their bytes per iteration are noted too (`pooled_bytes`),
 with b samples per rank, F features of a table, L its accesses per sample, d columns of a shard and
@@ -55,7 +55,7 @@ from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
-READY = "ready"  # what torchrec_process.py writes first; importing that would import torchrec
+READY = "ready"  # first line of torchrec_process.py; importing that module would import torchrec
 _START_SECONDS = 300.0  # importing torchrec takes from 3 to 30
 # A shard serves all of a row's accesses, whatever its columns.
 COUNTED_WHOLE = ("accesses", "read_rows", "node_rows", "pooled_read_rows")
@@ -351,7 +351,7 @@ def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[Par
     for shard, read in zip(shards, (rows.pooled_read_rows / a_rank).tolist(), strict=True):
         part = begins[shard.table].index(shard.first_column)
         tables[part][shard.table] = replace(profile.tables[shard.table], dim=shard.columns)
-        accesses[part][shard.table, shard.rank] += read  # the last where it is on all ranks
+        accesses[part][shard.table, shard.rank] += read  # the last set if it is on all ranks
     return tuple(map(PartAccesses, tables, accesses))
 
 

@@ -54,7 +54,7 @@ def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
         copied_to_nodes = problem.workload.training and may_copy_to_nodes(topology)
         if isinstance(problem, Problem) and (mixed or copied_to_nodes):
             # A linear bound in inference has one cost for a byte of any row, and in training it
-            # knows no copies on each node, as pooled tables have.
+            # knows no copies on each node, which pooled tables have.
             return Certificate(objective_seconds, known, None, None)
     limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)

@@ -18,7 +18,7 @@ Inference with a budget for copies is not covered: there the hottest rows are co
 Lagrangian is near. The work has limits, so that the bound is the same in every run: the programme
 is solved up to `NODES` nodes of branch and bound, and above `ENTRIES`, which grow with the square
 of the ranks, it is not made: rows with one owner are then bounded by `node_loads_bound.py`, copies
-by the Lagrangian. What was left out or cut is said in the bound's `note`.
+by the Lagrangian. The bound's `note` names omissions and cuts.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ NODES = 1000  # of branch and bound
 ENTRIES = 100_000  # of the programme's matrix, nearly: up to here it takes about a second
 GAP = 1e-4  # at which it may stop
 FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
-SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+SAFETY = 1e-6  # of the solver's bound: above the sum of its tolerances
 
 
 class _Solved(NamedTuple):
@@ -75,7 +75,7 @@ def hot_rows_bound(
     if not workload.training and budget_bytes >= classes.m.min():
         return split
     least, hottest = np.inf, 0
-    note: BoundNote | None = None  # what was left out or cut of the method that decides
+    note: BoundNote | None = None  # parts of the deciding method left out or cut
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
@@ -100,7 +100,7 @@ def hot_rows_bound(
             least, hottest, note = seconds, int(head[0]), left_out
         if least <= split.seconds * (1 + GAP):
             break
-    # The solver may stop within GAP of the optimum: what it lifts by less is not worth a word.
+    # The solver may stop within GAP of the optimum: a smaller rise of the bound is not noted.
     if least <= split.seconds * (1 if note else 1 + GAP):
         return replace(split, note=note)
     return Bound(least, hottest, note)
@@ -157,7 +157,7 @@ class _Model:
             for memory in memories
         )
         self.second = sum(work) or 1.0
-        # Ranks that are alike in every memory are numbered in the order in which they get rows.
+        # Ranks that are equal in every memory are numbered in the order in which they get rows.
         self.alike = all(m.topology.is_homogeneous(m.capacity_bytes) for m in memories)
         self.placed = 0  # rows of the heads so far
         self.upper, self.whole = [np.inf], [0]
@@ -296,7 +296,7 @@ class _Memory:
             if j < M:
                 self.model.add(self.first + j, n, 1.0)
                 continue
-            # A line in the rows and the weight of the first part, below what each class costs.
+            # A line in the rows and the weight of the first part, below the cost of each class.
             weight, cost = weights[0], self.everywhere[classes]
             spread = float(np.ptp(weight))
             slope = (cost[weight.argmax()] - cost[weight.argmin()]) / max(spread, 1e-300)

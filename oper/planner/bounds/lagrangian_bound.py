@@ -126,9 +126,9 @@ def homogeneous_prices(
 ) -> DualPrices:
     """Return the best prices on homogeneous ranks.
 
-    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a
-    fractional knapsack: a row's next copies save seconds and take bytes, the best savings per byte
-    come first, and the price of a byte is what the first copies that do not fit would have saved.
+    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a fractional
+    knapsack: a row's next copies save seconds and take bytes, the best savings per byte come first,
+    and the price of a byte is the saving of the first copies that do not fit.
     """
     M = topology.ranks
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)

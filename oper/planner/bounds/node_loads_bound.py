@@ -2,14 +2,14 @@
 
 In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None if it says nothing.
 
-Ranks that cannot be told apart differ only in what they own. With W_r the weight of rank r's rows,
-V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
+Ranks that cannot be told apart differ only in the rows that they own. With W_r the weight of rank
+r's rows, V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
 
     T_r = own·W_r + mate·(V_n - W_r) + far·(W - V_n) = a·W_r - b·V_n + far·W,   b = far - mate ≥ 0,
 
-own, mate, far being what a byte of weight costs its owner, the owner's node and all others. If no
-T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight q
-must have a load V_n ≥ L(q) = (a·q - D) / b, because nearby rows are cheaper to read; and summed
+own, mate, far being the cost of a byte of weight for its owner, the owner's node and all others. If
+no T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight
+q must have a load V_n ≥ L(q) = (a·q - D) / b, because nearby rows are cheaper to read; and summed
 over its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
 
 * nodes in order of their hottest rows q_1 ≥ q_2 ≥ …: all rows hotter than q_k lie on the nodes
@@ -96,7 +96,7 @@ class _Loads:
         self.a, self.least_a, self.b = max(more), min(more), cost.far - cost.mate
         self.weight = float(dot(rows.rows, rows.weight_bytes))
         self.elsewhere = cost.far * self.weight
-        # Bytes of a row as far as they take its owner more than its mates, at `a` a byte.
+        # Bytes of a row, at `a` a byte, for its owner's extra time over the peers in the node.
         parts = rows.traffic(topology).parts
         part_bytes = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
         owned = np.sum(part_bytes, axis=0)

@@ -25,7 +25,7 @@ MANY_RANKS = 32
 class ClassPlacement:
     """Rows of C classes in G holder sets, of which the first M are the single owners."""
 
-    step: str  # which step made it, as `oper plan` names it
+    step: str  # the step that made it, as `oper plan` names it
     holder_sets: HolderSets
     counts: Ints  # [C, G] rows that are listed one by one
     striped: Ints  # [C] rows that are striped over the ranks

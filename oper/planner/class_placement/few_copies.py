@@ -9,9 +9,9 @@ On N nodes of G ranks T_r = a·W_r - b·V_n + far·W (`bounds/node_loads_bound.p
 a hot row gets faster with all that its node has. So hot rows come in blocks of G, one on each rank
 of a node, and all of a block have copies on the same nodes: h copies of a row of weight w, in a
 block of weight V, take a·w/h - b·V more than far·W. Copies against the largest of these and copies
-for the mean, which go to the hottest rows, once a node, compete for the budget. What the largest
-may be is tried from what even ranks come to up: rows get as many copies as they need, and what is
-left goes to the hottest as if there were no such need.
+for the mean, which go to the hottest rows, once a node, compete for the budget. The limit on the
+largest is tried from the time of even ranks upwards: rows get as many copies as they need, and the
+rest of the budget goes to the hottest as if there were no such need.
 """
 
 from typing import NamedTuple

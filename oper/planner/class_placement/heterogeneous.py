@@ -1,8 +1,8 @@
 """Class placement if links or capacities differ: the shares of a linear programme, rounded.
 
 In: `ClassProblem`. Out: `ClassPlacement`. The programme knows shares of classes; here they become
-whole rows, so that what rounding takes from a holder set is made up for by the next classes. Rows
-in two memories of the same ranks are placed by one programme (`place_together`).
+whole rows, and the next classes make up for rows that rounding takes from a holder set. Rows in two
+memories of the same ranks are placed by one programme (`place_together`).
 """
 
 from collections.abc import Sequence

@@ -3,9 +3,10 @@
 In: a `Problem` whose classes are of one table each, on homogeneous ranks, and how many rows of each
 have one owner. Out: `Homes`, the share of each table's rows on each node. A bag takes a vector of
 each node that has any of its rows (oper/cost/vectors_per_bag.py), so that a table on one node takes
-least; but nodes whose tables are read more have more to read for others. With W_t what the rows of
-table t take the ranks of their node in an iteration, V_t what a vector of each of its bags takes a
-rank of another node, and x_t the share of its accesses that are to them, shares f take node n
+least; but nodes whose tables are read more have more to read for others. With W_t the time of the
+rows of table t for the ranks of their node in an iteration, V_t the time of a vector of each of its
+bags for a rank of another node, and x_t the share of its accesses that are to these rows, shares f
+take node n
 
     Σ_t f[t][n]·W_t  +  Σ_{m≠n} Σ_t V_t·chance(x_t·f[t][m])
 
@@ -34,7 +35,7 @@ from oper.planner.class_placement.pooled_copies import (
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
 
-# A table's rows are shared in so many parts at most: stripes repeat after so many rows a rank.
+# Most parts in which nodes share a table's rows: stripes repeat after this many rows a rank.
 PARTS = 64
 # How far above the mean the work of a node may be.
 _UNEVEN = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, np.inf)
@@ -68,7 +69,7 @@ def choose_homes(
     bags = VectorsPerBag(lengths)
 
     of_tables = _Tables(work, away, memory, share, vectors, bags)
-    work = np.where(vectors > 0, work, 0.0)  # of those that have homes
+    work = np.where(vectors > 0, work, 0.0)  # of the tables with homes
 
     whole = vectors * bags.chances(np.clip(share, 0.0, 1.0)[:, None])[:, 0]
     uneven_work = np.where(work > 0, np.maximum(np.abs(work - whole), 1e-3 * work), 0.0)
@@ -139,7 +140,7 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
-        if work[t] == 0:  # what has no home, or is never read
+        if work[t] == 0:  # tables without a home, or never read
             shares[t] = _over_nodes(memory[t], np.maximum(room - held, 0.0))
             held += memory[t] * shares[t]
             continue
@@ -153,7 +154,7 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
             parts = np.floor((parts - shares[t]) * PARTS + 1e-9)
             node = int(parts.argmax())
             take = int(min(parts[node], left))
-            if take < 1:  # of what fits nowhere, a part at a time to the node with least work
+            if take < 1:  # no room: a part at a time to the node with the least work
                 full = held + memory[t] * shares[t] > room
                 node, take = int(np.where(full, np.inf, load + work[t] * shares[t]).argmin()), 1
             shares[t, node] += take / PARTS

@@ -9,7 +9,7 @@ Nearby rows are cheaper to read, so a rank whose hot row takes it long gets fast
 serves more of everything (`bounds/node_loads_bound.py`). One such rank a node would need that of
 every node: so the M hottest rows fill one node after the other, a row on each rank. With relays a
 row is read, in all other nodes, by the rank at its owner's position: there the ranks of a position
-share what they read between nodes, and hot rows are spread over positions.
+share their reads between nodes, and hot rows are spread over positions.
 """
 
 import heapq

@@ -342,7 +342,7 @@ def link_levels(
         demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
         shift = per_cold_byte * float(dot(weight, demoted))
         shift += inter / ranks * float(dot(across - weight, demoted))
-    # Where too few rows are left to pay for that, the lightest of those promoted are not.
+    # If too few rows are left to pay for that, the lightest promoted rows are not promoted.
     more = np.full(len(classes), float(ranks - topology.nodes)) * classes.m
     once = (topology.nodes - 1) * classes.m
     spent = dot(more, promoted) - dot(once, demoted) + dot(once, levels.node)

@@ -72,7 +72,7 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
     threshold."""
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
-    # Equal partitions follow each other where a class has many rows: one run stands for all.
+    # Equal partitions follow each other if a class has many rows: one run stands for all.
     runs, closed = native.ops().cut_partitions(
         as_int64(classes.rows),
         as_int64(classes.m),

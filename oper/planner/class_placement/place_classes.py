@@ -16,7 +16,7 @@ from oper.planner.problem.problem import ClassProblem
 from oper.topology.nearly_alike import as_alike
 from oper.topology.pooled_links import PooledTopology
 
-# Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
+# Share of all rows that are listed one by one if ranks differ: half a byte a row in the map.
 LISTED_SHARE = 1 / 8
 
 

@@ -259,7 +259,7 @@ class _Copying:
         away = self.nodes == 1
         left = np.where(away[:, None], cost, np.inf).argmin(axis=0)
         least = cost[left, classes]
-        steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 where all have copies
+        steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 if all nodes have copies
         copied = least + steps[:, None] * (cost - least)
         copied[away] = np.inf
         best = copied.argmin(axis=0)
@@ -422,12 +422,12 @@ def _kinds_of_pooled(topology: PooledTopology, classes: Classes, bound: bool) ->
     G = M // N
     kinds = [(1, 1), (N, N), (M, N)]
     if bound:  # on q nodes fewest, one on each rank of a node, and all that there is room for,
-        # between which what they save is linear
+        # between which their savings are linear
         kinds += [(G, 1), *((k, q) for q in range(2, N) for k in (q, max(q, G), q * G))]
     copies, nodes = np.array(kinds).T
     sums = classes.row_sums
     seconds = np.outer(_links_in_nodes(topology, copies, nodes), sums.pooled_read_bytes)
-    if not topology.shares_memory:  # where some readers use it alone, it is left out
+    if not topology.shares_memory:  # if some readers use it alone, it is left out
         memory = Charges.of_memory(topology).mean_memory_seconds
         seconds += memory * sums.pooled_gradient_bytes
     return _Kinds(copies, nodes, seconds)

@@ -12,10 +12,14 @@ S·(R + D) if it has one owner) and memory m costs
 
 when the ranks H hold it and each rank, holders too, reads from the cheapest of them. Divided by m
 this is a line in the row's density ρ = w/m, so the cheapest holder set of every class lies on the
-lower envelope of the lines: built once, searched by ρ. In training there is one owner or a copy
-everywhere, M lines and one cost of its own: Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j +
-ν (M - 1)). If ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of
-gradients has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
+lower envelope of the lines: built once, searched by ρ.
+
+In training there is one owner or a copy everywhere, M lines and one cost of its own:
+
+    Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
+
+If ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients has:
+S·R and S·D then have prices of their own, and the M owners are tried one by one.
 
 With relays (oper/topology/relays.py) a row has a weight w and one for each size of node, w·τ, and a
 price that is linear in both: K is that of w and of τ together (`ReadPrices`). The least over holder
@@ -66,7 +70,7 @@ class PricingItems:
     rows: Floats
     memory_bytes: Floats  # m
     weight_bytes: Floats  # w
-    fetch_bytes: Floats  # S·R, what pairs of ranks fetch
+    fetch_bytes: Floats  # S·R, the bytes that pairs of ranks fetch
     gradient_bytes: Floats  # S·D, in training
     everywhere_bytes: Floats
     allreduce_seconds: Floats
@@ -289,7 +293,7 @@ def subset_lines(
             slope += cheapest_of(of_reader)
             continue
         first = cheapest_of(np.where(near[reader], of_reader, np.inf))
-        if reader == 0 or (near[reader] != near[reader - 1]).any():  # its node's are alike
+        if reader == 0 or (near[reader] != near[reader - 1]).any():  # equal for the ranks of a node
             far = cheapest_of(np.where(near[reader], np.inf, of_reader))
         slope += np.where(np.isfinite(first), first, far)
     intercept = np.full(1 << ranks, -prices.budget)
@@ -372,7 +376,7 @@ def cheapest_holders(
     """Return a cheap holder set for each class in inference, [C, M], and its price per row, [C].
 
     The cheapest of all up to `ENUMERABLE_RANKS` ranks, or nearly so with relays, and then a bound
-    on the price; beyond, what adding the best rank to the best owner, again and again, comes to.
+    on the price; beyond, the result of adding the best rank to the best owner, again and again.
     """
     read_prices = prices.read_prices(topology)
     if topology.ranks <= ENUMERABLE_RANKS:
@@ -516,7 +520,7 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
         block = price[np.ix_(members, members)]
         near = np.where(np.eye(len(members), dtype=bool), np.inf, block).min(axis=1)
         uncovered = np.full(len(rows), np.inf)
-        if relays:  # ranks read in their node where it has a copy, and else from one rank
+        if relays:  # ranks read in their node if it has a copy, and else from one rank
             near = np.where(np.isfinite(near), near, block.diagonal())
             one_rank = price[members[0], ~inside, None]
             of_nodes = read_prices.of_nodes[:, members[0]][:, ~inside]

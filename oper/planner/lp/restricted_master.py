@@ -54,7 +54,7 @@ HOT_CLASSES = 60  # each a bucket of its own: they decide how evenly the ranks c
 BUCKET_RATIO = 1.1  # of the densities in one bucket
 ROUNDS = 40  # of column generation, at most; time takes about 10, links on 8 ranks 20 to 40
 TOLERANCE = 1e-6  # of the value, to the best bound on it
-TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative to their size
+TIME_WEIGHT = 1e-3  # of T next to the largest link, both relative to their size
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class ScaledLimits:
                 np.zeros(len(self.away) if self.links_first else 0),
             ]
         )
-        # What is made small: T, and Z before it where links are first.
+        # Objective: T, and Z before it if links are first.
         self.weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
         self.aims = np.zeros((len(self.limit), len(self.weights)))
         self.aims[: topology.ranks, 0] = -1
@@ -328,7 +328,7 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
     each takes its own part of the solution."""
     first, M = masters[0].limits, masters[0].topology.ranks
     uses = [master.uses() for master in masters]
-    own_limits = [len(master.limits.limit) - M for master in masters]  # limits beside the times
+    own_limits = [len(master.limits.limit) - M for master in masters]  # limits other than the times
     columns, buckets = [len(u) for u in uses], [len(master.rows) for master in masters]
     total = sum(columns)
     after = np.zeros((M + sum(own_limits), total))

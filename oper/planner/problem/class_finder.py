@@ -20,7 +20,7 @@ from oper.profiling.profile import Profile
 class TableEntries:
     """The entries of `Classes` sorted by table, then by samples with the row; E entries."""
 
-    first: Ints  # [T + 1] where each table's entries begin
+    first: Ints  # [T + 1] offset of each table's entries
     accesses: Ints  # [E]
     samples_with_row: Ints  # [E]
     D: Floats  # [E]

@@ -206,10 +206,10 @@ def group(
     """Return the classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and
     occur in `samples_with_row[e]` samples.
 
-    What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
+    The reads of an iteration are expected of further samples, or, `as_counted`, of the log's own.
     `by_table`: rows of different tables are of different classes, each of which is then one entry.
-    `node_sizes`: those of the nodes whose ranks read rows of others through relays.
-    `pooled[t]`: whether table t is pooled (none are); rows of such are of classes of their own.
+    `node_sizes`: those of the nodes whose ranks read rows of others through relays. `pooled[t]`:
+    whether table t is pooled (none are); rows of such are of classes of their own.
     """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
@@ -222,7 +222,7 @@ def group(
         if estimated
         else as_many(accesses, samples_with_row)
     )
-    # Rows that were seldom read are told apart by what is expected of them, by table.
+    # Rows that were seldom read are told apart by their expected reads, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
     of_tables = np.zeros(len(profile.tables), dtype=bool) if pooled is None else pooled

@@ -122,7 +122,7 @@ def make_problem(
     by_table: bool = False,
 ) -> Problem:
     """Return the classes of the profile and the limits of every plan for it: `limits`, or those
-    that follow from what is asked. `as_counted`: plans are priced by the counts, and not by the
+    that follow from the settings. `as_counted`: plans are priced by the counts, and not by the
     expected reads of further samples (classes.py). `by_table`: rows of different tables are of
     different classes.
 
@@ -185,7 +185,7 @@ def round_down(share: float) -> float:
     """Return the largest share of three digits that is not above; 0 for shares below 0."""
     if share <= 0:
         return 0.0
-    nearest = float(f"{share:.{_DIGITS}g}")  # 0.29 is a little below what is written so
+    nearest = float(f"{share:.{_DIGITS}g}")  # the double 0.29 is a little below 0.29
     return nearest if nearest <= share else float(_DOWN.create_decimal_from_float(share))
 
 

@@ -1,8 +1,9 @@
 """An old plan's rows in a new problem: of other tables, on other ranks, links or limits.
 
-In: a `Plan`, the `Problem`, holder sets that rows may get. Out: `CarriedRows`. What is new and what
-is gone is put into one layout with what stays (migration/carried_layout.py), with which every
-placement of the new problem can be compared: the rows that it moves, and what that takes.
+In: a `Plan`, the `Problem`, holder sets that rows may get. Out: `CarriedRows`. New and removed
+tables and ranks are put into one layout with those that stay (migration/carried_layout.py), with
+which every placement of the new problem can be compared: the rows that it moves, and the cost of
+that.
 
 The START is the placement that moves least: each row stays with those of its holders that are left.
 Rows that no rank has yet go to ranks with free memory, as former replicas do
@@ -101,7 +102,7 @@ class CarriedRows:
         every = whole.holder_sets
         here = every.holds[:, :ranks].any(axis=1)
         here &= ~every.holds[:, :ranks].all(axis=1) | (every.source[:, -1] == 0)
-        if problem.workload.training:  # where copies are of the kinds that it can keep equal
+        if problem.workload.training:  # copies must be of kinds that training can keep equal
             here &= _among(every.holds[:, :ranks], candidates.holds) | (every.copies == 1)
         column = np.flatnonzero(here)
         finder = _Finder(problem, carried)

@@ -49,7 +49,7 @@ OUTDATED = 0.1
 class TableDrift:
     """A table's part of the transfer time, in seconds."""
 
-    DERIVED: ClassVar = ("worse_seconds",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("worse_seconds",)  # in JSON in addition to the fields
 
     table: str
     slowest_rank_seconds: float  # of the slowest rank's T
@@ -112,7 +112,7 @@ class Drift(Summarised):
     the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
-    DERIVED: ClassVar = ("advice", "verdict")  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict")  # in JSON in addition to the fields
 
     judgement: Judgement
     made_step_seconds: float | None

@@ -3,9 +3,9 @@
 In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
 Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay now
 (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
-gain more than their copies over links cost are returned, best first: what copies between slots of
-one rank cost is known only when rows have their slots. If ranks differ a third start comes from a
-linear programme (`programme_with_moves.py`).
+gain more than their copies over links cost are returned, best first: the cost of copies between
+slots of one rank is known only when rows have their slots. If ranks differ a third start comes from
+a linear programme (`programme_with_moves.py`).
 
 A row given up as a replica may stay with any of its holders at no cost: such rows go to ranks with
 free memory, in turn, so that rows of much and of little traffic are spread evenly. Ranks above

@@ -30,11 +30,12 @@ from oper.planner.row_placement.swap_together import Swappable, swap_together
 
 
 class _Start(NamedTuple):
-    """Rows of each memory to swap from, and what a move must gain, in times of its price."""
+    """Rows of each memory to swap from, and the gain that a move must have, in multiples of its
+    price."""
 
     counts: list[Ints]
     times_price: float = 1.0
-    worth: float = 1.0  # of its gain, beside that of other starts
+    worth: float = 1.0  # weight of its gain, compared with other starts
 
 
 def better_together(memories: Sequence[OldRows], horizon: float) -> list[Counts]:

@@ -51,7 +51,7 @@ class Judgement:
     have too few accesses to tell drift from chance, so that the advice is to keep the plan.
     """
 
-    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON too
     WHERE_ANY: ClassVar = ("too_small",)  # in JSON if true
 
     source: HeldOutSource | None

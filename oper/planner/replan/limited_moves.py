@@ -139,7 +139,7 @@ class LimitedMoves:
         first."""
         least, aimed = self._least_bytes, self._old.aimed
         fit = [each.counts for each in self._found if each.link_bytes <= most_bytes]
-        # Of few rows fewer may gain more, as the others are on the way to being even.
+        # With few rows a part of the moves may gain more, because loads are uneven on the way.
         for halved in range(_POINTS):
             limit = least + (most_bytes - least) / 2**halved
             fit.extend((*self._parts_between(limit), *self._cut(limit)))
@@ -218,7 +218,7 @@ class _Moves:
         self._memory, self._before = rows, before
         flows, classes = net_flows(before, after, rows.cost), rows.problem.classes
         heat = (classes.traffic_bytes(rows.problem.workload) / classes.m)[flows.row_class]
-        # Of those between the same holders a part takes as many of the hotter as of the colder.
+        # A part of the moves between the same holders takes as many hotter as colder rows.
         order = np.lexsort((-heat,) if hottest_first else (-heat, flows.after, flows.before))
         self._flows = Flows(*(getattr(flows, f.name)[order] for f in fields(Flows)))
         self._hottest_first = hottest_first

@@ -43,8 +43,8 @@ from oper.planner.lp.restricted_master import (
 )
 from oper.planner.problem.problem import ClassProblem
 
-LAST_GAIN = 0.03  # of what moves gain: the moves that it would take are not made
-_FEW = 0.05  # of all bytes: where less is moved, all of it is
+LAST_GAIN = 0.03  # share of the gain that is given up to save its moves
+_FEW = 0.05  # of all bytes: if less is moved, all moves are made
 _ROUNDS = 40  # of new columns, at most
 _TOLERANCE = 1e-5  # of the value, to the best bound on it
 
@@ -155,7 +155,7 @@ class _Pairs:
         problem, sets, counts, _, free = self.of
         row_class, before = np.nonzero(counts)
         traffic = problem.classes.traffic_bytes(problem.workload)[row_class]
-        order = np.argsort(-traffic, kind="stable")  # what rounding takes colder rows make up for
+        order = np.argsort(-traffic, kind="stable")  # colder rows make up for rounding
         row_class, before, traffic = row_class[order], before[order], traffic[order]
         ordered = self.bucket * len(sets) + self.before
         pair = np.searchsorted(ordered, free.placement.bucket[row_class] * len(sets) + before)
@@ -204,7 +204,7 @@ class _Programme:
             for of in memories
         ]
         aim = memories[0].problem.asked.balance
-        # Links are aimed at in one memory alone, as the limits of both are seconds of ranks.
+        # Links are the aim in one memory only: the limits of both are seconds of ranks.
         second = sum(ScaledLimits(each, "time").second for each in items)
         limits = [ScaledLimits(each, aim, second) for each in items]
         self.first = limits[0]

@@ -2,10 +2,10 @@
 
 In: `Plan`, a `Profile`, a `Topology`, `PlanSettings`, a horizon. Out: `Replanned`. A plan is made
 from scratch, and the old plan's rows are carried over into its problem (carried_rows.py), which
-moves only what has to move. From there copies and rows move if that pays within the horizon, as if
-counts alone had changed (improve_placement.py). The rows of the plan from scratch are a try too, on
-its ranks as far as as many rows of their class are there: if the ranks are so many more that they
-must share everything anew, this try is the one that pays.
+moves only rows that have to move. From there copies and rows move if that pays within the horizon,
+as if counts alone had changed (improve_placement.py). The rows of the plan from scratch are a try
+too, on its ranks as far as as many rows of their class are there: if the ranks are so many more
+that they must share everything anew, this try is the one that pays.
 
 If a placement's objective is no better than that of the plan from scratch, it moves no more bytes
 either: else the rows of that plan are taken.

@@ -108,7 +108,7 @@ class CarriedOver:
 class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
 
-    carried_over: what had changed; None if tables, ranks, links and limits are the old plan's. The
+    carried_over: the changes; None if tables, ranks, links and limits are the old plan's. The
     figures of the old plan are then those of its rows carried over. judgement: predicted steps of
     these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
     `new_seconds` and `fresh_seconds` are transfer times, the objective.
@@ -127,7 +127,7 @@ class Replanned(Summarised):
     judgement: Judgement | None = None
     carried_over: CarriedOver | None = None
     max_move_bytes: float | None = None  # over links
-    curve: tuple[CurvePoint, ...] = ()  # where it was asked for and something pays
+    curve: tuple[CurvePoint, ...] = ()  # if it was asked for and something pays
 
     @property
     def new_seconds(self) -> float:
@@ -248,7 +248,7 @@ class OldRows:
         return there.counts_in(self.locator.holder_sets, there.count(self.finder))
 
     def like(self, fresh: Planned) -> PricedCounts:
-        """Return the rows of a plan from scratch, with what they cost."""
+        """Return the rows of a plan from scratch, with their cost."""
         counts = self.counts_of(fresh)
         return PricedCounts(counts, price_counts(self.problem, self.locator.holder_sets, counts))
 
@@ -382,7 +382,7 @@ def replan_one_memory(
     topology = plan.topology
     report("the old plan under the new counts")
     problem = problem_of(plan, profile)
-    # Of a plan made from these very counts no row moves: planning has found what there is.
+    # A plan made from these very counts keeps all rows: planning has found the best already.
     same_counts = plan.profile == profile.digest
     report("a plan from scratch")
     since = time.perf_counter()

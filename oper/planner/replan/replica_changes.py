@@ -38,7 +38,7 @@ class ReplicaChanges:
     before: Ints
     after: Ints
     rows: Ints
-    mean_seconds: float  # what all rows' part of the mean T becomes, moves included
+    mean_seconds: float  # all rows' part of the mean T afterwards, moves included
 
     def apply(self, counts: Ints) -> tuple[Ints, Ints]:
         """Return the counts [C, K] after the changes, without the rows given up as replicas, and
@@ -100,7 +100,7 @@ def choose_replicas(
 
     row = np.arange(len(rows))
     chosen = at(0.0)
-    taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, where there is one
+    taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, if any
     second = chosen
     if spent(chosen) > problem.budget_bytes:
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -76,8 +76,8 @@ def assign_rows(
     """Return the group of each listed row, int32 [E].
 
     The rows of class c, in order of ids, go to the groups g round robin, until g has its `counts[c,
-    g]` of them. `label[c, g]` is what the result calls group g for rows of class c; g itself by
-    default. Raises ValueError if a class has more rows than counted.
+    g]` of them. `label[c, g]` is the number of group g in the result for rows of class c; g itself
+    by default. Raises ValueError if a class has more rows than counted.
     """
     if label is None:
         label = np.broadcast_to(np.arange(counts.shape[1], dtype=np.int32), counts.shape)

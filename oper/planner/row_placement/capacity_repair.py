@@ -1,8 +1,8 @@
 """Capacities kept: the coldest rows of ranks above their capacity go to those with most room.
 
 In: `ClassProblem`, rows of each class by holder set, changed in place. Out: whether all capacities
-are kept then. Rounding whole rows from shares exceeds a capacity by a few rows, which changes what
-a placement costs by next to nothing: so placements are repaired before they are discarded.
+are kept then. Rounding whole rows from shares exceeds a capacity by a few rows, which hardly
+changes the cost of a placement: so placements are repaired before they are discarded.
 """
 
 import numpy as np

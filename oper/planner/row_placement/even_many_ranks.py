@@ -6,7 +6,7 @@ homogeneous ranks the traffic that each rank should give or take follows from T 
 on rank r and Δ_n = Σ δ_r on its node, T_r changes by a·δ_r - b·Δ_n (`node_loads_bound.py`), because
 nearby rows are cheaper to read. So a rank that cannot give up its hot row gets faster if its node
 has more. `targets` finds the δ of the least largest T by bisection; then the rank that gives most
-swaps rows with the one that takes most, until all have what they should.
+swaps rows with the one that takes most, until all have their targets.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _BISECTIONS = 60
 _LEAST_GAIN = 1e-3  # of the spread of T over its mean: a pass that gains less is the last
 # Rows above this share of a rank's traffic stay where they are.
 _STAYS = 0.25
-_LEFT = 0.02  # of what a rank should give or take: not worth another swap
+_LEFT = 0.02  # of a rank's traffic to give or take: not worth another swap
 
 
 class Targets(NamedTuple):
@@ -63,8 +63,8 @@ def targets(seconds: Floats, movable: Floats, node_of: Ints, a: float, b: float)
     """Return the δ [M] of the least largest T: a rank can give up `movable` [M] of its traffic at
     most.
 
-    Within a largest time θ a node's Δ is at least what its hottest rank needs and at most what its
-    ranks can take together; θ is possible if the least sum to at most 0 and the most to at least 0.
+    Within a largest time θ a node's Δ is at least the need of its hottest rank and at most the room
+    of all its ranks; θ is possible if the least sum to at most 0 and the most to at least 0.
     """
     nodes = int(node_of.max()) + 1
     size = len(node_of) // nodes

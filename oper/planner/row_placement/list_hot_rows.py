@@ -70,7 +70,7 @@ def make_cuts(
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))
         of_width = np.flatnonzero(width_of_table == w)
         cut[of_width] = edge
-        # At the cut: what is wanted of each class, and the reserve of those with wanted rows first.
+        # At the cut: the wanted rows of each class; the reserve comes from classes with these first.
         reserve = need - int(wanted[level].sum())
         for c in sorted(level.tolist(), key=lambda c: -int(wanted[c])):
             beside = min(reserve, int(classes.rows[c] - wanted[c]))
@@ -125,7 +125,7 @@ class RowScan:
     line_offset: Ints  # [T + 1] first line of each table
     listed_offset: Ints  # [T + 1] listed rows before each table
     listed_accesses: Counts  # [E]
-    listed_samples_with_row: Counts  # [E]; the accesses themselves where no table has bags
+    listed_samples_with_row: Counts  # [E]; the accesses themselves if no table has bags
     striped_rows: Ints  # [T, M]
     striped_accesses: Ints  # [T, M]
     striped_expected: Floats  # [T, M] Σ accesses expected in as many further samples
@@ -144,7 +144,7 @@ class RowScan:
         if len(self.listed_accesses) == self.classes.rows.sum():
             return self.classes.rows
         rows = np.zeros(len(self.classes), dtype=np.int64)
-        # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
+        # In parts: bincount copies its input to 64 bits, which would be slow for all rows.
         for begin in range(0, len(self.class_of_row), _COUNTED_AT_A_TIME):
             part = self.class_of_row[begin : begin + _COUNTED_AT_A_TIME]
             rows += np.bincount(part, minlength=len(rows))

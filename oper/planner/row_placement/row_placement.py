@@ -48,7 +48,7 @@ from oper.planner.row_placement.list_hot_rows import (
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch, set_by_set
 
-_FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
+_FEW_CLASSES = 64  # the coldest, tried first to even memory out
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
@@ -166,8 +166,8 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """Return the sums of the striped rows on each rank, [M], from the scan.
 
     R is linear in the accesses that are expected when fetches are raw or pooled, and is D
-    otherwise, so both follow from Σ expected accesses and Σ D per table and rank; what nodes touch
-    from Σ D of a node.
+    otherwise, so both follow from Σ expected accesses and Σ D per table and rank; the rows that
+    nodes touch follow from Σ D of a node.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -266,7 +266,7 @@ def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) ->
 
 
 _ROUNDING = 1e-12  # of sums of seconds
-_ALIKE = 1e-9  # gradients that differ by less of the largest are alike
+_ALIKE = 1e-9  # gradients that differ by less, relative to the largest, are equal
 
 
 def even_rows_served(

@@ -3,16 +3,18 @@
 In: rows of each class in each holder set, T of each rank. Out: both after the swaps. A row with one
 owner, or with given holders at inference, adds to every rank's T in proportion to its traffic w:
 column[g] seconds per byte for holder set g (read_charges.py). Swapping k rows of class a in set g
-with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic, T +=
-x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were. If reads
-and gradients are charged apart (traffic.py), T is the sum over both; pairs and amounts are then
-chosen by the one direction that comes nearest. What falls is a smooth maximum, (1/β)·log Σ
-exp(β·T), β sharpening as T evens out: the plain maximum has plateaus as soon as two ranks share it.
-Each round takes the pair of holder sets that lowers it most and moves its x by swapping rows.
+with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic,
+T += x·(column[h] - column[g]), and leaves the number of every set's rows, and so all memory,
+unchanged. If reads and gradients are charged apart (traffic.py), T is the sum over both; pairs and
+amounts are then chosen by the one direction that comes nearest.
+
+Swaps lower a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
+has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
+most and moves its x by swapping rows.
 
 A round looks at the pairs of the holder sets under the most and under the least pressure, of which
-there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; what depends on
-pairs alone is found once.
+there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; figures of pairs
+alone are computed once.
 """
 
 from dataclasses import dataclass
@@ -93,7 +95,7 @@ class SwapSearch:
         ]
         sets = len(self.columns)
         # The most that a byte moved between two sets changes a rank's time by, [G, G]; negative
-        # where no round has looked at the two.
+        # if no round has looked at the two.
         self._reach = np.full((sets, sets), -1.0)
         # Most and least traffic of a row of each width in each set, [W, G]; not of stale sets.
         self._heaviest, self._lightest = np.zeros((2, len(self._order), sets))

@@ -4,7 +4,7 @@ In: a `Plan`, the tables and ranks of a new one. Out: `CarriedLayout`. Its ranks
 those of the old plan that are GONE, by their old numbers, and NOWHERE, the last, which has the rows
 that the old plan does not know. Its tables are the new ones, then those that were dropped. So rows
 that come and rows that leave are moves like others (relocate.py): new rows come from nowhere, and
-rows of dropped tables go there. `cut` takes the new tables and ranks out of what results.
+rows of dropped tables go there. `cut` takes the new tables and ranks out of the result.
 
 Rows keep their ranks and slots. Copies on ranks that are gone are left out if a rank that stays has
 one. New rows, and those of ranks that are gone, are listed; the stripes number all others as

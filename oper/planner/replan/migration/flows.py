@@ -44,7 +44,7 @@ def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
     delta = new[changed] - old[changed]
     surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)
     flows: list[_Flow] = []
-    # Of all pairs of columns those that rows can go between are few.
+    # Rows can go between few of all pairs of columns.
     givers, takers = np.nonzero(np.outer(surplus.any(axis=0), lack.any(axis=0)))
     order = np.argsort(cost.seconds[givers, takers], kind="stable")
     for g, k in zip(givers[order].tolist(), takers[order].tolist(), strict=True):

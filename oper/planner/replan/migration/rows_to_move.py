@@ -25,7 +25,7 @@ class _FoundRows:
     row_class: Ints
     place: Ints  # in the old layout, with the offset from its first row
     offset: Ints
-    old_slots: Ints  # [N, M], -1 where a rank holds no copy
+    old_slots: Ints  # [N, M], -1 if a rank holds no copy
     leaves: Flags  # whether the holders change; of the others, only the slots
     striped: Flags
 
@@ -39,7 +39,7 @@ class ChangedRows:
     width: Ints
     place: Ints  # in the old layout, with the offset from its first row
     offset: Ints
-    old_slots: Ints  # [N, M], -1 where a rank holds no copy
+    old_slots: Ints  # [N, M], -1 if a rank holds no copy
     leaves: Flags  # whether the column changes; of the others, only the slots
     before: Ints  # column
     after: Ints  # column

@@ -26,7 +26,7 @@ from oper.planner.replan.migration.rows_to_move import ChangedRows
 class NewSlots:
     """Slots and groups in the new layout of the N rows that change."""
 
-    slots: Ints  # [N, M], -1 where a rank holds no copy
+    slots: Ints  # [N, M], -1 if a rank holds no copy
     group: Ints  # [N]
     position: Ints  # [N] in the group
 
@@ -127,7 +127,7 @@ class SlotAssignment:
             assert len(free) == len(incoming), "slots that are free, and rows that need one"
             if not len(incoming):
                 continue
-            # A former replica keeps its own slot where that is free; all others take the rest.
+            # A former replica keeps its own slot if that is free; all others take the rest.
             old_slots = rows.old_slots[incoming, r]
             stays = np.isin(old_slots, free)
             slot = np.where(stays, old_slots, -1)
