@@ -70,7 +70,7 @@ def make_cuts(
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))
         of_width = np.flatnonzero(width_of_table == w)
         cut[of_width] = edge
-        # At the cut: the wanted rows of each class; the reserve comes from classes with these first.
+        # At the cut: the wanted rows of each class; reserves come from classes with these first.
         reserve = need - int(wanted[level].sum())
         for c in sorted(level.tolist(), key=lambda c: -int(wanted[c])):
             beside = min(reserve, int(classes.rows[c] - wanted[c]))
