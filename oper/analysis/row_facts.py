@@ -198,7 +198,7 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
 
 
 def _partition(plan: Plan, accesses: int | None) -> int | None:
-    """Return the partition of a listed row with so many accesses; None if it is in none."""
+    """Return the partition of a listed row with this many accesses; None if no partition has it."""
     number = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
     return None if number is None or number >= len(plan.partition_floor) else number
 

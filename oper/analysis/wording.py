@@ -201,7 +201,7 @@ def _relative(others: Sequence[tuple[str, float]], seconds: float) -> str:
 
 
 def times_as_long(taken: float, seconds: float) -> str | None:
-    """Return how many times `seconds` a time takes: `1.49 times`; None if it takes as long."""
+    """Return the ratio of a time to `seconds`, as `1.49 times`; None if they are equal."""
     if abs(taken - seconds) <= AS_LONG * max(taken, seconds):
         return None
     return f"{format_factor(taken / seconds)} times" if seconds else "many times"

@@ -33,7 +33,7 @@ class DecayedCounts:
         self.window = merge([*counted, *([] if self.window is None else [self.window])])
 
     def total(self) -> Profile | None:
-        """Return all that was counted, as if the running period ended now; None: nothing was."""
+        """Return all counts, as if the running period ended now; None: nothing was counted."""
         if self.window is None or self.before is None:
             return self.window or self.before
         return merge([self.window, halved(self.before, np.random.default_rng(self.periods))])
@@ -88,7 +88,7 @@ def _halved_bags(bags: BagLengths, random: np.random.Generator) -> BagLengths:
     pairs = bags.pairs.copy()
     pairs[:, 2] = _half(pairs[:, 2], random.integers(0, 2, len(pairs), dtype=np.uint8))
     made = BagLengths.of_pairs(pairs, bags.distinct)
-    # Of a bag's ids after its first as many are new as before.
+    # Among a bag's ids after its first, the share of new ones stays.
     more = made.ids_of_tables - made.filled_bags
     distinct = made.filled_bags + np.rint(bags.new_shares * more).astype(np.int64)
     return replace(made, distinct=distinct)

@@ -5,7 +5,7 @@ follow them. A plan is made if the judgement says that the moves of `oper.replan
 that neither plan was made from (oper/planner/replan/judge.py).
 
 Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
-between iterations: once in so many calls they ask, in a message of a few bytes.
+between iterations: in one of `every` calls they ask, in a message of a few bytes.
 """
 
 import logging
@@ -54,8 +54,8 @@ class FollowedPlans:
         self._period = _NONE  # of the plan that rows move to
 
     def moving(self) -> Moving | None:
-        """Return how far rows are on their way, if they are or will be soon: the running plan is
-        not to be judged then. None if they are not."""
+        """Return the progress of a migration that goes on or begins soon, during which the running
+        plan is not judged; None without one."""
         if (migration := self.migration) is not None:
             return Moving(str(self._folder_of(self._period)), migration.steps_made, migration.steps)
         if self.policy == "migrate" and self._proposed != _NONE:

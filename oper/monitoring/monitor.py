@@ -243,7 +243,7 @@ class Monitor:
         self._told = self._teller.submit(self._tell, report, messages, judges)
         return self._told
 
-    # What follows is done in the teller's thread alone.
+    # The following methods run only in the teller's thread.
 
     def _add(self, messages: list[bytes]) -> None:
         """Add the ranks' counts to the running period."""
@@ -332,7 +332,7 @@ def monitor(
 
     Args:
         model: sharded by OPER, by `oper.shard` or DistributedModelParallel.
-        plan: that it was sharded by; needed only where the model does not know it.
+        plan: that it was sharded by; needed only if the model does not know it.
         sample_every: of so many iterations one is counted row by row, the same on all ranks.
         period: iterations after which the ranks merge their counts, and rank 0 judges the plan and
             tells; those of a period before weigh half as much. None: when `report()` is called.

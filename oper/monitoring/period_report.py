@@ -33,8 +33,8 @@ _LAST_SECOND = 250e9  # since 1970, in the year 9892: within the range of dates
 
 @dataclass(frozen=True)
 class Moving:
-    """The plan's folder that a model's rows move to, and the steps of the migration: how many were
-    made, and of how many; 0 of 0 before the ranks have begun."""
+    """The plan's folder that a model's rows move to, and the steps of the migration, made and in
+    all; 0 of 0 before the ranks have begun."""
 
     plan: str
     steps_made: int = 0
@@ -79,7 +79,7 @@ class PeriodReport:
 
     @property
     def batch_size(self) -> float:
-        """The samples of an iteration, of all ranks, as counted."""
+        """Samples of an iteration on all ranks, as counted."""
         return self.samples / max(self.counted_iterations, 1)
 
     @property

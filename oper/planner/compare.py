@@ -441,7 +441,7 @@ class _Contest:
     def problem(self, way: Way) -> Problem:
         """Return the problem that prices placements whose tables are fetched in this way."""
         if way not in self.problems:
-            # Where tables may be pooled, classes of all ways are the same.
+            # If tables may be pooled, the classes of all ways are the same.
             by_table = bool(self.ways[-1].pooled)
             self.problems[way] = way.problem(self.profile, self.topology, self.asked, by_table)
         return self.problems[way]

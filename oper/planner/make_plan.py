@@ -124,8 +124,7 @@ def place_like(plan: Plan, profile: Profile, topology: Topology, asked: PlanSett
     )
 
 
-# Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
-# on it.
+# Relative byte saving below which distinct fetches are not worth a warning.
 _NO_SAVING = 1e-3
 
 

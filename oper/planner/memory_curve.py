@@ -37,7 +37,7 @@ class CurvePoint:
     objective_seconds: float
     lower_bound_seconds: float
     certified_gap: float | None
-    plan: bool  # whether it is the point of the plan that was made
+    plan: bool  # true at the point of the plan that was made
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `curve` in `oper plan --json`."""

@@ -36,11 +36,11 @@ from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import without_relays
 from oper.topology.topology import Topology
 
-# The programme places the rows anew above these gaps, with so many of all rows listed: as where one
-# memory's rows are placed by a programme (make_placement.py).
+# The programme places the rows anew above these gaps, with this share of all rows listed, like
+# the programme for one memory (make_placement.py).
 PROGRAMMES = ((1e-4, LISTED_SHARE), (1e-3, 1.0))
-# With a gap above this a small problem is solved as an integer programme. One memory's may have a
-# hundred times more: what that leaves adds up.
+# With a gap above this a small problem is solved as an integer programme. The gap of one
+# memory may be a hundred times larger (make_placement.py): the gaps that remain add up.
 EXACT_FROM_GAP = 1e-5
 
 

@@ -152,7 +152,7 @@ def with_vectors_of_parts(
         shares = clipped_shares(problem, sets, part.accesses)
         vectors += dot(pooled, vector_bytes(lengths, part.tables, shares) * a_rank)
     read = dot(sums.pooled_read_bytes, _read_from(problem, sets))
-    # Of bags with the rows that only further samples read nothing else is known.
+    # Bags with rows that only further samples read are unknown: they have the least ratio.
     nowhere = np.zeros(lengths.tables)
     ratio = np.full(
         len(vectors), vector_ratios(lengths, tables, topology.nodes, nowhere, pooled).least

@@ -34,7 +34,7 @@ _HEADER_BYTES = 128  # NumPy's header of an array of one dimension
 
 @dataclass(eq=False)
 class SparseCounts:
-    """Counters of `size` rows, of which few are not 0. The arrays are those of the files."""
+    """Counters of `size` rows, most of which are 0. The arrays are those of the files."""
 
     size: int
     block_starts: Ints
@@ -110,8 +110,8 @@ assert list(_PARTS) == [part.name for part in fields(SparseCounts)][1:]
 
 
 def counter_files(name: str, described: Any) -> list[str]:
-    """Return the files that counters `name` are in, given those of the folder; ValueError if some
-    are missing."""
+    """Return the files of counters `name`, given those of the folder. Raise ValueError if some are
+    missing."""
     for files in ([f"{name}.npy"], [f"{name}_{part}.npy" for part in _PARTS]):
         if set(files) <= set(described):
             return files

@@ -370,7 +370,7 @@ class Profile(RowCounts):
 
 
 def in_order(windows: "Sequence[Profile]") -> None:
-    """Tell windows of a log, in order, which of them follow and precede each."""
+    """Link windows of a log, given in order, to the windows that follow and precede each."""
     for earlier, later in pairwise(windows):
         earlier.open_following = partial(itself, later)
         later.open_preceding = partial(itself, earlier)
@@ -589,8 +589,7 @@ def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
 def _load_window(
     folder: Path, listed: list[tuple[str, str]], number: int, mmap: bool, check: bool
 ) -> Profile:
-    """Return a window of those that a folder lists, which opens its neighbours when they are asked
-    for."""
+    """Load a window that a folder lists; its neighbours are opened on demand."""
     name, digest = listed[number]
     path = folder / name
     window = _load(path, open_folder(path, FORMAT), folder, mmap, check)

@@ -35,7 +35,7 @@ class AccessSummary:
 
 @dataclass(frozen=True)
 class WindowSummary:
-    """One window: `bounds` are those that its profile has, in one of several forms."""
+    """One window; `bounds` are its profile's, in one of several forms."""
 
     samples: int
     accesses: int

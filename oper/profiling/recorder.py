@@ -43,7 +43,7 @@ class Recorder:
         """Return the profile of this rank's counts so far.
 
         Args:
-            samples: how many samples that was. To be given where the collections saw different
+            samples: how many samples that was. Required if the collections saw different
                 numbers, as when one is read twice for each sample: accesses are per sample.
 
         Raises:

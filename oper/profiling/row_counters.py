@@ -75,7 +75,7 @@ class RowCounters:
         self.samples_with_row = np.zeros(0, np.uint32)
         self.bound = 0  # an upper bound of all counters
         self._bag_lengths = BagLengthSums()
-        # Of tables with several features: the rows of all bags, each once a bag.
+        # For tables with several features: the rows of all bags, each counted once per bag.
         self._distinct = np.zeros(len(self.tables), dtype=np.int64)
         self._several = np.zeros(len(self.tables), dtype=bool)
 
@@ -93,7 +93,7 @@ class RowCounters:
         self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))
         starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
-        # Of each feature: the place of its first id that is no row, and how many such ids it has.
+        # `bad`, by feature: the place of its first id that is not a row, and the number of those.
         bad, bag_lengths, distinct = native.ops().count(
             as_tensor(self.accesses),
             as_tensor(self.samples_with_row),

@@ -143,7 +143,7 @@ class Baseline:
     """A placement by another rule.
 
     cells: None if a row may be split; `column_cells` are its cells then. pieces: None unless the
-    placement is one of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
+    placement is of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
     planning that a method itself reports, because making its placement takes longer. parts,
     table_sums: of a placement without cells the accesses to pooled tables, and the sums of each
     table in turn, [T * G]. under: this very placement under the counts of another problem; None if

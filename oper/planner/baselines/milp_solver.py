@@ -52,9 +52,9 @@ FEASIBILITY = 1e-9  # of constraints, scaled to 1 a rank: less than a byte in a 
 
 @dataclass(frozen=True)
 class Reference:
-    """The best placement found. `holder_sets` has one a partition; None, with its cost, where
-    there is none. `bound_seconds` is the solver's: no placement of these partitions is below it,
-    and with status "optimal" none is more than the asked gap below `objective_seconds`."""
+    """The best placement found. `holder_sets` has one a partition; None, as is its cost, without a
+    placement. `bound_seconds` is the solver's: no placement of these partitions is below it, and
+    with status "optimal" none is more than the asked gap below `objective_seconds`."""
 
     status: Status
     holder_sets: HolderSets | None
@@ -118,7 +118,7 @@ def solve(
         status=status,
         holder_sets=None if best is None else candidates[best],
         cost=None if best is None else costs[best],
-        # Of a placement found by its tolerance a solver's bound may be a little above its cost.
+        # A solver's bound may exceed the cost of its own placement by a little, by its tolerance.
         bound_seconds=min(
             *(outcome.bound_seconds for outcome in outcomes),
             *(cost.objective_seconds for cost in costs),

@@ -31,7 +31,7 @@ class Rule:
     quick: int | None = None
     # Most ranks on which it is a quick one; None: any number.
     quick_ranks: int | None = None
-    # Whether its placement says anything of pooled tables. That of the exact solver is the best by
+    # False if its placement says nothing about pooled tables. The exact solver's is the best by
     # costs that add up row by row, which vectors of bags do not.
     pooled: bool = True
 

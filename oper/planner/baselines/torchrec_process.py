@@ -43,7 +43,8 @@ from oper.planner.baselines.torchrec_planner import READY
 LARGEST_FACTOR = 1024.0
 PRECISION = 1.05
 
-# What TorchRec's storage estimate tells apart; the others count as one state of the row's size.
+# Optimizers that TorchRec's storage estimate tells apart; the others count as one state of the
+# row's size.
 OPTIMIZERS = {
     "none": None,
     "sgd": torch.optim.SGD,

@@ -232,7 +232,7 @@ class _Memory:
         rows, topology, M = items.rows, items.topology, items.topology.ranks
         self.copied = rows.replicas and rows.training and M > 1
         self.byte = rows.total_bytes / M
-        # Of each part the bytes, and the time of the ranks [M] for one owned by rank j, row j.
+        # Bytes of each part, and the time of the ranks [M] for a byte owned by rank j, in row j.
         self.owned = [
             (part.bytes, part.charges.owner_seconds / model.second)
             for part in rows.traffic(topology).parts

@@ -55,7 +55,7 @@ def certify_together(
         (part.certificate for part in parts),
         key=lambda certificate: certificate.lower_bound_seconds,
     )
-    # What all the devices' memory would allow is known of their own tables alone.
+    # The bound with all the devices' memory is known for their own tables only.
     best = replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
     by_methods = methods_of(devices.problem, tier.problem)
     weighted = [weighted_mean_bound(memories) for memories in by_methods]

@@ -34,9 +34,10 @@ from oper.topology.topology import Topology
 
 # Classes with more rows than this are split well enough by rounding.
 MOST_WHOLE_ROWS = 64
-# Of the programme with whole rows: entries of its time limits, and nodes of branch and bound. The
-# first node is mostly within 0.0001 % of the fractional solution. It took 0.1 to 3.4 s of CPU with
-# 10,000 entries, 5 to 7 s with 40,000, and 25 s with 134,000 (24 unequal ranks, 2026-11-28).
+# Limits of the programme with whole rows: entries of its time limits, and nodes of branch and
+# bound. The first node is mostly within 0.0001 % of the fractional solution. It took 0.1 to 3.4 s
+# of CPU with 10,000 entries, 5 to 7 s with 40,000, and 25 s with 134,000 (24 unequal ranks,
+# 2026-11-28).
 MOST_ENTRIES = 150_000
 NODES = 1
 RELATIVE_GAP = 1e-3

@@ -37,7 +37,7 @@ from oper.tables.bag_lengths import BagLengths
 
 # Most parts in which nodes share a table's rows: stripes repeat after this many rows a rank.
 PARTS = 64
-# How far above the mean the work of a node may be.
+# Excess over the mean that the work of a node may have.
 _UNEVEN = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, np.inf)
 
 

@@ -58,8 +58,9 @@ class Levels:
 
 
 class Replicas(NamedTuple):
-    """G holder sets, the M single owners first; how many `rows` of each of the C classes have each
-    of the others, [C, G - M]; and the weight that every rank serves of rows with a few copies."""
+    """G holder sets, the M single owners first; the number of `rows` of each of the C classes in
+    each of the others, [C, G - M]; and the weight of rows with a few copies that every rank
+    serves."""
 
     sets: HolderSets
     rows: Ints
@@ -231,7 +232,7 @@ def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
     )
     nodes = (once - a_node) / (topology.nodes - 1) / classes.m
     ranks = (a_node - everywhere) / (topology.ranks - topology.nodes) / classes.m
-    # Where the later ones save more per byte, both are made together or not at all.
+    # If the later ones save more per byte, both are made together or not at all.
     both = (once - everywhere) / (topology.ranks - 1) / classes.m
     later = ranks > nodes
     return SavedByCopies(np.where(later, both, nodes), np.where(later, both, ranks))

@@ -69,7 +69,7 @@ class PooledCopies:
 
 
 class Supposed(NamedTuple):
-    """Assumption on where rows will lie: each pooled table's rows with one owner on `spread` nodes,
+    """Assumption on the places of rows: each pooled table's rows with one owner on `spread` nodes,
     whose ranks take for them `load` times the mean over all nodes. `a_node`: in training, rows may
     have a copy on each node. The cheapest assumption is one node, the mean, and such copies."""
 

@@ -75,7 +75,7 @@ class PricingItems:
     everywhere_bytes: Floats
     allreduce_seconds: Floats
     node_bytes: Floats  # [C, K] S·D of a node, by the size of nodes that have relays
-    # Of fetch_bytes and of gradient_bytes, those of pooled tables.
+    # Parts of fetch_bytes and of gradient_bytes: those of pooled tables.
     pooled_fetch_bytes: Floats
     pooled_gradient_bytes: Floats
 
@@ -434,14 +434,14 @@ def _added_one_by_one(
             switched = np.where(~near & served, nearest, switched)
             nearest[better] = switched[better]
             served = whole_dot(held, found.near) > 0
-            # Of each next holder: what its own node reads then, and what others do.
-            served_by, first = nearest[:, :, None], ~served[:, :, None]
+            # Price by next holder: for the ranks of its own node, and for all others.
+            nearest_price, first = nearest[:, :, None], ~served[:, :, None]
             after = np.where(
                 found.near[None] & first,
                 price,
-                np.where(found.near[None] | first, np.minimum(served_by, price), served_by),
+                np.where(found.near[None] | first, np.minimum(nearest_price, price), nearest_price),
             )
-            saved = (served_by - after).sum(axis=1)
+            saved = (nearest_price - after).sum(axis=1)
             cost = best_so_far[:, None] - density * saved + byte
             cost[held] = np.inf
     return holds, rows.memory_bytes * least

@@ -413,7 +413,8 @@ def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
 
 
 def _hot_set(classes: list[Classes], rows: list[Ints], then: float) -> HotSet:
-    """`rows` [C] of each class are in the plan's set, of the classes of one memory or of both."""
+    """Return the shares of a set in which the plan has `rows` [C] of each class, for the classes of
+    one memory or of both; `then` is the share when the plan was made."""
     accesses, of_class = (
         np.concatenate([getattr(each, name) for each in classes]) for name in ("accesses", "rows")
     )

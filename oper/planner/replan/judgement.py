@@ -109,8 +109,9 @@ class Judgement:
 
     @property
     def best(self) -> Candidate:
-        """The candidate other than the running plan that gains most within the horizon. The first
-        of those whose steps differ by at most the threshold: replans move the fewest bytes."""
+        """The candidate other than the running plan that gains most within the horizon. Of
+        candidates whose steps differ by at most the threshold the first: replans move the fewest
+        bytes."""
         most = max(self.candidates[1:], key=self.net_gain)
         longest = (1 + self.threshold) * most.step_seconds
         return next(

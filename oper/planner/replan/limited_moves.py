@@ -117,7 +117,7 @@ class LimitedMoves:
 
     @cached_property
     def _found(self) -> list[_Found]:
-        """Placements by their bytes, each better than those of fewer."""
+        """Placements by their bytes, each better than all with fewer bytes."""
         placements = [self._priced(self._old.now)]
         for step in range(_HORIZONS):
             tried = self._old.better(self._horizon / _STEP**step)

@@ -103,8 +103,8 @@ class MovableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedRows:
-    """Rows of each class by holder set, [C, K], and how many times its price a further move must
-    gain."""
+    """Rows of each class by holder set, [C, K], and the multiple of its price that a further move
+    must gain."""
 
     counts: Ints
     times_price: float
@@ -221,7 +221,7 @@ class _Programme:
 
     def solve(self) -> tuple[list[Floats], float]:
         """Return the shares of each pair's rows that go to each holder set, [pairs, K] of each
-        memory, and how many times its price a further move must gain."""
+        memory, and the multiple of its price that a further move must gain."""
         stay = [pairs.stay for pairs in self.pairs]
         best = self._all_that_pay()
         if best is None:
@@ -266,8 +266,8 @@ class _Programme:
         return float(dot(self.first.weights, -(self.aims * np.asarray(uses)[:, None]).min(axis=0)))
 
     def _optimum(self, most: float | None = None) -> "_Optimum | None":
-        """Return the optimum over the columns so far, or the one with the least moves of those that
-        make the aim at most `most`; None if the solver has none."""
+        """Return the optimum over the columns so far, or the solution with the least moves among
+        those whose aim is at most `most`; None if the solver has none."""
         columns = [np.nonzero(pairs.columns) for pairs in self.pairs]
         uses = np.concatenate([pairs.uses_of_columns() for pairs in self.pairs])
         first_pair = np.cumsum([0, *(len(pairs.rows) for pairs in self.pairs)])
@@ -313,8 +313,8 @@ class _Programme:
 
 class _Optimum(NamedTuple):
     """A solution of the programme: its value with and without the moves, the shares of each pair,
-    [pairs, K] of each memory, the prices of the limits, and how many times its price a further move
-    must gain."""
+    [pairs, K] of each memory, the prices of the limits, and the multiple of its price that a
+    further move must gain."""
 
     value: float
     aimed: float

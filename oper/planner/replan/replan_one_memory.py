@@ -390,7 +390,7 @@ def replan_one_memory(
     seconds = {"fresh": time.perf_counter() - since}
 
     report("moves that pay")
-    # Where pooled tables would be now is known of the plan from scratch alone.
+    # Only the plan from scratch knows good places of pooled tables under the new counts.
     pooled = isinstance(problem.topology, PooledTopology)
     free = FreeMoves.of(problem) if by_programme(problem) and not (pooled or same_counts) else None
     old = OldRows.of(plan, problem, free, fresh)

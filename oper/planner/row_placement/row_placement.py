@@ -225,7 +225,7 @@ def even_memory(
             continue
         coldest = np.flatnonzero(classes.width == w)[::-1]
         givers, takers = np.flatnonzero(rows > 0), np.flatnonzero(rows < 0)
-        # As many of the coldest classes as all givers find enough rows in.
+        # The fewest of the coldest classes in which all givers find enough rows.
         few = _FEW_CLASSES
         while (
             few < len(coldest)

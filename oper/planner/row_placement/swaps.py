@@ -34,8 +34,8 @@ ROUNDS = 400  # of 174 searches half took 20 or fewer, and the longest 184
 LEAST_GAIN = 1e-9
 # So many rounds that lower T by less than this share in all are the last.
 _PATIENCE, _LEAST_PROGRESS = 25, 1e-7
-# Of many ranks, where a round takes 20 ms: on 128x8-h100 the first 50 rounds lowered T by 2e-4, and
-# the 350 after them by 2e-5 of it.
+# Many ranks, with 20 ms per round: on 128x8-h100 the first 50 rounds lowered T by 2e-4, and the 350
+# after them by 2e-5 of it.
 _LEAST_PROGRESS_OF_MANY = 5e-6
 _PAIRS_TRIED = 16
 _SETS_TRIED = 256
@@ -297,7 +297,7 @@ def _largest(values: Floats, most: int) -> Ints:
 
 
 def _ends(along: Floats) -> tuple[Ints, Ints]:
-    """Return the sets that traffic should leave and those it should go to, each by number."""
+    """Return the numbers of the sets that traffic should leave, and of the sets it should go to."""
     if len(along) <= _SETS_TRIED:
         return np.arange(len(along)), np.arange(len(along))
     order = np.argsort(-along, kind="stable")

@@ -37,8 +37,8 @@ from oper.tables.table import Table, offsets
 
 @dataclass(frozen=True)
 class CarriedLayout:
-    """`layout` is of all `tables`, the first `new_tables` of which are the new plan's, on its
-    `ranks`, those that are gone, and nowhere."""
+    """Layout of all `tables`, the first `new_tables` of which are the new plan's, on its `ranks`,
+    the ranks that are gone, and nowhere."""
 
     layout: Layout
     tables: tuple[Table, ...]
@@ -265,8 +265,8 @@ class _Carrier:
         return _Rows(row, self._group(width, np.full(len(table), self._all_ranks - 1)), position)
 
     def _without_gone_ranks(self, order: NDArray[np.uint16]) -> tuple[NDArray[np.uint16], Ints]:
-        """Return a pattern without the steps of those ranks, and how many are left before each
-        step. A pattern that has none left keeps a step, which no row is at."""
+        """Return a pattern without the steps of ranks that are gone, and the number of steps left
+        before each. A pattern that has none left keeps a step, which no row is at."""
         left = order < self._ranks
         before = np.cumsum(left) - left
         return (order[left] if left.any() else np.zeros(1, np.uint16)), before

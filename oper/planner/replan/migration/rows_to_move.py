@@ -114,7 +114,7 @@ class _LeavingRows:
         self._column = locator.count_column
 
     def take(self, chunk: Chunk, row_class: NDArray[np.int32]) -> Ints:
-        """Return the numbers of those of the next rows that leave: the first ones of each class and
+        """Return the numbers of the next rows that leave: the first ones of each class and
         column."""
         taken: Ints = (
             native.ops()
